@@ -21,7 +21,7 @@ from transformers import AutoConfig
 from workload import RESULTS, where
 
 from grouper.advice.run_plan import RunPlan, plan_run
-from grouper.config.schema import DataConfig, Recipe, SourceConfig
+from grouper.config.schema import DataConfig, ModelConfig, Recipe, SourceConfig
 from grouper.models.loading import weightless_policy
 
 RESULT = RESULTS / "cost_table.json"
@@ -76,7 +76,7 @@ def planned(folder: Path, settings: list[str]) -> tuple[Recipe, RunPlan]:
     recipe = Recipe(
         name="cost",
         skip_sft=True,
-        model={"path": str(folder)},
+        model=ModelConfig(path=str(folder)),
         data=DataConfig(train=SourceConfig(source="gsm8k", path="no-data-here")),
     ).override(
         "model.compute_dtype=bfloat16",
@@ -107,7 +107,7 @@ def hours(recipe: Recipe, plan: RunPlan, slots: int, rate: float, bandwidth: flo
     read = rounds * NEW_TOKENS * plan.parameters * bytes_each
     read += rows * NEW_TOKENS * (PROMPT_TOKENS + NEW_TOKENS / 2) * cache
     seconds = flops / (UPDATE_SHARE * rate) + read / (DECODE_SHARE * bandwidth)
-    return STEPS * seconds / 3600
+    return float(STEPS * seconds / 3600)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from scaling import work
 from torch.profiler import ProfilerActivity, profile, record_function
 from workload import CASES, RESULTS, save_model, where
 
-from grouper.kernels.cpu import graph, ops
+from grouper.kernels.cpu import graph, library, ops
 from grouper.sampling.native import NativeSampler
 from grouper.training import grpo
 
@@ -44,7 +44,7 @@ KINDS = {
 }
 """Kind -> parts of the names of its operations; the first that fits counts."""
 OTHER = "other operations"
-PLAIN_CLOSE = graph._Graph._close
+PLAIN_RUN = graph._Graph._run
 PARTS = ("sample", "update")
 
 
@@ -65,18 +65,17 @@ def named_calls(plain: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def close_one_by_one(recorded: Any, kernels: list[Any]) -> None:
-    """Kernels of a graph as runs of one each, which the profiler sees."""
-    for kernel in kernels:
-        PLAIN_CLOSE(recorded, [kernel])
-        run = recorded._runs.pop()
+def named_run(recorded: Any, entry: Any) -> Callable[[], object]:
+    """The call that replays an entry of a graph; the profiler sees kernels, too."""
+    run = PLAIN_RUN(recorded, entry)
+    if not isinstance(entry, graph._Kernel):
+        return run
 
-        def shown(run: Callable[[], object] = run, name: str = kernel.name) -> None:
-            with record_function(f"ours::{name}"):
-                run()
+    def shown() -> None:
+        with record_function(f"ours::{entry.name}"):
+            run()
 
-        recorded._runs.append(shown)
-    kernels.clear()
+    return shown
 
 
 def watched(found: dict[str, Any], part: str, run: Callable[[], Any]) -> Any:
@@ -96,7 +95,7 @@ def watched(found: dict[str, Any], part: str, run: Callable[[], Any]) -> Any:
 def profiled_step(steps: GrouperSteps) -> dict[str, Any]:
     """One step, its parts under the profiler."""
     found: dict[str, Any] = {}
-    plain_sample, plain_update = NativeSampler.sample, vars(grpo)["update"]
+    plain_sample, plain_update = NativeSampler.sample, vars(grpo)["update_phase"]
 
     def sample(sampler: NativeSampler, requests: Any) -> Any:
         return iter(watched(found, "sample", lambda: list(plain_sample(sampler, requests))))
@@ -104,7 +103,7 @@ def profiled_step(steps: GrouperSteps) -> dict[str, Any]:
     def update(*arguments: Any, **options: Any) -> Any:
         return watched(found, "update", lambda: plain_update(*arguments, **options))
 
-    with patch.object(NativeSampler, "sample", sample), patch.object(grpo, "update", update):
+    with patch.object(NativeSampler, "sample", sample), patch.object(grpo, "update_phase", update):
         steps.step()
     return found
 
@@ -137,8 +136,8 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="little work, nothing written")
     options = parser.parse_args()
     with (
-        patch.object(ops, "call", named_calls(ops.call)),
-        patch.object(graph._Graph, "_close", close_one_by_one),
+        patch.object(ops, "call", named_calls(library.call)),
+        patch.object(graph._Graph, "_run", named_run),
     ):
         cases = {name: one_case(name, small=options.small) for name in options.cases}
     record = {"machine": where(), "cases": cases}

@@ -108,7 +108,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             controls.append(row(seed, *one_run(folder, seed, "grpo.shuffle_rewards=true")))
         print("control", controls[-1], flush=True)
-    record = {"machine": machine(), "runs": runs, "shuffled_rewards": controls}
+    record: dict[str, Any] = {"machine": machine(), "runs": runs, "shuffled_rewards": controls}
     target = ROOT / "benchmarks" / "results" / "demo_seeds.json"
     target.write_text(json.dumps(record, indent=2) + "\n")
     where = record["machine"]

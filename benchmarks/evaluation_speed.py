@@ -122,7 +122,7 @@ def main() -> None:
 
     def ratio(what: str) -> float:
         sides = [statistics.median(t[n][what] for t in counted) for n in ("evaluation", "alone")]
-        return round(sides[0] / sides[1], 4)
+        return float(round(sides[0] / sides[1], 4))
 
     record = {
         "machine": machine(),

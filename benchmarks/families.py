@@ -94,8 +94,12 @@ def shape(kind: str, sizes: Sequence[int], *, tied: bool = True, **others: Any) 
     }
 
 
-LLAMA = {"rope_parameters": LLAMA_3_2_ROPE}
-PHI = {"rope_parameters": PHI_4_ROPE, "max_position_embeddings": 131_072, "sliding_window": 262_144}
+LLAMA: dict[str, Any] = {"rope_parameters": LLAMA_3_2_ROPE}
+PHI: dict[str, Any] = {
+    "rope_parameters": PHI_4_ROPE,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 262_144,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2.5 0.5B": shape("qwen2", (896, 4864, 14, 2, 64)),
     "Qwen2.5 1.5B": shape("qwen2", (1536, 8960, 12, 2, 128)),
@@ -200,7 +204,7 @@ def generated(policy: Policy, prompt: list[int]) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]  # it has one
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="left out: all of them")
     wanted = parser.parse_args().names or list(FAMILIES)
     path = RESULTS / "families.json"

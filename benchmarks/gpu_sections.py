@@ -39,6 +39,7 @@ from gpu_workload import (
 )
 from model_flops import shape_of, update_flops
 from torch import Tensor
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # torch does not list it
 
 from grouper.models import token_scores
 from grouper.models.policy import Policy
@@ -236,7 +237,7 @@ def step_bytes(work: Work, policy: Policy) -> float:
     token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim
     token *= next(policy.parameters()).element_size()
     own = work.rows * (work.new_tokens + 1) / 2
-    return weights + token * (work.prompts * work.prompt_tokens + own)
+    return float(weights + token * (work.prompts * work.prompt_tokens + own))
 
 
 def sampler(device: torch.device, outcome: Outcome) -> None:
@@ -304,7 +305,7 @@ def _markers(labels: list[str]) -> Iterator[Callable[[str], None]]:
 
     def mark(label: str) -> None:
         labels.append(label)
-        torch.cuda._sleep(1)
+        torch.cuda._sleep(1)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     head = token_scores._TokenScores
     forward, backward = head.forward, head.backward
@@ -356,7 +357,7 @@ def update_split(ours: Ours, device: torch.device) -> dict[str, float]:
             ours.update(batch)
             synchronize(device)
         ours.optimizer.step = step  # type: ignore[method-assign]
-    found = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    found = [e for e in profile.events() if e.device_type == DeviceType.CUDA]
     found.sort(key=lambda event: event.time_range.start)
     seconds: dict[str, float] = {}
     order, where = iter(labels), "body"
@@ -621,6 +622,10 @@ def _worker(found: Path) -> None:
     from grouper.training.parallel import join_processes, leave_processes, make_parallel, whole
     from grouper.training.update import accumulate_gradient
 
+    def gradient_of(parameter: Tensor) -> Tensor:
+        assert parameter.grad is not None
+        return whole(parameter.grad).float().cpu()
+
     group = join_processes()
     device = torch.device("cuda", group.rank)
     gaps: dict[str, float] = {}
@@ -630,7 +635,7 @@ def _worker(found: Path) -> None:
         drawn = group.on_rank0(ours.sample)
         batch = ours.batch(drawn)
         accumulate_gradient(ours.policy, batch, ON_POLICY, token_budget=4096)
-        alone = {n: p.grad.float().cpu() for n, p in ours.policy.trainable().items()}
+        alone = {n: gradient_of(p) for n, p in ours.policy.trainable().items()}
         for kind in ("ddp", "fsdp"):
             policy = Ours(work, device).policy
             replica = make_parallel(policy, group, kind)
@@ -639,7 +644,7 @@ def _worker(found: Path) -> None:
             )
             gap = scale = 0.0
             for name, parameter in policy.trainable().items():
-                shared = whole(parameter.grad).float().cpu()
+                shared = gradient_of(parameter)
                 gap += float((shared - alone[name]).square().sum())
                 scale += float(alone[name].square().sum())
             gaps[f"{kind}, {mode}"] = (gap / scale) ** 0.5

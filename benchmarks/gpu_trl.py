@@ -24,7 +24,7 @@ def installed() -> bool:
 
 def trl_seconds(work: Work, device: torch.device) -> list[float]:
     """Seconds of each step after a first one: generation, rewards, micro-batches and optimizer."""
-    import trl  # type: ignore[import-not-found]  # an environment of its own
+    import trl  # an environment of its own
     from datasets import Dataset
     from transformers import TrainerCallback
 

@@ -17,7 +17,7 @@ from gpu_workload import Ours, Work, arguments, medians, save
 
 def served(work: Work, folder: str) -> Any:
     """An engine of vLLM over a saved model; it gets a third of the device."""
-    import vllm  # type: ignore[import-not-found]  # no dependency of this project
+    import vllm  # no dependency of this project
 
     engine = vllm.LLM(
         folder,

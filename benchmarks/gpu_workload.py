@@ -176,8 +176,14 @@ class Work:
         return {name: value for name, value in vars(self).items() if name != "counts"}
 
 
-QUICK = {"prompts": 4, "group": 4, "prompt_tokens": 64, "new_tokens": 64, "tries": 2}
-SMOKE = {"prompts": 2, "group": 2, "prompt_tokens": 9, "new_tokens": 6, "tries": 1}
+QUICK: dict[str, Any] = {
+    "prompts": 4,
+    "group": 4,
+    "prompt_tokens": 64,
+    "new_tokens": 64,
+    "tries": 2,
+}
+SMOKE: dict[str, Any] = {"prompts": 2, "group": 2, "prompt_tokens": 9, "new_tokens": 6, "tries": 1}
 
 
 def arguments(doc: str | None) -> tuple[Work, torch.device]:
@@ -393,12 +399,11 @@ class Theirs:
 
     def update(self, ids: Tensor) -> None:
         self.model.train()
-        parts = ids.split(self._micro_batch)
-        advantages = (torch.arange(len(ids), device=ids.device) % 2 * 2.0 - 1).split(
-            self._micro_batch
-        )
-        for part, advantage in zip(parts, advantages, strict=True):
-            self._loss(part, advantage).div(len(parts)).backward()
+        advantages = torch.arange(len(ids), device=ids.device) % 2 * 2.0 - 1
+        parts = [torch.split(both, self._micro_batch) for both in (ids, advantages)]
+        for part, advantage in zip(*parts, strict=True):
+            loss: Any = self._loss(part, advantage).div(len(parts[0]))
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

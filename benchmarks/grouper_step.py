@@ -17,8 +17,7 @@ from grouper.algorithms.batching import rollout_rows, step_batches
 from grouper.algorithms.weighting import token_mean
 from grouper.config.loading import load_recipe
 from grouper.runs.progress import Progress
-from grouper.sampling.base import SampleRequest
-from grouper.sampling.native import NativeSampler
+from grouper.sampling.base import Sampler, SampleRequest
 from grouper.training.grpo import advantages_of, grpo_step
 from grouper.training.phases import fresh_state
 from grouper.training.run import Run
@@ -42,7 +41,7 @@ HERE = Path(__file__).parent
 class _AtLengths:
     """The sampler, whose completions end where they are told to."""
 
-    def __init__(self, sampler: NativeSampler, lengths: Sequence[int]) -> None:
+    def __init__(self, sampler: Sampler, lengths: Sequence[int]) -> None:
         self._sampler = sampler
         self._lengths = lengths
 
@@ -108,7 +107,7 @@ class GrouperSteps:
         run = self._session
         if case.ragged:
             plain = run.sampler
-            run.sampler = lambda policy: _AtLengths(plain(policy), lengths_of(case))
+            run.sampler = lambda policy: _AtLengths(plain(policy), lengths_of(case))  # type: ignore[method-assign]  # what a step asks
         problems = [problem for problem, _ in run.prepared.train]
         items = tuple(
             (problem, Prompt(problem_id=problem.id, text=words(ids), token_ids=tuple(ids)))

@@ -31,7 +31,7 @@ SPREAD = 0.02
 """Of the adapters' second factors, which a fresh adapter has at zero."""
 
 
-def adapted(folder: Path, dtype: str) -> Policy:
+def adapted(folder: Path, dtype: Any) -> Policy:
     """A policy with adapters that change what it says."""
     config = ModelConfig(path=str(folder), dtype=dtype, lora=LoraConfig())
     policy = load_policy(config, str(folder), seed=0)
@@ -71,7 +71,7 @@ def measured(name: str, tries: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]  # it has one
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tries", type=int, default=3)
     options = parser.parse_args()
     record = {

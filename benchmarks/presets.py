@@ -135,7 +135,7 @@ def page(rows: list[dict[str, Any]], where: dict[str, Any]) -> str:
     lines += [
         "",
         "Updates, tokens and seconds are means over the seeds. `grpo.algorithm` chooses a row;",
-        "`src/grouper/config/presets.py` says what each one sets, [equations](../equations.md)",
+        "`src/grouper/config/presets.yaml` says what each one sets, [equations](../equations.md)",
         'what that means. "Grouper\'s own" is `grpo` without a name: standardised advantages,',
         "token mean, clip 0.2 and 0.28, no KL, and no update from a group without a correct",
         "answer.",

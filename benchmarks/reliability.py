@@ -108,7 +108,7 @@ def start(folder: Path, arguments: Sequence[str], *, processes: int = 1) -> list
                 place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes}
                 os.environ |= {name: str(value) for name, value in place.items()}
                 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            api.draw_pictures = lambda _: None
+            api.draw_pictures = lambda _: None  # type: ignore[attr-defined,assignment]  # a stub
             checks.WINDOW = 2  # six steps have findings to keep, too
             grouper(list(arguments))
         except SystemExit as end:
@@ -313,7 +313,8 @@ def secrets() -> dict[str, Any]:
             "in_plain_text": plain,
         }
 
-    return in_a_child(plant)
+    found: dict[str, Any] = in_a_child(plant)
+    return found
 
 
 def environment_of_a_child() -> bytes:

@@ -23,7 +23,9 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +112,12 @@ def run(case: str, seed: int, asked: argparse.Namespace) -> int:
     words += ["--dry-run"] if asked.dry_run else ["--resume"]
     # Should this process be killed, the run saves and ends as well: else the next call would find
     # it still at work.
-    system = ctypes.CDLL(None) if sys.platform == "linux" else None
+    end: Callable[[], object] | None = None
+    if sys.platform == "linux":
+        end = partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
     child = subprocess.Popen(
         [*words, *overrides(case, seed, asked)],
-        preexec_fn=system and (lambda: system.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)),  # noqa: PLW1509 - one system call
+        preexec_fn=end,  # noqa: PLW1509 - one system call
     )
     # A terminal tells both of Ctrl-C; the run saves, and says so by its exit code.
     signal.signal(signal.SIGINT, lambda *_: None)

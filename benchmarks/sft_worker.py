@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def begin(
         )
         for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
     )
-    run.prepared = replace(run.prepared, demonstrations=demonstrations)
+    run.prepared.demonstrations = demonstrations
     policy = run.load(model)
     OPEN.append((run, fresh_state(run, "sft", policy, model)))
 

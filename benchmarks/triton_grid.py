@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -95,7 +96,8 @@ def recorded(run: Callable[[], object], room: int) -> list[Launch]:
 
     def record(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
         del grid, warmup
-        options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+        names = [name for name in ("num_warps", "num_stages") if name in named]
+        options: dict[str, int] = {name: named.pop(name) for name in names}
         given = dict(zip(kernel.arg_names, arguments, strict=False)) | named
         found.append(Launch(kernel, given, options))
 
@@ -108,24 +110,21 @@ def recorded(run: Callable[[], object], room: int) -> list[Launch]:
 def decoding(dtype: torch.dtype, dim: int) -> Iterator[Callable[[], object]]:
     """16 rows of two prompts, 1, 7 or 8 query heads a key head."""
     rows, heads, width, columns = 16, 2, 256, 256
-    whole = {"dtype": torch.long}
+    whole: dict[str, Any] = {"dtype": torch.long}
     for share, window, softcap in ((7, None, None), (8, 64, 30.0), (1, None, None)):
         ring = (torch.empty(rows, heads, width, dim, dtype=dtype),) * 2
         prompts = (torch.empty(2, heads, columns, dim, dtype=dtype),) * 2
         new = (torch.empty(rows, heads, dim, dtype=dtype),) * 2
         query = torch.empty(rows, heads * share, dim, dtype=dtype)
-        yield (
-            lambda query=query, new=new, ring=ring, prompts=prompts, w=window, c=softcap: (
-                decode.decode(
-                    *(query, new, ring, prompts),
-                    (torch.ones(rows, **whole), torch.ones(2, **whole)),
-                    column=torch.zeros(1, **whole),
-                    members=torch.zeros(2, 8, **whole),
-                    window=w,
-                    scaling=0.1,
-                    softcap=c,
-                )
-            )
+        yield partial(
+            decode.decode,
+            *(query, new, ring, prompts),
+            (torch.ones(rows, **whole), torch.ones(2, **whole)),
+            column=torch.zeros(1, **whole),
+            members=torch.zeros(2, 8, **whole),
+            window=window,
+            scaling=0.1,
+            softcap=softcap,
         )
 
 
@@ -136,10 +135,8 @@ def drawing() -> Iterator[Callable[[], object]]:
     yield lambda: draw.kernel_draw(logits, uniform, uniform, stops[:4], stops)
 
 
-def normed(x: Tensor, weight: Tensor, *, ones: bool) -> None:
-    layers.rms_norm(
-        triton_layers, x.requires_grad_(), weight.requires_grad_(), 1e-6, ones=ones
-    ).sum().backward()
+def backward_of(kernel: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    kernel(triton_layers, *arguments, **options).sum().backward()
 
 
 def layering(dtype: torch.dtype, dim: int) -> Iterator[Callable[[], object]]:
@@ -147,17 +144,14 @@ def layering(dtype: torch.dtype, dim: int) -> Iterator[Callable[[], object]]:
     for width in (WIDTH, 8192, dim):
         for ones in (False, True):
             x, weight = torch.zeros(1, 32, width, dtype=dtype), torch.zeros(width, dtype=dtype)
-            yield lambda x=x, weight=weight, ones=ones: normed(x, weight, ones=ones)
+            leaves = x.requires_grad_(), weight.requires_grad_()
+            yield partial(backward_of, layers.rms_norm, *leaves, 1e-6, ones=ones)
     for count in (1, 14):
         x = torch.zeros(1, 32, count, dim, dtype=dtype).transpose(1, 2).requires_grad_()
         angles = torch.zeros(1, 32, dim, dtype=dtype)
-        yield (
-            lambda x=x, angles=angles: (
-                layers.rotate(triton_layers, x, angles, angles).sum().backward()
-            )
-        )
+        yield partial(backward_of, layers.rotate, x, angles, angles)
     gate, up = (torch.zeros(1, 4, 4864, dtype=dtype, requires_grad=True) for _ in range(2))
-    yield lambda: layers.gated(triton_layers, gate, up, "silu").sum().backward()
+    yield partial(backward_of, layers.gated, gate, up, "silu")
 
 
 def heading(dtype: torch.dtype) -> Iterator[Callable[[], object]]:
@@ -167,11 +161,10 @@ def heading(dtype: torch.dtype) -> Iterator[Callable[[], object]]:
         for outer in (0.0, 30.0):
             products = torch.empty(4, VOCABULARY, dtype=given)
             curve = (0.5, outer)
-            yield lambda products=products, curve=curve: heads.scores(products, targets, curve)
+            yield partial(heads.scores, products, targets, curve)
             for entropies in (False, True):
-                yield lambda products=products, curve=curve, e=entropies: heads.gradient(
-                    products, (targets, *[numbers] * 4), curve, dtype, entropies=e
-                )
+                known = (targets, *[numbers] * 4)
+                yield partial(heads.gradient, products, known, curve, dtype, entropies=entropies)
 
 
 def cases(
@@ -179,11 +172,11 @@ def cases(
 ) -> Iterator[tuple[int, Callable[[], object]]]:
     """Dimension of a head, and what launches the part's kernels."""
     for dim in dims:
-        made = {
-            "decode": lambda d=dim: decoding(dtype, d),
+        made: dict[str, Callable[[], Iterator[Callable[[], object]]]] = {
+            "decode": partial(decoding, dtype, dim),
             "draw": drawing,
-            "layers": lambda d=dim: layering(dtype, d),
-            "head": lambda: heading(dtype),
+            "layers": partial(layering, dtype, dim),
+            "head": partial(heading, dtype),
         }
         yield from ((dim, run) for run in made[part]())
 

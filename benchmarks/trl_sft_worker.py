@@ -11,7 +11,7 @@ import tempfile
 from typing import Any
 
 import torch
-import trl  # type: ignore[import-not-found]  # it has its own environment
+import trl  # it has its own environment
 from datasets import Dataset
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 from trl_worker import EITHER_TRAINER, Gate, serve_trainer

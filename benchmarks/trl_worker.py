@@ -21,7 +21,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-import trl  # type: ignore[import-not-found]  # it has its own environment
+import trl  # it has its own environment
 from datasets import Dataset
 from mixed_reward import SEEN, even_share
 from transformers import (

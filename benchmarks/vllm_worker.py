@@ -20,7 +20,7 @@ os.environ |= {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 
-from vllm import LLM, SamplingParams  # type: ignore[import-not-found]  # has its own environment
+from vllm import LLM, SamplingParams  # has its own environment
 from workers import serve
 
 

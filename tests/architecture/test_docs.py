@@ -39,6 +39,19 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(linked), f"{page.name} links to {target}"
 
 
+# Written by a run on a card.
+TO_BE_MEASURED = "benchmarks/results/gpu.json"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(
+        r"`((?:src|tests|docs|examples|benchmarks)/[\w/.-]+\.\w+)", page.read_text("utf-8")
+    )
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert {*missing} <= {TO_BE_MEASURED}
+
+
 def anchors(page: Path) -> set[str]:
     titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -1,9 +1,9 @@
 """Engines run the model for the sampler: slots over our cache, or padded rows over a plain cache.
 
-The decoding step needs nothing from the host, so it is recorded where that pays (`graphs.py`) and
-replayed. It reads and writes tensors that never move: the last tokens, how many each row has drawn,
-the column of the ring, the block of new tokens. It is recorded once per bucket of rows, and again
-when a tensor has to grow.
+The decoding step needs nothing from the host, so it is recorded where that pays and replayed. It
+reads and writes tensors that never move: the last tokens, how many each row has drawn, the column
+of the ring, the block of new tokens. It is recorded once per bucket of rows, and again when a
+tensor has to grow.
 """
 
 from __future__ import annotations
