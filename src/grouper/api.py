@@ -17,9 +17,12 @@ model is prompted exactly as in training: the same prompt, stop tokens and extra
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,7 +38,7 @@ from grouper.advice.recipe_checks import check_recipe
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
-from grouper.errors import DataError
+from grouper.errors import DataError, RunFolderError
 from grouper.evaluation.evaluate import settings_name
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.suites import Suite
@@ -61,7 +64,7 @@ from grouper.sampling.native import NativeSampler
 from grouper.training import phases
 from grouper.training import prepare as preparation
 from grouper.training.checkpoint import is_complete, read_state
-from grouper.training.curriculum import PassRates, first_met, measure_pass_rates
+from grouper.training.curriculum import first_met, read_pass_rates
 from grouper.training.parallel import join_processes
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import (
@@ -250,32 +253,56 @@ def pass_rates(
 ) -> dict[str, tuple[int, int]]:
     """Sample each training problem as GRPO would, and write how often it is solved.
 
+    Sampled and resumed as an evaluation of the training problems; what the file holds already is
+    not measured again.
+
     Args:
         recipe: whose problems and settings.
         model: a model or adapter folder, or a Hub name.
-        path: JSON lines; a file that was begun is continued.
+        path: JSON lines, written once everything is sampled.
         samples: of each problem.
         display: where progress goes; nowhere by default.
 
     Returns:
         Problem id -> (correct, samples).
+
+    Raises:
+        RunFolderError: the file holds other measurements, or cannot be written.
     """
-    display = display or Progress(quiet=True)
-    with _loaded(recipe, model, train=load_part(recipe, "train")) as (prepared, policy):
-        params = prepared.training_params()
-        wanted = PassRates(
-            path=Path(path),
-            samples=samples,
-            params=params,
-            model=f"{model} {identity_of(model, recipe.model.revision)}",
-            prompts=recipe.prompt.model_dump_json(),
-            seed=recipe.seed,
-        )
-        with display.track("measuring pass rates", len(prepared.train)) as task:
-            sampler, grader = prepared.sampler(policy), prepared.grader
-            return measure_pass_rates(
-                wanted, prepared.train, sampler=sampler, grader=grader, progress=task
+    target, problems = Path(path).expanduser(), require_part(recipe, "train")
+    asked = _as_trained(recipe, samples, rewards=False)
+    how = asked.model_dump(mode="json", include={"prompt", "evaluation", "grading", "seed"})
+    facts = [model, identity_of(model, recipe.model.revision), problems.fingerprint, how]
+    settings = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    if target.exists():
+        known, lines = read_pass_rates(target), target.read_text(encoding="utf-8").splitlines()
+        if {json.loads(line).get("settings") for line in lines} != {settings}:
+            raise RunFolderError(
+                "the file holds pass rates of another model or other data, or with other sampling "
+                "settings",
+                where=str(target),
+                fix="Give another --output, or delete the file.",
             )
+        return known
+    drawn = target.with_name(f"{target.name}.drawn")
+    result = evaluate(asked, model, problems=problems, name="drawn", folder=drawn, display=display)
+    right = Counter(item.problem_id for item in result.light if item.correct)
+    rows = [
+        {"problem_id": name, "correct": right[name], "completions": samples, "settings": settings}
+        for name in dict.fromkeys(item.problem_id for item in result.light)
+    ]
+    write_atomic(target, "".join(dumps(row) + "\n" for row in rows).encode())
+    shutil.rmtree(drawn, ignore_errors=True)
+    return read_pass_rates(target)
+
+
+def _as_trained(recipe: Recipe, samples: int, *, rewards: bool) -> Recipe:
+    """The recipe with an evaluation that samples as GRPO does."""
+    how = {
+        name: getattr(recipe.sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")
+    }
+    how |= {"samples": samples, "max_new_tokens": None, "rewards": rewards}
+    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update=how)})
 
 
 def preview(
@@ -650,11 +677,7 @@ def synthesize(
         GrouperError: the model or the problems cannot be loaded, or the file not written.
     """
     target, problems = Path(path).expanduser(), require_part(recipe, "train")
-    how = {
-        name: getattr(recipe.sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")
-    }
-    how |= {"samples": samples, "max_new_tokens": None, "rewards": True}
-    as_trained = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update=how)})
+    as_trained = _as_trained(recipe, samples, rewards=True)
     drawn = target.with_name(f"{target.name}.drawn")
     result = evaluate(
         as_trained, model, problems=problems, name="synthesized", folder=drawn, display=display
