@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -147,10 +147,7 @@ class TrainState:
         return {
             **{name: getattr(self, name) for name in _COUNTERS},
             "difficulty": None if self.difficulty is None else self.difficulty.seen,
-            "best_step": self.best.step,
-            "best_accuracy": self.best.accuracy,
-            "best_interval": self.best.interval,
-            "pending": self.best.pending,
+            "best": asdict(self.best),
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -161,10 +158,7 @@ class TrainState:
         total = self.total
         for name in _COUNTERS:
             setattr(self, name, saved[name])
-        self.best = BestScore(
-            saved["best_step"], saved["best_accuracy"], saved.get("best_interval")
-        )
-        self.best.pending = saved.get("pending")
+        self.best = BestScore(**saved["best"])
         if self.difficulty is not None and saved["difficulty"] is not None:
             self.difficulty.seen = dict(saved["difficulty"])
         if total > self.total:
@@ -177,7 +171,7 @@ class TrainState:
 _COUNTERS = ("step", "total", "skipped", "position", "epoch_ended", "checks", "asked")
 # What every state file has.
 _KEYS = (
-    *("phase", *_COUNTERS, "difficulty", "best_step", "best_accuracy"),
+    *("phase", *_COUNTERS, "difficulty", "best"),
     *("policy_version", "started_from", "recipe_hash", "files"),
 )
 

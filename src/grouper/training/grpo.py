@@ -24,7 +24,7 @@ from grouper.algorithms.losses import KL_ESTIMATORS
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
 from grouper.evaluation.items import checked
-from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.models.process_group import ProcessGroup
 from grouper.rewards import Notes, RewardStack
 from grouper.runs.recorder import TokenLog
 from grouper.runs.samples import format_sample
@@ -181,7 +181,7 @@ def collect(
             ),
         )
         for (problem, prompt), part, earned in zip(
-            items, parts, (processes or SingleProcess()).on_rank0(score), strict=True
+            items, parts, (processes or ProcessGroup()).on_rank0(score), strict=True
         )
     )
     return RolloutBatch(
@@ -270,7 +270,7 @@ def _collect_step(
         sampler: draws.
         beside: the run trains meanwhile: nothing is shown, and this process draws alone.
     """
-    processes = SingleProcess() if beside else run.processes
+    processes = ProcessGroup() if beside else run.processes
     config, train, step = run.recipe.grpo, run.prepared.train, state.step
     position, seen = state.position, Counter[str]()
     notes = Notes(place=f"grpo {step}", global_step=step, max_steps=state.total)

@@ -31,7 +31,7 @@ from grouper.models.folders import on_this_machine, read_adapter, require_model_
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
-from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.models.process_group import ProcessGroup
 from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, setup_logging
@@ -281,7 +281,7 @@ class Run:
         card = self._loss_card(policy, phase, "validation")
         measure = partial(self._measure, progress=self.raise_if_ending, card=card)
         held = sampler.held()
-        return self._begin(lambda: measure(held, phase, step, "validation", SingleProcess()))
+        return self._begin(lambda: measure(held, phase, step, "validation", ProcessGroup()))
 
     def begin_ahead(self, collect: Callable[[], Any]) -> Future[Any]:
         """Begin to draw the rollouts of the next step; nothing else samples until that is done.
