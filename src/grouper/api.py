@@ -25,7 +25,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -62,7 +62,6 @@ from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest, StopStrings, draw_seed
 from grouper.sampling.native import NativeSampler
 from grouper.training import phases
-from grouper.training import prepare as preparation
 from grouper.training.checkpoint import is_complete, read_state
 from grouper.training.curriculum import first_met, read_pass_rates
 from grouper.training.parallel import join_processes
@@ -94,7 +93,7 @@ def prepare(recipe: Recipe | str | Path) -> Prepared:
     warnings = check_recipe(recipe)
     for text in warnings:
         log.warning(text)
-    prepared = preparation.prepare(recipe, load_problem_sets(recipe))
+    prepared = Prepared(recipe, load_problem_sets(recipe))
     try:
         found = prepared.check_rewards()
     except BaseException:  # nothing may be left behind, whatever went wrong
@@ -150,7 +149,7 @@ def _loaded(
 ) -> Iterator[tuple[Prepared, Policy]]:
     """A model, and these parts of the data as it reads them."""
     require_model_folder(model, where="--model")
-    with preparation.prepare(recipe, ProblemSets(**parts), model=model) as prepared:
+    with Prepared(recipe, ProblemSets(**parts), model=model) as prepared:
         yield prepared, prepared.load(model)
 
 
@@ -371,7 +370,7 @@ class Generator:
     def __init__(self, recipe: Recipe, model: str) -> None:
         require_model_folder(model, where="MODEL")
         self.recipe = recipe
-        self.prepared = preparation.prepare(recipe, ProblemSets(), model=model)
+        self.prepared = Prepared(recipe, ProblemSets(), model=model)
         policy = self.prepared.load(model)
         self.sampler = self.prepared.sampler(policy)
         self.params = self.prepared.evaluation_params()
@@ -398,7 +397,9 @@ class Generator:
         questions: Sequence[str],
         *,
         samples: int | None = None,
+        earlier: Sequence[Message] = (),
         display: Progress | None = None,
+        seed: int | None = None,
         **changes: Any,
     ) -> list[list[Solution]]:
         """The answers to each question; none to one that the model's context has no room for.
@@ -406,24 +407,15 @@ class Generator:
         Args:
             questions: what to answer.
             samples: answers to each; left out: the recipe's `evaluation.samples`.
+            earlier: as in `prompt`.
             display: where progress goes; nowhere by default.
+            seed: of the draws; left out: the recipe's.
             changes: settings of sampling for this call: `temperature`, `top_p`, `top_k`, `min_p`,
-                `max_new_tokens`; and `seed`.
+                `max_new_tokens`.
         """
-        prompts = [self.prompt(question) for question in questions]
+        prompts = [self.prompt(question, earlier) for question in questions]
         k = self.recipe.evaluation.samples if samples is None else samples
-        return self._answers(questions, prompts, k, display or Progress(quiet=True), **changes)
-
-    def _answers(
-        self,
-        questions: Sequence[str],
-        prompts: Sequence[Prompt],
-        k: int,
-        display: Progress,
-        *,
-        seed: int | None = None,
-        **changes: Any,
-    ) -> list[list[Solution]]:
+        display = display or Progress(quiet=True)
         room = math.inf if self.room is None else self.room
         fitting = [n for n, prompt in enumerate(prompts) if len(prompt.token_ids) <= room]
         if left_out := len(questions) - len(fitting):
@@ -471,8 +463,7 @@ class Generator:
         """
         if not question.strip():
             raise DataError("the question is empty", where="solve", fix="Give it some text.")
-        prompt = self.prompt(question, earlier)
-        tokens = len(prompt.token_ids)
+        tokens = len(self.prompt(question, earlier).token_ids)
         if self.room is not None and tokens > self.room:
             raise DataError(
                 f"the question has {tokens} tokens, and the model's context leaves room for "
@@ -488,7 +479,7 @@ class Generator:
         if native is not None and pieces is not None:
             native.on_tokens = pieces.up_to
         try:
-            (found,) = self._answers([question], [prompt], k, Progress(quiet=True), **changes)
+            (found,) = self.answers([question], samples=k, earlier=earlier, **changes)
         finally:
             if native is not None:
                 native.on_tokens = None
@@ -601,11 +592,9 @@ def solve(
     Raises:
         DataError: see `Generator.answer`.
     """
-    if not isinstance(model, Generator):
-        with load_generator(model) as generator:
-            found = generator.answer(question, samples=samples or 1, **changes)
-    else:
-        found = model.answer(question, samples=samples or 1, **changes)
+    opened = nullcontext(model) if isinstance(model, Generator) else load_generator(model)
+    with opened as generator:
+        found = generator.answer(question, samples=samples or 1, **changes)
     return found[0] if samples is None else found
 
 

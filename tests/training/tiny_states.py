@@ -59,7 +59,7 @@ def take_step(state: TrainState) -> None:
     for parameter in state.policy.trainable().values():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
     state.optimizer.step(1.0)
-    state.optimizer.zero_grad()
+    state.policy.zero_grad()
     state.step += 1
     state.policy.version += 1
 

@@ -561,10 +561,8 @@ class Samples:
 
     @property
     def diversity(self) -> float:
-        """How different the samples of a problem are: 0 where all are the same, 1 where no two."""
-        texts = [[r.completion.token_ids for r in group.rollouts] for group in self.groups]
-        shares = [(len({*t}) - 1) / (len(t) - 1) if len(t) > 1 else 1.0 for t in texts]
-        return fmean(shares)
+        """How different the samples of a problem are, on average."""
+        return fmean(group.diversity for group in self.groups)
 
     @property
     def reward_variance(self) -> float:

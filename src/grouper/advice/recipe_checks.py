@@ -15,6 +15,7 @@ from grouper.advice.checks import Finding, found, refusal
 from grouper.config.schema import Recipe, RowsConfig, SourceConfig
 from grouper.data import SOURCES, check_source
 from grouper.errors import GrouperError, did_you_mean, raise_all, require_extra, require_vllm
+from grouper.models.folders import require_model_folder
 from grouper.prompts import make_format
 from grouper.prompts.formats import warn_about_system
 from grouper.rewards import build_rewards
@@ -54,6 +55,11 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
     for name, source in _sources(recipe):
         with collected(problems):
             check_source(source, where=name)
+    models = {"model.path": recipe.model.path, "grpo.start_from": recipe.grpo.start_from}
+    for name, path in models.items():
+        with collected(problems):
+            if path is not None:
+                require_model_folder(path, where=name)
     problems += _contradictions(recipe)
     missing = [*_missing_places(recipe), *_missing_packages(recipe)]
     raise_all([*problems, *(missing if runs_here else ())])
@@ -117,16 +123,10 @@ def _check_format(recipe: Recipe) -> None:
 
 
 def _contradictions(recipe: Recipe) -> Iterator[GrouperError]:
-    """Settings that cannot work together, and models that are not where they should be."""
+    """Settings that cannot work together."""
     parts = _members(recipe.data.sft or recipe.data.train)
     if not recipe.skip_sft and not any(map(_can_have_solutions, parts)):
         yield refusal("no-solutions", "data.sft", sources=", ".join(p.source for p in parts))
-    models = {"model.path": recipe.model.path, "grpo.start_from": recipe.grpo.start_from}
-    for where, path in models.items():
-        # A path that can only be local must exist; `owner/name` may be a Hub name.
-        local = path is not None and (path.startswith((".", "/", "~")) or path.count("/") > 1)
-        if local and not Path(str(path)).expanduser().exists():
-            yield refusal("no-folder", where, path=path)
     total, new = recipe.sampling.max_total_tokens, recipe.model.new
     wanted = total or recipe.prompt.max_prompt_tokens + recipe.sampling.max_new_tokens
     if new is not None and wanted > new.max_position_embeddings:

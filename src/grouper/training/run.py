@@ -42,7 +42,7 @@ from grouper.sampling.vllm import VllmSampler
 from grouper.sampling.weights import describe_dtypes
 from grouper.training.checkpoint import STATE_FILE
 from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
-from grouper.training.prepare import Items, Prepared, make_base, named_base, prepare
+from grouper.training.prepare import Items, Prepared, make_base, named_base
 from grouper.training.problem_sets import (
     ProblemSets,
     find_leaks,
@@ -155,7 +155,7 @@ class Run:
             log.warning(leak.warning)
         if _needs_start(recipe, self.path):
             self._check_start(str(recipe.grpo.start_from))
-        self.prepared = prepare(recipe, sets, model=self.base_path)
+        self.prepared = Prepared(recipe, sets, model=self.base_path)
         self.prepared.samplers.processes = self.processes
         self.grader = self.prepared.grader
         self.grader.start()

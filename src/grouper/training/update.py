@@ -116,7 +116,7 @@ def update(
     if applied:
         optimizer.step(scale)
         policy.version += 1
-    optimizer.zero_grad()
+    policy.zero_grad(set_to_none=True)
     events = []
     if policy.token_limit != limit:
         events.append(
