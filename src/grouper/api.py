@@ -51,7 +51,6 @@ from grouper.models.folders import (
     require_model_folder,
     with_sampling,
 )
-from grouper.models.loading import context_length
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import render
 from grouper.publish.hub import PushCheckpoints
@@ -371,10 +370,9 @@ class Generator:
         require_model_folder(model, where="MODEL")
         self.recipe = recipe
         self.prepared = Prepared(recipe, ProblemSets(), model=model)
-        policy = self.prepared.load(model)
-        self.sampler = self.prepared.sampler(policy)
+        self.sampler = self.prepared.sampler(self.prepared.load(model))
         self.params = self.prepared.evaluation_params()
-        limit = context_length(policy.model.config)
+        limit = self.prepared.context
         self.room = None if limit is None else limit - self.params.max_new_tokens
         """Tokens that a prompt may have; None: any number."""
 

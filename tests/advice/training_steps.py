@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -41,7 +42,8 @@ def main(case: dict) -> None:
         compute_dtype=torch.bfloat16 if settings.compute_dtype == "bfloat16" else None,
     )
     optimizer = make_optimizer(policy, OptimizerConfig())
-    rows = Rows(**case["rows"]).times(case["slices"])
+    rows = Rows(**case["rows"])
+    rows = replace(rows, count=rows.count * case["slices"])
     for _ in range(2):
         result = update(
             policy,

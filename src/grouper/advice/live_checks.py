@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,7 +13,6 @@ from grouper.advice.checks import WINDOW, SampleSummary, find, watch
 from grouper.algorithms.batching import Rows, worst_rows
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import CheckError, PreflightError
-from grouper.models.loading import context_length
 from grouper.models.process_group import share_of
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.engines import STRETCH
@@ -84,7 +84,7 @@ class Preflight(Hook):
         if state.phase != "grpo" or state.step > 0 or count == 0:
             return
         train, most = run.prepared.train, STRETCH * budget
-        limit = context_length(state.policy.model.config)
+        limit = run.prepared.context
         if limit is not None:
             met = first_met(len(train), count, seed=run.recipe.seed)
             most = min(most, limit - max(len(train[i][1].token_ids) for i in met))
@@ -164,7 +164,8 @@ class Rehearsal(Hook):
         for kind, most in worst_slices(config, *_longest(run, state.phase)):
             rows = kind.filling(budget, most=most, shared=policy.native)
             # A second slice meets the gradient of the first, and every process takes part.
-            rows = rows.times(state.replica.processes.size * (2 if rows.count < most else 1))
+            slices = state.replica.processes.size * (2 if rows.count < most else 1)
+            rows = replace(rows, count=rows.count * slices)
             accumulate_gradient(
                 policy,
                 rows.batch(policy.vocabulary),

@@ -76,8 +76,7 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
             orders=_orders(run, state, len(rollouts.groups)),
         )
         tokens = TokenLog(rollouts.groups, assembled.advantages, run.recipe.tracking.token_groups)
-        recorded = tokens.see if run.recipe.tracking.token_groups else None
-        objective = grpo_objective(config, recorded)
+        objective = grpo_objective(config, tokens.see)
         updates = [update_phase(state, b, objective, config) for b in assembled.batches]
     _advance(state, rollouts)
     _record(run, state, rollouts, assembled.advantages, tokens)
@@ -295,7 +294,7 @@ def _collect_step(
                 sampler=sampler,
                 grader=run.grader,
                 rewards=run.rewards,
-                params=run.params,
+                params=run.prepared.training_params(),
                 group_size=config.group_size,
                 key=(run.recipe.seed, "grpo", step),
                 seen=seen,
