@@ -20,6 +20,7 @@ from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.training.grpo import advantages_of, grpo_step
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.phases import fresh_state
 from grouper.training.run import Run
 from grouper.training.update import accumulate_gradient, grpo_objective
@@ -161,7 +162,10 @@ class GrouperSteps:
         (batch,) = step_batches(rows, token_mean)
         policy = self._state.policy
         accumulate_gradient(
-            policy, batch, grpo_objective(config), token_budget=config.tokens_per_micro_batch
+            ParallelPolicy(policy),
+            batch,
+            grpo_objective(config),
+            token_budget=config.tokens_per_micro_batch,
         )
         norms = [p.grad.float().norm() for p in policy.parameters() if p.grad is not None]
         policy.zero_grad(set_to_none=True)

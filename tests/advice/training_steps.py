@@ -18,6 +18,7 @@ from grouper.config.schema import LoraConfig, ModelConfig, OptimizerConfig
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
 from grouper.training.optimizers import make_optimizer
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import sft_objective, update
 
 
@@ -46,7 +47,7 @@ def main(case: dict) -> None:
     rows = replace(rows, count=rows.count * case["slices"])
     for _ in range(2):
         result = update(
-            policy,
+            ParallelPolicy(policy),
             rows.batch(shape.vocab_size),
             sft_objective,
             optimizer,

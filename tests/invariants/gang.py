@@ -153,9 +153,7 @@ def gradient(replica: ParallelPolicy, budget: int) -> tuple[dict[str, torch.Tens
     held = replica.shard(reference)
     scores = Scorer(replica, budget, held)
     batch = replace(batch, reference_logprobs=scores.reference(batch))
-    loss, _ = accumulate_gradient(
-        replica.policy, batch, grpo_objective(CONFIG), token_budget=budget, replica=replica
-    )
+    loss, _ = accumulate_gradient(replica, batch, grpo_objective(CONFIG), token_budget=budget)
     found = {}
     for name, parameter in replica.policy.trainable().items():
         assert parameter.grad is not None, name
@@ -207,18 +205,17 @@ def shortage(engine: str, at: int, budget: int, *, together: bool) -> dict[str, 
     processes = join_processes()
     alone = ParallelPolicy(policy_of("qwen3", lora=False), ProcessGroup())
     batch, objective = step_batch(), grpo_objective(GRPOConfig())
-    accumulate_gradient(alone.policy, batch, objective, token_budget=10_000)
+    accumulate_gradient(alone, batch, objective, token_budget=10_000)
     replica = make_parallel(policy_of("qwen3", lora=False), processes, engine)
     rows = run_short_of_memory(
         replica.policy, at=at if processes.rank == processes.size - 1 else -1
     )
     try:
         accumulate_gradient(
-            replica.policy,
+            replica,
             batch,
             objective,
             token_budget=budget,
-            replica=replica,
             together=together,
         )
     except ModelError as error:

@@ -29,7 +29,9 @@ def test_tokens_are_recorded_of_groups_with_a_signal_first() -> None:
     made = assemble(groups, settings, scores, max_new_tokens=8, orders=(None, None))
     log = TokenLog(groups, made.advantages, 1)
     for batch in made.batches:
-        accumulate_gradient(policy, batch, grpo_objective(settings, log.see), token_budget=9)
+        accumulate_gradient(
+            ParallelPolicy(policy), batch, grpo_objective(settings, log.see), token_budget=9
+        )
     found = log.records(ProcessGroup(), str)
     assert list(found) == [(1, 0), (1, 1), (1, 2)]
     rows = rollout_rows(groups)

@@ -17,6 +17,7 @@ from grouper.models.process_group import ProcessGroup
 from grouper.training import checkpoint
 from grouper.training.checkpoint import load_optimizer, save_optimizer
 from grouper.training.optimizers import SCHEDULES, Optimizer, make_optimizer, schedule
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import sft_objective, update
 
 needs_bitsandbytes = pytest.mark.needs_package("bitsandbytes", extra="quantized")
@@ -31,7 +32,7 @@ def wide_policy() -> Policy:
 def train(policy: Policy, optimizer: Optimizer, steps: int) -> list[float]:
     return [
         update(
-            policy,
+            ParallelPolicy(policy),
             make_batch(),
             sft_objective,
             optimizer,

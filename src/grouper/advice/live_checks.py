@@ -167,11 +167,10 @@ class Rehearsal(Hook):
             slices = state.replica.processes.size * (2 if rows.count < most else 1)
             rows = replace(rows, count=rows.count * slices)
             accumulate_gradient(
-                policy,
+                state.replica,
                 rows.batch(policy.vocabulary),
                 rehearsal_objective(bonus),
                 token_budget=budget,
-                replica=state.replica,
                 together=False,
             )
         del held
