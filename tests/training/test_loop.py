@@ -151,7 +151,7 @@ def test_where_there_is_no_checkpoint_none_is_promised(tmp_path: Path) -> None:
     desk = TinyRun(tmp_path)
     (tmp_path / "recipe.yaml").write_text("name: demo")
     phase = BrokenPhase(desk, tiny_state(), GRPOConfig(), 9)
-    with pytest.raises(ModelError, match="No checkpoint of grpo has been saved"):
+    with pytest.raises(ModelError, match="there is no checkpoint of this phase"):
         run_phase(desk, phase.state, phase.step)  # type: ignore[arg-type]  # what it asks of a session
 
 

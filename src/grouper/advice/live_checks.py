@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -47,27 +46,17 @@ class LiveChecks(Hook):
         if not raised:
             return Asked()
         texts = tuple(f"check {name}: {finding}" for name, finding in raised)
-        return Asked(events=texts, error=self._reason_to_stop(run, state, texts))
-
-    def _reason_to_stop(
-        self, run: Run, state: TrainState, texts: Sequence[str]
-    ) -> CheckError | None:
-        """What to end the run with, or None where findings are only reported."""
-        step = state.step
         if run.recipe.on_finding == "warn":
-            return None
-        before = step - WINDOW
-        good = run.processes.on_rank0(lambda: last_good(run.path / state.phase, before))
-        kept = "there is no checkpoint of this phase yet"
-        if good is not None:
-            when = "from before these steps" if good[0] <= before else "the oldest that is left"
-            kept = f"{good[1]} is {when}"
-        return CheckError(
+            return Asked(events=texts)
+        phase, before = run.path / state.phase, state.step - WINDOW
+        kept = run.processes.on_rank0(lambda: last_good(phase, before))
+        error = CheckError(
             "; ".join(text.rstrip(".") for text in texts),
-            where=f"{state.phase} step {step}",
+            where=f"{state.phase} step {state.step}",
             fix=f"on_finding is stop: nothing of the last step was saved; {kept}. Go on with "
             "--resume --allow-changes and another setting.",
         )
+        return Asked(events=texts, error=error)
 
 
 class Preflight(Hook):

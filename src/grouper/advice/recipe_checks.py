@@ -5,8 +5,7 @@ Their texts are in `findings.yaml`.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,13 +72,6 @@ def warnings(recipe: Recipe) -> Iterator[Finding]:
     if recipe.prompt.system != "" or recipe.skip_sft:
         for warning in warn_about_system(recipe.prompt):
             yield found("system", warning=warning.removesuffix("."))
-    parts = dict(_sources(recipe))
-    for held_out in ("data.validation", "data.test"):
-        for trained in ("data.sft", "data.train"):
-            if held_out in parts and trained in parts:
-                pairs = itertools.product(_members(parts[held_out]), _members(parts[trained]))
-                if any(itertools.starmap(_overlap, pairs)):
-                    yield found("same-rows", held_out=held_out, trained=trained)
     if recipe.data.test is None:
         yield found("no-test")
     for phase, lowest in ADAPTER_RATES.items():
@@ -97,18 +89,6 @@ def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:
             yield f"data.{name}", source
 
 
-def _members(source: SourceConfig) -> Sequence[RowsConfig]:
-    """The members of a mixture, or the source itself."""
-    return source.mixture or (source,)
-
-
-def _overlap(*rows: RowsConfig) -> bool:
-    places = {(r.source, r.path, r.subset, r.split or SOURCES[r.source].splits[0]) for r in rows}
-    first, second = sorted(rows, key=lambda row: row.offset)
-    apart = first.limit is not None and second.offset >= first.offset + first.limit
-    return len(places) == 1 and not apart
-
-
 # --- refusals -------------------------------------------------------------------------------------
 
 
@@ -124,7 +104,8 @@ def _check_format(recipe: Recipe) -> None:
 
 def _contradictions(recipe: Recipe) -> Iterator[GrouperError]:
     """Settings that cannot work together."""
-    parts = _members(recipe.data.sft or recipe.data.train)
+    source = recipe.data.sft or recipe.data.train
+    parts = source.mixture or (source,)
     if not recipe.skip_sft and not any(map(_can_have_solutions, parts)):
         yield refusal("no-solutions", "data.sft", sources=", ".join(p.source for p in parts))
     total, new = recipe.sampling.max_total_tokens, recipe.model.new

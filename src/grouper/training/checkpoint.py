@@ -494,10 +494,14 @@ def is_finished(run: Path, phase: str, total: int) -> bool:
     return False
 
 
-def last_good(phase: Path, step: int) -> tuple[int, Path] | None:
-    """The newest resumable checkpoint not after `step`, else the oldest there is."""
+def last_good(phase: Path, step: int) -> str:
+    """In words: the newest resumable checkpoint not after `step`, else the oldest there is."""
     found = [(n, folder) for n, folder in numbered(phase) if _is_usable(folder)]
-    return max((one for one in found if one[0] <= step), default=found[0] if found else None)
+    if not found:
+        return "there is no checkpoint of this phase yet"
+    number, folder = max((one for one in found if one[0] <= step), default=found[0])
+    when = "from before these steps" if number <= step else "the oldest that is left"
+    return f"{folder} is {when}"
 
 
 def _is_usable(folder: Path) -> bool:

@@ -307,23 +307,16 @@ def _stop_broken(run: Run, state: TrainState) -> None:
                 state.suspect,
                 run.prepared.tokenizer,
             ),
-            _what_is_left(run.path / state.phase, state.step),
+            last_good(run.path / state.phase, state.step),
         )
     )
     raise ModelError(
         what,
         where=f"{state.phase} step {state.step}",
         fix=f"The steps, texts and metrics are in {folder}. Lower "
-        f"{state.phase}.optimizer.learning_rate or use model.compute_dtype: float32. {left}",
+        f"{state.phase}.optimizer.learning_rate or use model.compute_dtype: float32; {left}. Go on "
+        "with --resume --allow-changes.",
     )
-
-
-def _what_is_left(phase: Path, step: int) -> str:
-    """Which checkpoint a broken phase can continue from, in words."""
-    good = last_good(phase, step)
-    if good is None:
-        return f"No checkpoint of {phase.name} has been saved: it starts again."
-    return f"{good[1]} is from before: go on from it with --resume --allow-changes."
 
 
 # --- hooks of users ---------------------------------------------------------------------
