@@ -27,7 +27,7 @@ from grouper.advice.measuring import bench
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.sampling.base import SampleRequest
-from grouper.training.prepare import prepare
+from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import load_problem_sets
 
 RESULTS = Path(__file__).parent / "results" / "vllm_side_by_side.json"
@@ -83,7 +83,7 @@ def steps(size: str, engine: str, count: int) -> dict[str, Any]:
 def push(size: str, engine: str, count: int) -> dict[str, Any]:
     """Seconds of a push with its proof, after the first, which starts the engine."""
     recipe = recipe_of(size, engine)
-    with prepare(recipe, load_problem_sets(recipe), quiet=True) as prepared:
+    with Prepared(recipe, load_problem_sets(recipe), quiet=True) as prepared:
         policy = prepared.model
         sampler = prepared.sampler(policy)
         params = prepared.training_params(max_new_tokens=4)

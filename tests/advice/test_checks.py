@@ -370,7 +370,6 @@ def test_a_model_that_does_not_stop_is_found_after_sft(late: int, names: list[st
     [
         ([], []),
         (["data.test=null"], ["no-test"]),
-        (["data.test={source: arithmetic}", "data.train.options={}"], ["same-rows"]),
         (["prompt.system=Just answer."], ["system"]),
         (["model.lora={}", "grpo.optimizer.learning_rate=1e-6"], ["adapter-rate"]),
     ],

@@ -214,21 +214,12 @@ def test_sources_without_solutions_are_fine_without_sft(small):
     ("overrides", "warning"),
     [
         (["data.test=null"], "no final comparison"),
-        (["data.test.split=train"], "data.test and data.train read the same rows"),
-        (["data.test={source: arithmetic}"], "data.test and data.train read the same rows"),
         (["prompt.system=Just answer."], "never mentions <reasoning>"),
     ],
 )
 def test_warnings(small, overrides, warning):
     (told,) = check_recipe(changed(small, *overrides))
     assert warning in told
-
-
-def test_disjoint_parts_of_one_set_are_no_leak(small):
-    parts = ["data.test.split=train", "data.train.limit=3", "data.test.offset=3"]
-    assert check_recipe(changed(small, *parts)) == []
-    parts[-1] = "data.test.offset=2"
-    assert len(check_recipe(changed(small, *parts))) == 1
 
 
 def test_every_shipped_recipe_loads_and_is_listed():

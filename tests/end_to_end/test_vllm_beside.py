@@ -212,7 +212,7 @@ def test_a_validation_that_was_running_is_started_again(world: World) -> None:
         with pytest.raises(Interrupted):
             run(world, "cut", BESIDE)
     cut = RunFolder("cut")
-    assert state_of(cut, 3)["pending"] == 2
+    assert state_of(cut, 3)["best"]["pending"] == 2
     assert (cut.path / "grpo" / "checkpoint-2").is_dir(), "its weights were kept"
     world.fails, world.waits, world.stop_after = None, False, None
     assert numbers(run(world, "cut", BESIDE, resume=True)) == blocking

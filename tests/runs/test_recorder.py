@@ -17,7 +17,7 @@ from grouper.api import train
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.config.schema import TrackerConfig, TrackingConfig
 from grouper.errors import ConfigError
-from grouper.models.process_group import SingleProcess
+from grouper.models.process_group import ProcessGroup
 from grouper.report.page import draw_pictures
 from grouper.runs.folder import RunFolder
 from grouper.runs.recorder import Recorder
@@ -249,7 +249,7 @@ def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch):
 def recording(folder: Path) -> Recorder:
     """A new run without steps, of which every drawing is counted."""
     recipe = load_recipe("demo", [f"output_dir={folder}"])
-    return Recorder(recipe, SingleProcess(), {}, versions={}, fingerprints={})
+    return Recorder(recipe, ProcessGroup(), {}, versions={}, fingerprints={})
 
 
 def test_pictures_are_drawn_at_evaluations_and_at_the_end_if_there_is_news(tmp_path):

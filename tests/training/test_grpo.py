@@ -246,7 +246,9 @@ def test_the_first_inner_step_has_a_ratio_of_one(temperature: float) -> None:
     groups = [make_group(g, [1.0, 0.0, 0.5], [3, 5, 4], temperature=temperature) for g in range(3)]
     settings = config(num_iterations=2)
     policy, (step, *_) = real(groups, settings)
-    _, tallies = accumulate_gradient(policy, step, grpo_objective(settings), token_budget=25)
+    _, tallies = accumulate_gradient(
+        ParallelPolicy(policy), step, grpo_objective(settings), token_budget=25
+    )
     assert tallies["policy/ratio"].min == pytest.approx(1.0, abs=2e-5)
     assert tallies["policy/ratio"].max == pytest.approx(1.0, abs=2e-5)
     assert tallies["policy/clip_fraction"].sum == 0
@@ -256,7 +258,9 @@ def test_the_reference_is_the_policy_at_the_start() -> None:
     """T23: a KL of exactly zero where the slices are the same."""
     settings = config(beta=0.1)
     policy, (step, *_) = real(some_groups(2), settings)
-    _, tallies = accumulate_gradient(policy, step, grpo_objective(settings), token_budget=40)
+    _, tallies = accumulate_gradient(
+        ParallelPolicy(policy), step, grpo_objective(settings), token_budget=40
+    )
     assert tallies["policy/kl"].sum == 0.0
 
 

@@ -13,6 +13,7 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.config.schema import GRPOConfig
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.training.optimizers import make_optimizer
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import grpo_objective, update
 
 
@@ -91,7 +92,7 @@ def test_the_entropy_bonus_raises_entropy() -> None:
     entropies = []
     for _ in range(5):
         result = update(
-            policy,
+            ParallelPolicy(policy),
             batch,
             grpo_objective(settings),
             optimizer,

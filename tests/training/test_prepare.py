@@ -14,7 +14,7 @@ from grouper.advice import run_plan
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.runs.progress import Progress
-from grouper.training.prepare import prepare
+from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 from grouper.training.run import Run
 
@@ -77,7 +77,7 @@ def test_a_measurement_elsewhere_finds_the_same_budget(run):
     assert recipe.sampling.max_total_tokens == 100
     sets = load_problem_sets(recipe)
     for some in (ProblemSets(train=sets.train), ProblemSets(test=sets.test), ProblemSets()):
-        with prepare(recipe, some, model=run.base_path) as prepared:
+        with Prepared(recipe, some, model=run.base_path) as prepared:
             assert prepared.evaluation_params() == run.prepared.evaluation_params()
             assert prepared.prompt_limit == run.prepared.prompt_limit
 
@@ -94,7 +94,7 @@ def test_a_completion_budget_that_leaves_prompts_no_room_is_named(run):
     assert run.prepared.context == 2048
     sets = ProblemSets(train=load_problem_sets(recipe).train)
     with pytest.raises(PromptError, match=r"Lower sampling.max_new_tokens: .* leaves prompts 2"):
-        prepare(recipe, sets, model=run.base_path)
+        Prepared(recipe, sets, model=run.base_path)
 
 
 def test_a_plan_counts_on_it(run):

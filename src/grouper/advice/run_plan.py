@@ -43,7 +43,7 @@ from grouper.sampling.kv_cache import (
 from grouper.sampling.weights import copy_dtype, describe_dtypes
 from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
-from grouper.training.prepare import Prepared, prepare
+from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 
 GIB = 2**30
@@ -385,7 +385,7 @@ class _Planner:
         elsewhere: dict[str, Any] = {"device": "cpu", "threads": None}
         elsewhere["grading"] = {"symbolic": False}
         # A dry run lists what is left out, a plan only counts.
-        return prepare(recipe.override(**elsewhere), self.sets, model=path, quiet=True)
+        return Prepared(recipe.override(**elsewhere), self.sets, model=path, quiet=True)
 
     def _lengths(self) -> tuple[list[int], list[tuple[int, int]], int]:
         """Tokens of prompts, of demonstrations (prompt and completion), and of a completion.

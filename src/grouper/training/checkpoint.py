@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -147,10 +147,7 @@ class TrainState:
         return {
             **{name: getattr(self, name) for name in _COUNTERS},
             "difficulty": None if self.difficulty is None else self.difficulty.seen,
-            "best_step": self.best.step,
-            "best_accuracy": self.best.accuracy,
-            "best_interval": self.best.interval,
-            "pending": self.best.pending,
+            "best": asdict(self.best),
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -161,10 +158,7 @@ class TrainState:
         total = self.total
         for name in _COUNTERS:
             setattr(self, name, saved[name])
-        self.best = BestScore(
-            saved["best_step"], saved["best_accuracy"], saved.get("best_interval")
-        )
-        self.best.pending = saved.get("pending")
+        self.best = BestScore(**saved["best"])
         if self.difficulty is not None and saved["difficulty"] is not None:
             self.difficulty.seen = dict(saved["difficulty"])
         if total > self.total:
@@ -177,7 +171,7 @@ class TrainState:
 _COUNTERS = ("step", "total", "skipped", "position", "epoch_ended", "checks", "asked")
 # What every state file has.
 _KEYS = (
-    *("phase", *_COUNTERS, "difficulty", "best_step", "best_accuracy"),
+    *("phase", *_COUNTERS, "difficulty", "best"),
     *("policy_version", "started_from", "recipe_hash", "files"),
 )
 
@@ -352,14 +346,10 @@ def _checksum(path: Path) -> str:
     return f"{value:08x}"
 
 
-def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
+def damage(folder: Path) -> str | None:
     """What is wrong with a saved folder, in a few words, or None if it is intact.
 
     Every file is read and compared with the checksum that was taken when it was written.
-
-    Args:
-        folder: to check.
-        only_tensors: check only the presence of the other files.
     """
     if not is_complete(folder):
         return f"it is incomplete (no {STATE_FILE})"
@@ -369,8 +359,7 @@ def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
             path = folder / name
             if not path.is_file():
                 return f"its {name} is missing"
-            compared = not only_tensors or path.suffix == ".safetensors"
-            if compared and _checksum(path) != checksum:
+            if _checksum(path) != checksum:
                 return f"its {name} is damaged or was edited (other bytes than were written)"
     except CheckpointError as error:
         return error.what
@@ -472,8 +461,6 @@ def latest_checkpoint(
 def is_finished(run: Path, phase: str, total: int) -> bool:
     """Whether the final folder of a phase exists and is intact; a damaged one is made again.
 
-    If only small files were edited, that is reported and the folder is used, as its weights are
-    intact.
     A phase that has been given more steps since is not finished, unless GRPO has started from it.
 
     Args:
@@ -491,9 +478,7 @@ def is_finished(run: Path, phase: str, total: int) -> bool:
     begun = phase == "sft" and any(is_complete(folder) for _, folder in numbered(grpo))
     if problem is not None and phase == "sft" and is_complete(grpo / "final"):
         return True
-    if problem is None or damage(final, only_tensors=True) is None:
-        if problem is not None:
-            log.warning("%s: %s. It is used as it is.", final, problem)
+    if problem is None:
         before = int(read_state(final)["total"])
         if total > before and begun:
             log.warning("SFT stays at %d steps of %d: GRPO has begun from it.", before, total)
@@ -509,10 +494,14 @@ def is_finished(run: Path, phase: str, total: int) -> bool:
     return False
 
 
-def last_good(phase: Path, step: int) -> tuple[int, Path] | None:
-    """The newest resumable checkpoint not after `step`, else the oldest there is."""
+def last_good(phase: Path, step: int) -> str:
+    """In words: the newest resumable checkpoint not after `step`, else the oldest there is."""
     found = [(n, folder) for n, folder in numbered(phase) if _is_usable(folder)]
-    return max((one for one in found if one[0] <= step), default=found[0] if found else None)
+    if not found:
+        return "there is no checkpoint of this phase yet"
+    number, folder = max((one for one in found if one[0] <= step), default=found[0])
+    when = "from before these steps" if number <= step else "the oldest that is left"
+    return f"{folder} is {when}"
 
 
 def _is_usable(folder: Path) -> bool:

@@ -24,7 +24,7 @@ from grouper.algorithms.losses import KL_ESTIMATORS
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
 from grouper.evaluation.items import checked
-from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.models.process_group import ProcessGroup
 from grouper.rewards import Notes, RewardStack
 from grouper.runs.recorder import TokenLog
 from grouper.runs.samples import format_sample
@@ -76,8 +76,7 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
             orders=_orders(run, state, len(rollouts.groups)),
         )
         tokens = TokenLog(rollouts.groups, assembled.advantages, run.recipe.tracking.token_groups)
-        recorded = tokens.see if run.recipe.tracking.token_groups else None
-        objective = grpo_objective(config, recorded)
+        objective = grpo_objective(config, tokens.see)
         updates = [update_phase(state, b, objective, config) for b in assembled.batches]
     _advance(state, rollouts)
     _record(run, state, rollouts, assembled.advantages, tokens)
@@ -181,7 +180,7 @@ def collect(
             ),
         )
         for (problem, prompt), part, earned in zip(
-            items, parts, (processes or SingleProcess()).on_rank0(score), strict=True
+            items, parts, (processes or ProcessGroup()).on_rank0(score), strict=True
         )
     )
     return RolloutBatch(
@@ -270,7 +269,7 @@ def _collect_step(
         sampler: draws.
         beside: the run trains meanwhile: nothing is shown, and this process draws alone.
     """
-    processes = SingleProcess() if beside else run.processes
+    processes = ProcessGroup() if beside else run.processes
     config, train, step = run.recipe.grpo, run.prepared.train, state.step
     position, seen = state.position, Counter[str]()
     notes = Notes(place=f"grpo {step}", global_step=step, max_steps=state.total)
@@ -295,7 +294,7 @@ def _collect_step(
                 sampler=sampler,
                 grader=run.grader,
                 rewards=run.rewards,
-                params=run.params,
+                params=run.prepared.training_params(),
                 group_size=config.group_size,
                 key=(run.recipe.seed, "grpo", step),
                 seen=seen,

@@ -214,12 +214,7 @@ def rollout_tallies(
     completions = [rollout.completion for rollout in rollouts]
     solved = [(group.solved, len(group.rollouts)) for group in groups]
     totals = [r.reward.total for r in rollouts]
-    # How different a group's completions are: 0 where all are the same, 1 where no two are.
-    unique = [
-        (len({r.completion.token_ids for r in group.rollouts}) - 1) / (n - 1) if n > 1 else 1.0
-        for group, (s, n) in zip(groups, solved, strict=True)
-        if s < n
-    ]
+    unique = [group.diversity for group in groups if group.solved < len(group.rollouts)]
     tallies = {
         "reward/total": Tally.of([t for t in totals if t is not None]),
         "solve_rate": Tally.of([r.grade.correct for r in rollouts]),

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from grouper.algorithms.batching import TrainBatch, micro_batches
 from grouper.errors import GrouperError
 from grouper.models.policy import Policy, TokenOutputs
-from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.models.process_group import ProcessGroup
 
 # --- the processes that torchrun started ---------------------------------------------------------
 
@@ -29,7 +29,7 @@ from grouper.models.process_group import ProcessGroup, SingleProcess
 Value = TypeVar("Value")
 
 
-class TorchProcessGroup:
+class TorchProcessGroup(ProcessGroup):
     """The processes of `torch.distributed`'s default group."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def join_processes() -> ProcessGroup:
     A process waits half an hour for another before it gives up.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
-        return SingleProcess()
+        return ProcessGroup()
     if not dist.is_initialized():
         backend = "gloo"
         if torch.cuda.is_available():
@@ -128,7 +128,7 @@ class ParallelPolicy:
 
     def __init__(self, policy: Policy, processes: ProcessGroup | None = None) -> None:
         self.policy = policy
-        self.processes = processes or SingleProcess()
+        self.processes = processes or ProcessGroup()
 
     def slices(self, batch: TrainBatch, budget: int) -> Iterator[Slice]:
         """This process's slices of a step, in order.

@@ -1,6 +1,6 @@
 """The one preparation: a recipe's problems as token ids, with all that sampling and grading need.
 
-Run, dry run, preview, bench, evaluation and notebooks stand on `prepare`. No weights are loaded
+Run, dry run, preview, bench, evaluation and notebooks stand on `Prepared`. No weights are loaded
 before `load` is called, and nothing is written outside the folder of a new model.
 """
 
@@ -479,13 +479,6 @@ class Prepared:
                     "embedding (`resize_token_embeddings`) and save both.",
                 )
         return rendered.items
-
-
-def prepare(
-    recipe: Recipe, sets: ProblemSets, *, model: str | None = None, quiet: bool = False
-) -> Prepared:
-    """As `Prepared`."""
-    return Prepared(recipe, sets, model=model, quiet=quiet)
 
 
 # --- the model before training -------------------------------------------------------------------

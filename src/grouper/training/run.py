@@ -31,7 +31,7 @@ from grouper.models.folders import on_this_machine, read_adapter, require_model_
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
-from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.models.process_group import ProcessGroup
 from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, setup_logging
@@ -42,7 +42,7 @@ from grouper.sampling.vllm import VllmSampler
 from grouper.sampling.weights import describe_dtypes
 from grouper.training.checkpoint import STATE_FILE
 from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
-from grouper.training.prepare import Items, Prepared, make_base, named_base, prepare
+from grouper.training.prepare import Items, Prepared, make_base, named_base
 from grouper.training.problem_sets import (
     ProblemSets,
     find_leaks,
@@ -155,7 +155,7 @@ class Run:
             log.warning(leak.warning)
         if _needs_start(recipe, self.path):
             self._check_start(str(recipe.grpo.start_from))
-        self.prepared = prepare(recipe, sets, model=self.base_path)
+        self.prepared = Prepared(recipe, sets, model=self.base_path)
         self.prepared.samplers.processes = self.processes
         self.grader = self.prepared.grader
         self.grader.start()
@@ -168,8 +168,6 @@ class Run:
         self.rewards = self.prepared.rewards
         if talks:  # and scores
             self.rewards.remember(self.path / ANSWERS_FILE)
-        self.params = self.prepared.training_params()
-        """How GRPO draws its rollouts."""
         decode = partial(self.prepared.tokenizer.decode, skip_special_tokens=False)
         self.token_text = cache(lambda token: decode([token]))
         """The text of a token id, special ones included."""
@@ -281,7 +279,7 @@ class Run:
         card = self._loss_card(policy, phase, "validation")
         measure = partial(self._measure, progress=self.raise_if_ending, card=card)
         held = sampler.held()
-        return self._begin(lambda: measure(held, phase, step, "validation", SingleProcess()))
+        return self._begin(lambda: measure(held, phase, step, "validation", ProcessGroup()))
 
     def begin_ahead(self, collect: Callable[[], Any]) -> Future[Any]:
         """Begin to draw the rollouts of the next step; nothing else samples until that is done.
