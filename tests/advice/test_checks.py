@@ -18,6 +18,7 @@ from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.runs.folder import RunFolder
+from grouper.runs.records import rollout_rows
 from grouper.types import FinishReason, StepReport, Tally, Verdict
 
 STEPS = 40
@@ -270,7 +271,8 @@ def test_rollouts_of_old_weights_are_noticed(tmp_path: Path, lag: int, found: li
             replace(r, completion=replace(r.completion, policy_version=version))
             for r in group.rollouts
         )
-        run.write_rollouts("grpo", t + 1, [replace(group, rollouts=rollouts)], [1.0, -1.0])
+        rows = rollout_rows("grpo", t + 1, [replace(group, rollouts=rollouts)], [1.0, -1.0])
+        run.write_rollouts("grpo", t + 1, rows)
     findings = find(read_record(tmp_path))
     assert [finding.name for finding in findings] == found
     if found:

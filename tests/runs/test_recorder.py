@@ -22,7 +22,7 @@ from grouper.report.page import draw_pictures
 from grouper.runs.folder import RunFolder
 from grouper.runs.recorder import Recorder
 from grouper.runs.records import recipe_changes
-from grouper.runs.trackers import Step, TrackedRun, WandbSink, check_trackers
+from grouper.runs.trackers import Record, TrackedRun, WandbSink, check_trackers
 from grouper.training.run import Run
 from grouper.types import StepReport, Tally
 
@@ -163,7 +163,7 @@ def test_a_run_that_the_caller_opened_is_used_and_left_open(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     sink = sink_of(tmp_path)
     done = StepReport(phase="sft", step=1, tallies={"loss": Tally.of([2])}, status="learning")
-    sink.send(Step(report=done))
+    sink.send(Record.of_step(done, {}, {}))
     sink.close()
     assert wandb.calls == []
     assert theirs.logged == [{"sft/step": 1, "sft/loss": 2.0}]

@@ -26,11 +26,10 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from grouper.errors import RunFolderError
@@ -63,7 +62,7 @@ from grouper.runs.records import (
     only_prolongs,
     recipe_changes,
 )
-from grouper.types import RolloutGroup, StepReport
+from grouper.types import StepReport
 
 Value = TypeVar("Value")
 
@@ -402,31 +401,10 @@ class RunFolder:
 
     # --- rollouts
 
-    def write_rollouts(
-        self,
-        phase: str,
-        step: int,
-        groups: Sequence[RolloutGroup],
-        advantages: Sequence[float | None],
-        *,
-        with_ids: bool = False,
-        tokens: Mapping[tuple[int, int], records.TokenRecord] = MappingProxyType({}),
-    ) -> None:
-        """Record every rollout of a step, one line each.
-
-        Args:
-            phase: `grpo`.
-            step: as in the step's report: the first step is 1.
-            groups: all groups that were sampled, with signal or without.
-            advantages: one per rollout, in the order of the groups and of their rollouts; None for
-                a rollout that was not trained on.
-            with_ids: also keep prompt ids, sampled ids and their log-probs.
-            tokens: (group, sample) -> what is recorded of the tokens of some rollouts.
-        """
-        rows = [
-            *records.rollout_rows(phase, step, groups, advantages, with_ids=with_ids, tokens=tokens)
-        ]
-        write_lines(self.path / "rollouts" / f"{phase}-{step:06d}.jsonl.gz", rows)
+    def write_rollouts(self, phase: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Record every rollout of a step, one line each: the rows of `records.rollout_rows`."""
+        found = [*rows]
+        write_lines(self.path / "rollouts" / f"{phase}-{step:06d}.jsonl.gz", found)
 
     def read_rollouts(
         self, phase: str | None = None, step: int | None = None
