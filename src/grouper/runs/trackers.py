@@ -106,7 +106,7 @@ class Record:
 
     @classmethod
     def of_evaluation(cls, result: EvaluationResult) -> Record:
-        """Each number after its split: `test/accuracy`, its interval `test/low`, `test/high`, ..."""
+        """Each number after its split: `test/accuracy`, its interval `test/low` and `test/high`."""
         numbers = {
             f"{result.split}/{name}": float(value)
             for name, value in flat(result.numbers).items()
