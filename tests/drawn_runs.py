@@ -79,9 +79,7 @@ def result(
         )
         for i in range(20)
     )
-    return EvaluationResult(
-        name=name, phase=phase, step=step, split=split, items=items, samples=1, confidence=0.95
-    )
+    return EvaluationResult(name=name, phase=phase, step=step, split=split, items=items, samples=1)
 
 
 def rollout(step: int, number: int, *, text: str = "so 2", traced: bool = False) -> dict[str, Any]:

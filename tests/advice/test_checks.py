@@ -197,7 +197,6 @@ def evaluation(name: str, phase: str, strict: Sequence[bool], lenient: Sequence[
         step=0,
         split="test",
         samples=1,
-        confidence=0.95,
         items=tuple(
             EvaluationItem(
                 problem_id=f"p/{i}",

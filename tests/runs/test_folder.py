@@ -93,7 +93,6 @@ def make_result(name: str, phase: str, step: int, *, split: str = "validation") 
         step=step,
         split=split,
         samples=1,
-        confidence=0.9,
         card={"seed": 3, "sampling": {"stop": ["x"]}},
         items=tuple(
             EvaluationItem(

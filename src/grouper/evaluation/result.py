@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from pydantic import ConfigDict
 
-from grouper.evaluation.statistics import CONFIDENCE, Interval, mean_interval, pass_at_k
+from grouper.evaluation.statistics import Interval, mean_interval, pass_at_k
 from grouper.grading import TEXT_ALONE
 from grouper.grading.normalise import canonical, tidy
 from grouper.grading.numbers import TooLargeError, read_number
@@ -101,9 +101,9 @@ class Accuracy:
     problems: int
 
     @classmethod
-    def of(cls, scores: Sequence[Sequence[float]], confidence: float) -> Accuracy:
+    def of(cls, scores: Sequence[Sequence[float]]) -> Accuracy:
         means = [math.fsum(samples) / len(samples) for samples in scores]
-        interval = mean_interval(scores, confidence)
+        interval = mean_interval(scores)
         return cls(mean=mean_of(means), interval=interval, problems=len(means))
 
     @property
@@ -153,8 +153,6 @@ class EvaluationResult:
     (`StoredItems`) are read whenever they are looked at."""
     samples: int
     """Completions per problem."""
-    confidence: float = CONFIDENCE
-    """Of every interval, for example 0.95."""
     card: Mapping[str, Any] = field(default_factory=dict)
     """What is needed to measure the same again: prompt of item 0, sampling, grader, n, k, seed."""
 
@@ -175,7 +173,7 @@ class EvaluationResult:
     @cached_property
     def overall(self) -> Accuracy:
         """Accuracy over all scored problems, with its interval."""
-        return Accuracy.of(list(self._scored.values()), self.confidence)
+        return Accuracy.of(list(self._scored.values()))
 
     @property
     def accuracy(self) -> float:
@@ -192,7 +190,7 @@ class EvaluationResult:
             return None
         items = self._scored_items
         scores = _by(items, lambda item: item.problem_id, lambda item: float(bool(item.lenient)))
-        return Accuracy.of(list(scores.values()), self.confidence)
+        return Accuracy.of(list(scores.values()))
 
     @cached_property
     def scores(self) -> dict[str, float]:
@@ -281,7 +279,7 @@ class EvaluationResult:
         for bits in sorted(map(int, ranges)):
             scores = _by(ranges[str(bits)], lambda i: i.problem_id, lambda i: float(i.correct))
             name = f"{2 ** (bits - 1)}-{2**bits - 1}"
-            found[name] = Accuracy.of(list(scores.values()), self.confidence)
+            found[name] = Accuracy.of(list(scores.values()))
         return found
 
     @cached_property
@@ -354,7 +352,7 @@ class EvaluationResult:
     def _parts(self, part_of: Callable[[EvaluationItem], str | None]) -> dict[str, Accuracy]:
         part = {item.problem_id: part_of(item) for item in self.light}
         grouped = _by(self._scored.items(), lambda pair: part[pair[0]], lambda pair: pair[1])
-        return {name: Accuracy.of(grouped[name], self.confidence) for name in sorted(grouped)}
+        return {name: Accuracy.of(grouped[name]) for name in sorted(grouped)}
 
 
 def _counted(outcomes: Iterable[Outcome | None]) -> dict[Outcome, int]:
