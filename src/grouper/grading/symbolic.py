@@ -323,7 +323,6 @@ def latex_of(text: str) -> str:
     """
     latex = _PLAIN_FUNCTION.sub(r"\\\1 ", text).replace(r"\infinity", r"\infty")
     latex = latex.replace("**", "^").replace("*", r"\cdot ")
-    latex = latex.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ")
     while (opened := _OPENER.sub(r"\1{\2}", latex)) != latex:
         latex = opened
     latex = _with_radians(braced(latex), text)
