@@ -18,7 +18,7 @@ from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.runs.folder import RunFolder
-from grouper.runs.records import rollout_rows
+from grouper.runs.records import RunInfo, rollout_rows
 from grouper.types import FinishReason, StepReport, Tally, Verdict
 
 STEPS = 40
@@ -54,13 +54,8 @@ def run_of(
 ) -> Path:
     """A run folder of 30 SFT and 40 GRPO steps whose metrics follow these curves."""
     recipe = load_recipe("demo")
-    folder = RunFolder.create(
-        path,
-        recipe_yaml=resolved_yaml(recipe),
-        recipe_hash=recipe_hash(recipe),
-        versions={},
-        fingerprints={},
-    )
+    info = RunInfo(recipe_hash=recipe_hash(recipe), versions={}, fingerprints={})
+    folder = RunFolder.create(path, info, recipe_yaml=resolved_yaml(recipe))
     for t in range(30):
         tallies = {"loss": Tally.of([sft(t)])}
         folder.append_metrics(

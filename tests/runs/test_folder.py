@@ -17,7 +17,7 @@ from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import read_lines, write_lines
 from grouper.runs import folder as folder_module
 from grouper.runs.folder import RunFolder
-from grouper.runs.records import rollout_rows
+from grouper.runs.records import RunInfo, rollout_rows
 from grouper.types import (
     Completion,
     FinishReason,
@@ -34,14 +34,12 @@ from grouper.types import (
 )
 
 
-def create(path: Path, **changes: Any) -> RunFolder:
-    settings: dict[str, Any] = {
-        "recipe_yaml": "name: demo\n",
-        "recipe_hash": "aaaa",
-        "versions": {"torch": "2.13.0"},
-        "fingerprints": {"train": "f1"},
-    }
-    return RunFolder.create(path, **{**settings, **changes})
+def create(path: Path, *, recipe_yaml: str = "name: demo\n", **changes: Any) -> RunFolder:
+    info = RunInfo(recipe_hash="aaaa", versions={"torch": "2.13.0"}, fingerprints={"train": "f1"})
+    of_info = {name: changes.pop(name) for name in [*changes] if name in RunInfo.model_fields}
+    return RunFolder.create(
+        path, info.model_copy(update=of_info), recipe_yaml=recipe_yaml, **changes
+    )
 
 
 def make_report(phase: str, step: int) -> StepReport:

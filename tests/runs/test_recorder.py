@@ -21,7 +21,7 @@ from grouper.models.process_group import SingleProcess
 from grouper.report.page import draw_pictures
 from grouper.runs.folder import RunFolder
 from grouper.runs.recorder import Recorder
-from grouper.runs.records import recipe_changes
+from grouper.runs.records import RunInfo, recipe_changes
 from grouper.runs.trackers import Record, TrackedRun, WandbSink, check_trackers
 from grouper.training.run import Run
 from grouper.types import StepReport, Tally
@@ -249,7 +249,8 @@ def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch):
 def recording(folder: Path) -> Recorder:
     """A new run without steps, of which every drawing is counted."""
     recipe = load_recipe("demo", [f"output_dir={folder}"])
-    return Recorder(recipe, SingleProcess(), {}, versions={}, fingerprints={})
+    info = RunInfo(recipe_hash=recipe_hash(recipe), versions={}, fingerprints={})
+    return Recorder(recipe, SingleProcess(), {}, info)
 
 
 def test_pictures_are_drawn_at_evaluations_and_at_the_end_if_there_is_news(tmp_path):

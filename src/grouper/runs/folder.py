@@ -57,7 +57,6 @@ from grouper.runs.records import (
     describe_changes,
     evaluation_summary,
     flat,
-    host,
     numbers_in_words,
     only_prolongs,
     recipe_changes,
@@ -140,29 +139,14 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls,
-        path: Path | str,
-        *,
-        recipe_yaml: str,
-        recipe_hash: str,
-        versions: Mapping[str, str],
-        fingerprints: Mapping[str, str],
-        code: Mapping[str, str] | None = None,
-        threads: int = 0,
-        processes: int = 1,
-        **intent: Unpack[Intent],
+        cls, path: Path | str, now: RunInfo, *, recipe_yaml: str, **intent: Unpack[Intent]
     ) -> RunFolder:
         """Start a run folder, or open one to continue it.
 
         Args:
             path: `<output>/<run>`; made if it is missing.
+            now: what the run is; a folder of another recipe hash is refused.
             recipe_yaml: the resolved recipe as text.
-            recipe_hash: names the experiment; a folder of another hash is refused.
-            versions: package -> version.
-            fingerprints: data set -> hash of what was read.
-            code: file of the user's own -> hash of its source.
-            threads: CPU threads of this process; recorded.
-            processes: of the run; recorded.
             intent: what may happen to a run that is there.
 
         Raises:
@@ -171,19 +155,12 @@ class RunFolder:
                 or the data or the code changed since the run began.
         """
         folder = cls(path)
-        found = folder.check(recipe_hash, recipe_yaml, **intent)
+        found = folder.check(now.recipe_hash, recipe_yaml, **intent)
         with refusing(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             sweep(folder.path)
         if found and intent.get("overwrite"):
             folder._clear()
-        now = RunInfo(
-            recipe_hash=recipe_hash,
-            versions=dict(versions),
-            fingerprints=dict(fingerprints),
-            code=dict(code or {}),
-            host=host(threads, processes),
-        )
         if folder._info.exists():
             info = folder._continued(now, recipe_yaml, intent.get("allow_changes", False))
             folder._rewrite_metrics(lambda _: True)  # a kill may have cut its last line

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from grouper.config.loading import recipe_hash, resolved_yaml
+from grouper.config.loading import resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards.calling import reward_label
 from grouper.runs.folder import Intent, RunFolder
 from grouper.runs.lock import RunLock
+from grouper.runs.records import RunInfo
 from grouper.runs.samples import END, printable
 from grouper.runs.trackers import Background, Record, Sink, close_all, find_trackers
 from grouper.types import Completion, RolloutGroup, StepReport
@@ -65,7 +66,7 @@ class Recorder(RunFolder):
         recipe: of the run; names the folder and the trackers.
         processes: of the run.
         intent: `resume`, `overwrite` and `allow_changes` of `RunFolder.create`.
-        contents: what else `RunFolder.create` records, by its names.
+        info: what the run is.
 
     Raises:
         RunFolderError: as `RunFolder.create`, or another process is writing the folder.
@@ -73,11 +74,7 @@ class Recorder(RunFolder):
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        processes: ProcessGroup,
-        intent: Intent,
-        **contents: Any,
+        self, recipe: Recipe, processes: ProcessGroup, intent: Intent, info: RunInfo
     ) -> None:
         super().__init__(Path(recipe.output_dir).expanduser() / recipe.name)
         self.processes = processes
@@ -93,24 +90,17 @@ class Recorder(RunFolder):
         self._undrawn = False
         self._draw_from = 0.0
         try:
-            processes.on_rank0(lambda: self._begin_record(recipe, intent, contents))
+            processes.on_rank0(lambda: self._begin_record(recipe, intent, info))
         except BaseException:  # the lock is given back, whatever went wrong
             self.close()
             raise
 
-    def _begin_record(self, recipe: Recipe, intent: Intent, contents: Mapping[str, Any]) -> None:
-        text, mark = resolved_yaml(recipe), recipe_hash(recipe)
+    def _begin_record(self, recipe: Recipe, intent: Intent, info: RunInfo) -> None:
+        text = resolved_yaml(recipe)
         # Before the lock, which makes the folder: one that is refused stays as it was.
-        self._is_new = not self.check(mark, text, **intent)
+        self._is_new = not self.check(info.recipe_hash, text, **intent)
         self._lock = RunLock(self.path)
-        RunFolder.create(
-            self.path,
-            recipe_yaml=text,
-            recipe_hash=mark,
-            processes=self.processes.size,
-            **contents,
-            **intent,
-        )
+        RunFolder.create(self.path, info, recipe_yaml=text, **intent)
         started = str(self.read_info().host["started"])
         self._builders = find_trackers(recipe, self.path, started=started)
 

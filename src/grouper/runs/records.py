@@ -264,9 +264,9 @@ class RunInfo(BaseModel, strict=True, extra="forbid"):
     """Of packages and kernels, by name, when the run began."""
     fingerprints: dict[str, str]
     """Part of the data -> hash of its problems."""
-    code: dict[str, str]
+    code: dict[str, str] = {}
     """File of the user's own -> hash of its source."""
-    host: dict[str, str | int]
+    host: dict[str, str | int] = Field(default_factory=lambda: host(0, 1))
     """Where and how the run began."""
     changes: list[Change] = []
     resolved: dict[str, int] | None = None
