@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
@@ -22,6 +22,7 @@ from grouper.grading.numbers import TooLargeError, read_number
 from grouper.types import FinishReason, Verdict
 
 Thing = TypeVar("Thing")
+Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "timeout", "crash", "not_scored"]
 
@@ -220,7 +221,7 @@ class EvaluationResult:
             return None
         ballots = _by(
             self._scored_items,
-            lambda item: f"{item.sample // self.samples} {item.problem_id}",
+            lambda item: (item.sample // self.samples, item.problem_id),
             lambda item: item,
         )
         return mean_of(_majority(ballot) for ballot in ballots.values())
@@ -274,10 +275,10 @@ class EvaluationResult:
     @cached_property
     def by_length(self) -> dict[str, Accuracy]:
         """By sampled tokens, in ranges that double; a problem is in each that a sample is in."""
-        ranges = _by(self._scored_items, lambda item: str(item.tokens.bit_length()), lambda i: i)
+        ranges = _by(self._scored_items, lambda item: item.tokens.bit_length(), lambda i: i)
         found = {}
-        for bits in sorted(map(int, ranges)):
-            scores = _by(ranges[str(bits)], lambda i: i.problem_id, lambda i: float(i.correct))
+        for bits in sorted(ranges):
+            scores = _by(ranges[bits], lambda i: i.problem_id, lambda i: float(i.correct))
             name = f"{2 ** (bits - 1)}-{2**bits - 1}"
             found[name] = Accuracy.of(list(scores.values()))
         return found
@@ -398,10 +399,10 @@ def _mean_rewards(items: Sequence[EvaluationItem]) -> dict[str, float]:
 
 
 def _by(
-    things: Iterable[Thing], key: Callable[[Thing], str | None], value: Callable[[Thing], Value]
-) -> dict[str, list[Value]]:
+    things: Iterable[Thing], key: Callable[[Thing], Key | None], value: Callable[[Thing], Value]
+) -> dict[Key, list[Value]]:
     """Values by key, in their order; what has no key is left out."""
-    groups: dict[str, list[Value]] = {}
+    groups: dict[Key, list[Value]] = {}
     for thing in things:
         name = key(thing)
         if name is not None:

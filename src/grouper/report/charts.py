@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
-from grouper.report.panels import FEW, Array, Panel, Series
+from grouper.report.panels import FEW, NICE, Array, Panel, Series
 
 # In units of the drawing, which is scaled to the width that there is.
 WIDTH, HEIGHT = 420, 210
@@ -131,17 +130,16 @@ def _line(scale: _Scale, series: Series) -> Iterable[str]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Four to six round numbers from `low` on, the last one at or after `high`.
+    """Some round numbers from `low` on, the last one at or after `high`.
 
     >>> _ticks(0.0, 97.0)
     [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
     """
-    rough = (high - low) / 5
-    power = 10.0 ** math.floor(math.log10(rough))
-    distance = power * next(size for size in (1, 2, 5, 10) if size * power >= rough * 0.999)
-    first = math.ceil(low / distance - 1e-9)
-    count = math.ceil((high - first * distance) / distance - 1e-9) + 1
-    return [round((first + i) * distance, 12) for i in range(count)]
+    # A tenth of a second of imports that only a picture needs.
+    from matplotlib.ticker import MaxNLocator
+
+    ticks = MaxNLocator(nbins=5, steps=NICE).tick_values(low, high)
+    return [float(tick) for tick in ticks if tick >= low]
 
 
 def _short(values: Array) -> list[float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from grouper.evaluation.compare import label
 from grouper.files import write_atomic
-from grouper.report.panels import COLORS, FEW, Panel, RunView, Series, panels_of
+from grouper.report.panels import COLORS, FEW, NICE, Panel, RunView, Series, panels_of
 from grouper.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ _STYLE = {
     "legend.frameon": False,
     "lines.linewidth": 2.0,
 }
-# Distances between ticks, times a power of ten.
-NICE = [1, 2, 5, 10]
 
 
 def draw_curves(run: RunFolder | RunView, path: Path | None = None) -> Path:

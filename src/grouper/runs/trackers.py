@@ -369,9 +369,7 @@ class Background:
         self._build = build
         self._capacity = capacity
         self._waiting: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
-        self._lost = 0
-        self._failures = 0
-        self._abandoned = False
+        self._is_full = self._has_failed = False
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
@@ -380,8 +378,8 @@ class Background:
         if self._waiting.qsize() < self._capacity:
             self._waiting.put(record)
             return
-        self._lost += 1
-        if self._lost == 1:
+        if not self._is_full:
+            self._is_full = True
             log.warning(
                 "The tracker %s is too slow: %d records wait for it, and what comes now is not "
                 "delivered. The run folder has everything.",
@@ -397,17 +395,13 @@ class Background:
         """Wait for the end, but no longer than this; reports what was not delivered."""
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
-            self._abandoned = True
+            self._has_failed = True  # what it raises later needs no second report
             log.warning(
                 "The tracker %s has not finished in time and is left behind; %d records wait for "
                 "it. The run folder has everything.",
                 self.name,
                 self._waiting.qsize() - 1,  # the last one is the request to end
             )
-        elif self._failures > 1:
-            log.warning("The tracker %s failed %d times in all.", self.name, self._failures)
-        if self._lost:
-            log.warning("%d records were not delivered to the tracker %s.", self._lost, self.name)
 
     def _work(self) -> None:
         sink = self._safely(self._build)
@@ -421,8 +415,8 @@ class Background:
         try:
             return action()
         except BaseException as error:  # noqa: BLE001 - whatever a tracker raises ends here
-            self._failures += 1
-            if self._failures == 1 and not self._abandoned:
+            if not self._has_failed:
+                self._has_failed = True
                 log.warning(
                     "The tracker %s failed, and the run goes on anyway (reported once): %s: %s",
                     self.name,
