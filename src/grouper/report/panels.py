@@ -40,8 +40,6 @@ COLORS = {
     "grey": "#6B6B6B",
     "ink": "#222222",
 }
-# Distances between ticks, times a power of ten.
-NICE = [1, 2, 5, 10]
 # With so few measurements each gets an error bar; more of them share a band.
 FEW = 3
 
