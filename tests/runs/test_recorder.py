@@ -21,8 +21,8 @@ from grouper.models.process_group import ProcessGroup
 from grouper.report.page import draw_pictures
 from grouper.runs.folder import RunFolder
 from grouper.runs.recorder import Recorder
-from grouper.runs.records import recipe_changes
-from grouper.runs.trackers import Step, TrackedRun, WandbSink, check_trackers
+from grouper.runs.records import RunInfo, recipe_changes
+from grouper.runs.trackers import Record, TrackedRun, WandbSink, check_trackers
 from grouper.training.run import Run
 from grouper.types import StepReport, Tally
 
@@ -163,7 +163,7 @@ def test_a_run_that_the_caller_opened_is_used_and_left_open(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     sink = sink_of(tmp_path)
     done = StepReport(phase="sft", step=1, tallies={"loss": Tally.of([2])}, status="learning")
-    sink.send(Step(report=done))
+    sink.send(Record.of_step(done, {}, {}))
     sink.close()
     assert wandb.calls == []
     assert theirs.logged == [{"sft/step": 1, "sft/loss": 2.0}]
@@ -249,7 +249,8 @@ def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch):
 def recording(folder: Path) -> Recorder:
     """A new run without steps, of which every drawing is counted."""
     recipe = load_recipe("demo", [f"output_dir={folder}"])
-    return Recorder(recipe, ProcessGroup(), {}, versions={}, fingerprints={})
+    info = RunInfo(recipe_hash=recipe_hash(recipe), versions={}, fingerprints={})
+    return Recorder(recipe, ProcessGroup(), {}, info)
 
 
 def test_pictures_are_drawn_at_evaluations_and_at_the_end_if_there_is_news(tmp_path):

@@ -26,6 +26,7 @@ from grouper.config.schema import GRPOConfig
 from grouper.evaluation.items import checked
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards import Notes, RewardStack
+from grouper.runs import records
 from grouper.runs.recorder import TokenLog
 from grouper.runs.samples import format_sample
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
@@ -549,7 +550,8 @@ def _record(
     drawn = (*rollouts.groups, *rollouts.replaced)
     tokens = log.records(run.processes, run.token_text)
     ids = tracking.token_ids
-    run.folder.write_rollouts("grpo", state.step, drawn, flat, with_ids=ids, tokens=tokens)
+    rows = records.rollout_rows("grpo", state.step, drawn, flat, with_ids=ids, tokens=tokens)
+    run.folder.write_rollouts("grpo", state.step, rows)
     every = tracking.print_every_steps
     if every is not None and state.step % every == 0 and run.processes.rank == 0:
         run.display.sample(format_sample(drawn[0], state.step))

@@ -36,6 +36,7 @@ from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, setup_logging
 from grouper.runs.recorder import Recorder
+from grouper.runs.records import RunInfo, host
 from grouper.sampling.base import ModelSampler, Sampler, draw_seed
 from grouper.sampling.engines import Samplers
 from grouper.sampling.vllm import VllmSampler
@@ -97,10 +98,13 @@ class Run:
             recipe,
             self.processes,
             {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes},
-            versions=describe_versions(recipe),
-            fingerprints=sets.fingerprints,
-            code=code_fingerprints([*named, *recipe.hooks]),
-            threads=recipe.threads or torch.get_num_threads(),
+            RunInfo(
+                recipe_hash=self.hash,
+                versions=describe_versions(recipe),
+                fingerprints=sets.fingerprints,
+                code=code_fingerprints([*named, *recipe.hooks]),
+                host=host(recipe.threads or torch.get_num_threads(), self.processes.size),
+            ),
         )
         try:
             self._prepare(recipe, sets)
