@@ -127,17 +127,6 @@ def _contradictions(recipe: Recipe) -> Iterator[GrouperError]:
         local = path is not None and (path.startswith((".", "/", "~")) or path.count("/") > 1)
         if local and not Path(str(path)).expanduser().exists():
             yield refusal("no-folder", where, path=path)
-    total, new = recipe.sampling.max_total_tokens, recipe.model.new
-    wanted = total or recipe.prompt.max_prompt_tokens + recipe.sampling.max_new_tokens
-    if new is not None and wanted > new.max_position_embeddings:
-        yield refusal(
-            "no-positions",
-            "model.new.max_position_embeddings",
-            settings="max_total_tokens" if total else "max_prompt_tokens + max_new_tokens",
-            wanted=wanted,
-            positions=new.max_position_embeddings,
-            which="that" if total else "the other two",
-        )
     if recipe.model.quantization is not None and recipe.sampling.dtype not in {"auto", "same"}:
         yield refusal("quantised-copy", "sampling.dtype")
 

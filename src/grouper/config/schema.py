@@ -80,23 +80,14 @@ class LoraConfig(Section):
 
 
 class NewModelConfig(Section):
-    """A small random model, and a tokenizer fitted to the recipe's own data."""
+    """A small random Qwen3, and a tokenizer fitted to the recipe's own data."""
 
-    hidden_size: Positive = 128
+    hidden_size: Annotated[int, Field(ge=8, multiple_of=8)] = 128
+    """shared out among four heads; two of them have the same keys and values"""
     layers: Positive = 2
-    heads: Positive = 4
-    kv_heads: Positive = 2
-    head_dim: Positive = 32
     intermediate_size: Positive = 384
     vocab_size: Positive = 512
     """upper limit of the fitted tokenizer"""
-    max_position_embeddings: Positive = 2048
-
-    def contradictions(self) -> Iterator[str]:
-        if self.heads % self.kv_heads:
-            yield f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
-        if self.head_dim % 2:
-            yield f"head_dim ({self.head_dim}) must be even for rotary embeddings"
 
 
 class ModelConfig(Section):
@@ -307,9 +298,7 @@ class PhaseConfig(Section):
     evaluate_every: NonNegative | Literal["epoch"] = 0
     """steps between validations (on data.validation), or epoch; 0: never"""
     checkpoint_every: NonNegative = 0
-    """steps; 0: by time only"""
-    checkpoint_minutes: NonNegativeFloat = 10.0
-    """also save this long after the last checkpoint; 0: by steps only"""
+    """steps; a checkpoint is also saved ten minutes after the last one; 0: by time only"""
     keep_checkpoints: Positive = 2
     """the newest ones, to go on from"""
 
@@ -373,9 +362,7 @@ class GRPOConfig(PhaseConfig):
     beta: NonNegativeFloat = 0.0
     """weight of the KL term"""
     kl: KLName = "k3"
-    """estimator of the KL; k1 only in the reward"""
-    kl_in_reward: bool = False
-    """take the KL off the reward, not into the loss"""
+    """estimator of the KL; k1 is taken off the reward, k2 and k3 are terms of the loss"""
     entropy_bonus: NonNegativeFloat = 0.0
     """weight of the entropy in the loss"""
     top_entropy: Share = 1.0
@@ -399,10 +386,8 @@ class GRPOConfig(PhaseConfig):
     """a group without one correct answer gives no update"""
     shuffle_rewards: bool = False
     """control experiment: rewards permuted over the step; must not learn"""
-    preflight_prompts: NonNegative = 32
-    """sampled before training; 0: none"""
     allow_truncation: bool = False
-    """start although more than half of the preflight samples are cut off"""
+    """start although more than half of the 32 samples drawn before are cut off"""
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="before")
@@ -434,12 +419,8 @@ class GRPOConfig(PhaseConfig):
             yield f"advantage: {self.advantage} divides by nothing: leave advantage_eps out"
 
     def _of_the_loss(self) -> Iterator[str]:
-        if self.beta > 0 and self.kl == "k1" and not self.kl_in_reward:
-            yield "the gradient of kl: k1 is 0 in expectation: use k2, k3, or kl_in_reward: true"
-        if self.kl_in_reward and self.beta == 0:
-            yield "kl_in_reward needs a beta above 0"
         if self.kl_in_reward and self.decouple_rewards:
-            yield "kl_in_reward changes the total, decouple_rewards its components: use one"
+            yield "kl: k1 changes the total, decouple_rewards its components: use k2 or k3"
         if self.dual_clip is not None and self.surrogate != "ppo_clip":
             yield f"dual_clip is a bound of surrogate: ppo_clip, not of {self.surrogate}"
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
@@ -453,6 +434,11 @@ class GRPOConfig(PhaseConfig):
     def several_updates(self) -> bool:
         """Whether a rollout batch is stepped on more than once."""
         return self.updates_per_batch * self.num_iterations > 1
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether the KL is taken off the reward: as a loss, k1's gradient is 0 in expectation."""
+        return self.beta > 0 and self.kl == "k1"
 
     @property
     def flat_rows_matter(self) -> bool:
@@ -477,9 +463,6 @@ class VllmConfig(Section):
     """only for mode: server, one or several: a GPU, as cuda:1, on which the run starts and ends
     one; the address of one that `grouper serve-rollouts` has started, as http://127.0.0.1:8765;
     auto: the run starts one where vLLM puts it. Left out: auto"""
-    weights_dir: str | None = None
-    """a folder that trainer and servers see under the same name; left out: the shared memory of
-    this machine"""
     tolerance: PositiveFloat | None = None
     """most that log-probs may differ from the trainer's after a push of weights, mean in nats;
     left out: 1e-5 where both compute in float32, else 0.02"""
@@ -558,8 +541,6 @@ class EvaluationConfig(Section):
     servers: Servers = ()
     """vLLM servers for validation alone, named as in sampling.vllm.servers: it then runs while
     training goes on; left out: training waits for it"""
-    base: bool = True
-    """also measure the model before training"""
     rewards: bool = True
     """also format, reasoning and `rewards` of each completion"""
 
@@ -623,11 +604,9 @@ class TrackerConfig(Section):
 class TrackingConfig(Section):
     """What is recorded beside the metrics, and where else."""
 
-    token_ids: bool = False
-    """keep ids and log-probs of every rollout"""
-    token_groups: NonNegative = 2
+    token_groups: NonNegative | Literal["all"] = 2
     """groups per step whose tokens are recorded one by one: log-probs, entropy, clipping; the
-    report shows them"""
+    report shows them. all: of every group, with ids and exact log-probs"""
     log_every: Positive = 1
     """steps between lines on the console and in training.log"""
     print_every_steps: Positive | None = None

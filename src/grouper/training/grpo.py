@@ -75,9 +75,10 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
             max_new_tokens=run.prepared.max_new_tokens,
             orders=_orders(run, state, len(rollouts.groups)),
         )
-        tokens = TokenLog(rollouts.groups, assembled.advantages, run.recipe.tracking.token_groups)
-        recorded = tokens.see if run.recipe.tracking.token_groups else None
-        objective = grpo_objective(config, recorded)
+        asked = run.recipe.tracking.token_groups
+        count = len(rollouts.groups) if asked == "all" else asked
+        tokens = TokenLog(rollouts.groups, assembled.advantages, count)
+        objective = grpo_objective(config, tokens.see if asked else None)
         updates = [update_phase(state, b, objective, config) for b in assembled.batches]
     _advance(state, rollouts)
     _record(run, state, rollouts, assembled.advantages, tokens)
@@ -549,7 +550,7 @@ def _record(
     tracking = run.recipe.tracking
     drawn = (*rollouts.groups, *rollouts.replaced)
     tokens = log.records(run.processes, run.token_text)
-    ids = tracking.token_ids
+    ids = tracking.token_groups == "all"
     run.folder.write_rollouts("grpo", state.step, drawn, flat, with_ids=ids, tokens=tokens)
     every = tracking.print_every_steps
     if every is not None and state.step % every == 0 and run.processes.rank == 0:
