@@ -273,7 +273,7 @@ TRL = (
     trl("no-names", "- 3\n"),
     trl("not-json", '{"beta": }', file="grpo.json"),
     trl("none-of-trl", {"micro_batch": 3, "rate": 1e-5}),
-    trl("set-twice", {"num-generations": 8, "a": {"num_generations": 4}}),
+    trl("set-twice", {"num-generations": 8, "num_generations": 4}),
     trl("group-of-one", {"num_generations": 1}),
     trl("not-whole", {"num_generations": 8.5}),
     trl("not-a-number", {"num_generations": 8, "epsilon": "small"}),
