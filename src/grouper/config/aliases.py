@@ -5,7 +5,8 @@ phase) and `others` has one of
 
 - `to`: our key, in which `{phase}` is the phase that is configured; `values` maps their values
   to ours;
-- `computed`: the keys that are computed from it and others;
+- `computed`: the keys that are computed from it and others; `same` where its value is usually
+  theirs;
 - `why`: there is no counterpart, and this is the reason;
 - `now`: the row of its present name.
 
