@@ -245,14 +245,7 @@ AlgorithmName = Literal[
     "grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "reinforce++"
 ]
 AdvantageName = Literal["standardised", "mean", "leave_one_out", "none", "batch_standardised"]
-WeightingName = Literal["token_mean", "sequence_mean", "constant"]
-SurrogateName = Literal["ppo_clip", "cispo", "policy_gradient"]
-RatioName = Literal["token", "sequence"]
-KLName = Literal["k1", "k2", "k3"]
-ImportanceName = Literal["none", "truncate", "mask"]
-ScheduleName = Literal["constant", "linear", "cosine"]
 EngineName = Literal["native", "vllm"]
-OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
 
 _NO_GROUP_BASELINE = ("none", "batch_standardised")
 
@@ -260,7 +253,7 @@ _NO_GROUP_BASELINE = ("none", "batch_standardised")
 class OptimizerConfig(Section):
     """Optimizer and learning-rate schedule of one phase."""
 
-    name: OptimizerName = "adamw"
+    name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     learning_rate: PositiveFloat = 1e-6
     muon_learning_rate: PositiveFloat = 0.02
     """only for muon: rate of the 2-D layer weights, AdamW takes the rest"""
@@ -268,7 +261,7 @@ class OptimizerConfig(Section):
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat | None = 1.0
-    schedule: ScheduleName = "constant"
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_ratio: Fraction = 0.0
     """share of the steps"""
     warmup_steps: NonNegative | None = None
@@ -291,7 +284,7 @@ class PhaseConfig(Section):
     difficulty band meet problems faster)"""
     tokens_per_micro_batch: Positive = 8192
     """tokens in one forward and backward; never changes the gradient"""
-    weighting: WeightingName = "token_mean"
+    weighting: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     weighting_constant: PositiveFloat | None = None
     """only for weighting: constant; what each sequence's sum is divided by (GRPO, left out:
     sampling.max_new_tokens)"""
@@ -352,22 +345,22 @@ class GRPOConfig(PhaseConfig):
     """added to the standard deviation of the rewards; left out: 1e-4"""
     decouple_rewards: bool = False
     """a baseline for each reward component, then their weighted sum (GDPO)"""
-    ratio: RatioName = "token"
+    ratio: Literal["token", "sequence"] = "token"
     """sequence: one for all its tokens (GSPO)"""
-    surrogate: SurrogateName = "ppo_clip"
+    surrogate: Literal["ppo_clip", "cispo", "policy_gradient"] = "ppo_clip"
     clip_low: Fraction = 0.2
     clip_high: NonNegativeFloat = 0.28
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """only ppo_clip: bound on the ratio where the advantage is negative"""
     beta: NonNegativeFloat = 0.0
     """weight of the KL term"""
-    kl: KLName = "k3"
+    kl: Literal["k1", "k2", "k3"] = "k3"
     """estimator of the KL; k1 is taken off the reward, k2 and k3 are terms of the loss"""
     entropy_bonus: NonNegativeFloat = 0.0
     """weight of the entropy in the loss"""
     top_entropy: Share = 1.0
     """only this share of the tokens, the most uncertain ones, gets a gradient"""
-    importance: ImportanceName = "none"
+    importance: Literal["none", "truncate", "mask"] = "none"
     """weights for sampler log-probs that differ from the trainer's, bounded by 2"""
     max_staleness: Literal[0, 1] = 0
     """1: sample the rollouts of the next step while this one is trained, with weights that are one
