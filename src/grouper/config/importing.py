@@ -78,8 +78,6 @@ def import_recipe(
         )
     parts = _parts(data, dialect, path, left_out)
     last = parts[-1]
-    if path.suffix == ".py":
-        last.notes.append("Model, data, LoRA and rewards that the script sets elsewhere: set them.")
     for s in parts:
         s.updates = _batch(s, nproc)
         s.move_rows()
@@ -87,12 +85,7 @@ def import_recipe(
     _run(last, path)
     if dialect["recipe"] is None:
         _data(last, source_named)
-        model = last.recipe["model"]
-        if last.get("bf16") is False or last.get("fp16"):
-            model["compute_dtype"] = model["dtype"]
-        if last.phase == "grpo":
-            _clip(last)
-            _rewards(last, path.parent, rewards)
+        _of_trl(last, path, rewards)
     elif dialect["recipe"] == "openmath-dapo":
         _both_phases(last, source_named)
     for s in parts:
@@ -229,8 +222,6 @@ class _Settings:
             known = ", ".join(sorted(set(map(str, values))))
             self.leave_out(name, f"{value!r} has no counterpart, {key} keeps its default ({known})")
         elif row.get("unit") != "updates":
-            rate = self.number(row["per"]) if "per" in row else None
-            value = self.number(name) / rate if rate else value
             self.put({key: value, **row.get("also", {})})
         elif not 0 < self.number(name) < 1:
             self.put({key: math.ceil(value / self.updates), **row.get("also", {})})
@@ -302,7 +293,6 @@ def _parts(
         row = s.row(key)
         meant = row.get("values", {}).get(_word(value), value) if "now" in row else value
         key = row.get("now", key)
-        meant = _as_meant(key, meant, s.row(key))
         if s.given.setdefault(key, meant) != meant:
             raise s.refused(f"{key} is set twice, to different values")
         s.spelled.setdefault(key, full)
@@ -323,14 +313,6 @@ def _phase_of(names: Iterable[str]) -> str:
     """The phase of TRL's file: that of GRPO if any of its names is GRPO's alone."""
     rows = [aliases().get(aliases().get(name, {}).get("now", name), {}) for name in names]
     return "grpo" if any([*row.get("default", ())] == ["grpo"] for row in rows) else "sft"
-
-
-def _as_meant(name: str, value: Any, row: Row) -> Any:
-    """The value as TRL reads it: numbers in quotes, and the strategy `no`, false to YAML."""
-    if value is False and name.endswith("_strategy"):
-        return "no"
-    numeric = any(type(default) in (int, float) for default in row.get("default", {}).values())
-    return parse_yaml(value, name) if numeric and isinstance(value, str) else value
 
 
 def _run(s: _Settings, path: Path) -> None:
@@ -361,20 +343,9 @@ def _batch(s: _Settings, nproc: int) -> int:
         s.put({"sft.batch_size": a_step})
         return 1
     group = s.number("num_generations", whole=True)
-    if group == 1:
-        raise s.refused(
-            "num_generations is 1: a completion is compared with the others of its group, and "
-            "there is none, so that nothing would be learned",
-            "Use 2 or more; 8 is usual.",
-        )
-    if s.get("generation_batch_size") and s.get("steps_per_generation"):
-        what = "generation_batch_size and steps_per_generation set the same thing"
-        raise s.refused(what, "Give only one.")
     sampled = a_step
     if s.get("steps_per_generation"):
         sampled = device * s.number("steps_per_generation", whole=True)
-    elif s.get("generation_batch_size"):
-        sampled = s.number("generation_batch_size", whole=True)
     # Sampling several times before one optimizer step is sampling once: the policy is the same.
     batch = max(sampled, a_step)
     if batch % group or batch % a_step or batch % sampled:
@@ -399,11 +370,7 @@ def _trackers(s: _Settings) -> None:
         s.leave_out("report_to", f"there is no {name!r}: {', '.join(TRACKERS)}")
     fields = {"project": "project", "run_name": "run_name", "wandb_entity": "entity"}
     about = {ours: s.get(name) for name, ours in fields.items() if s.given.get(name)}
-    rows = [about | {"name": name} for name in asked if name in TRACKERS]
-    for row in rows:
-        if row["name"] == "trackio" and (space := s.get("trackio_space_id")):
-            row |= {"mode": "online", "params": {"space_id": space}}
-    if rows:
+    if rows := [about | {"name": name} for name in asked if name in TRACKERS]:
         s.put({"tracking.trackers": rows})
         s.notes.append("Trackers stay offline unless their mode is online (--online).")
 
@@ -412,17 +379,23 @@ def _listed(value: Any) -> list[str]:
     return [str(v) for v in (value if isinstance(value, list) else [value] if value else [])]
 
 
-def _clip(s: _Settings) -> None:
-    low, high = s.number("epsilon"), s.get("epsilon_high")
-    high = low if high is None else s.number("epsilon_high")
+def _of_trl(s: _Settings, path: Path, known: Container[str]) -> None:
+    """What takes more than one of TRL's settings."""
+    if path.suffix == ".py":
+        s.notes.append("Model, data, LoRA and rewards that the script sets elsewhere: set them.")
+    model = s.recipe["model"]
+    if s.get("bf16") is False or s.get("fp16"):
+        model["compute_dtype"] = model["dtype"]
+    if s.phase == "grpo":
+        _rewards(s, path.parent, known)
     if s.get("loss_type") == "cispo":  # TRL bounds the ratio itself, above only
-        low, high = 1.0, high - 1.0
-    if high < 0:
-        raise s.refused(
-            f"cispo with epsilon_high {high + 1:g} bounds every ratio below 1",
-            "It is the bound itself, not its distance from 1: 5 is usual.",
-        )
-    s.put({"grpo.clip_low": low, "grpo.clip_high": high})
+        high = s.number("epsilon_high")
+        if high < 1:
+            raise s.refused(
+                f"cispo with epsilon_high {high:g} bounds every ratio below 1",
+                "It is the bound itself, not its distance from 1: 5 is usual.",
+            )
+        s.put({"grpo.clip_low": 1.0, "grpo.clip_high": high - 1.0})
 
 
 def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
@@ -438,11 +411,6 @@ def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
         if row["name"] is None:
             unknown.append(name)
             continue
-        # Scripts name a reward's parameters after its first word (cosine_max_len).
-        for theirs in s.given:
-            key = s.row(theirs).get("computed", "")
-            if key.startswith("rewards[].params.") and theirs[:6] == row["name"][:6]:
-                row.setdefault("params", {})[key.rpartition(".")[2]] = s.get(theirs)
         rows.append(row)
     if unknown:
         why = f"no reward here (`grouper rewards` lists them): {', '.join(unknown)}"
