@@ -76,7 +76,7 @@ def _write_recipe(case: Case, model: Path, folder: Path, *, budget: int, threads
             "steps": 10_000,
             "prompts_per_step": case.prompts,
             "group_size": case.group,
-            "preflight_prompts": 0,
+            "allow_truncation": True,
             "require_correct_in_group": False,
             "tokens_per_micro_batch": budget,
         },

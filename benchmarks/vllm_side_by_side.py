@@ -35,14 +35,11 @@ RESULTS = Path(__file__).parent / "results" / "vllm_side_by_side.json"
 SIZES = {
     "0.5M": [],
     "25M": [
-        "model.new={hidden_size: 512, layers: 8, heads: 8, kv_heads: 4, intermediate_size: 1536}",
-        "model.new.head_dim=64",
+        "model.new={hidden_size: 512, layers: 8, intermediate_size: 1536}",
         "grpo.prompts_per_step=4",
     ],
     "0.5B": [
-        "model.new={hidden_size: 1280, layers: 20, heads: 20, kv_heads: 4}",
-        "model.new.head_dim=64",
-        "model.new.intermediate_size=5120",
+        "model.new={hidden_size: 1024, layers: 28, intermediate_size: 5120}",
         "model.dtype=bfloat16",
         "sampling.vllm.tolerance=0.1",
     ],

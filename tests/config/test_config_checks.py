@@ -62,7 +62,6 @@ HINTS = [
     # What another trainer calls it, with its value where that means the same.
     ("grpo.num_generations=8", "Write grpo.group_size=8."),
     ("num_generations=8", "Write grpo.group_size=8."),
-    ("lora.r=8", "Write model.lora.rank=8."),
     ("sft.save_steps=50", "Write sft.checkpoint_every=50."),
     ("save_steps=50", "Write grpo.checkpoint_every=50 or sft.checkpoint_every=50."),
     ("mask_truncated_completions=true", "Write grpo.overlong=mask."),

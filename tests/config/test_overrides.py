@@ -80,8 +80,8 @@ BOMB = "a0: &a0 [1]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        (BOMB, "more than 100,000 values"),
-        ("a: &a [*a]", "more than 100,000 values"),
+        (BOMB, "aliases .* are not read"),
+        ("a: &a [*a]", "aliases .* are not read"),
         ("a: " + "[" * 3000, "nested too deeply"),
         ("a: " + "{a: " * 3000, "nested too deeply"),
         ("seed: " + "9" * 5000, "Exceeds the limit"),

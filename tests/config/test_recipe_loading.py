@@ -176,7 +176,6 @@ def test_the_small_recipe_is_sound(small):
         (["model={path: ./no/such}"], r"model\.path: there is no folder"),
         (["grpo.start_from=/no/such"], r"grpo\.start_from: there is no folder"),
         (["data.train={source: svamp}"], r"data\.sft.*svamp has none"),
-        (["sampling.max_new_tokens=4000"], r"max_position_embeddings.*4512.*2048"),
         (["rewards=[{name: corectness}]"], "Did you mean 'correctness'"),
     ],
 )

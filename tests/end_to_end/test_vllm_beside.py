@@ -37,8 +37,7 @@ pytestmark = pytest.mark.slow
 SETTINGS = [
     *TINY_RUN,
     "skip_sft=true",
-    "evaluation.base=false",
-    "model.new.head_dim=32",
+    "model.new.hidden_size=128",
     "data.test=null",
     "data.sft=null",
     "grpo.steps=5",
@@ -52,7 +51,7 @@ SETTINGS = [
     "rewards=[{name: 'by_length.py:shorter'}]",
     "sampling.engine=vllm",
     "sampling.vllm.mode=server",
-    "tracking.token_ids=true",
+    "tracking.token_groups=all",
 ]
 BESIDE = "evaluation.servers=[auto]"
 AHEAD = "grpo.max_staleness=1"

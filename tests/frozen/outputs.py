@@ -104,7 +104,7 @@ WITH_MODELS = (
     of_run("run-dry", f"run demo {SAME} --dry-run", computed=False),
     dry("sft-dry", f"sft demo {SAME}"),
     dry("grpo-dry", f"grpo demo {SAME}"),
-    of_run("eval", "eval ./tiny --compare tiny"),
+    of_run("eval", "eval ./tiny"),
     dry("eval-dry", "eval ./tiny"),
     of_run("generate", "generate ./tiny --input rows.jsonl --output out.jsonl",
            files={"rows.jsonl": lines({"question": "2+2?"}, {"question": "9 " * 2100})}),

@@ -96,7 +96,7 @@ def run(folder: Path, *trackers: str) -> RunFolder:
         *data_from(str(folder)),
         "sft.steps=1",
         "grpo.steps=1",
-        "evaluation.base=false",
+        "data.test=null",
         f"output_dir={folder}",
         f"tracking.trackers=[{', '.join(trackers)}]",
     ]
@@ -220,7 +220,7 @@ def test_trackers_are_no_part_of_the_experiment():
     tracked = load_recipe("demo", ["tracking.trackers=[{name: wandb, project: p}]"])
     assert recipe_hash(tracked) == recipe_hash(without)
     assert recipe_changes(resolved_yaml(without), resolved_yaml(tracked)) == {}
-    other = load_recipe("demo", ["tracking.token_ids=true"])
+    other = load_recipe("demo", ["rewards=[format]"])
     assert recipe_hash(other) != recipe_hash(without)
 
 
@@ -304,7 +304,7 @@ def test_only_the_first_process_draws(tmp_path):
 def test_a_run_that_ends_with_an_error_has_its_report(tmp_path):
     write_problems(tmp_path)
     overrides = [*TINY_RUN, *data_from(str(tmp_path)), "sft.steps=1", "grpo.steps=3"]
-    recipe = load_recipe("demo", [*overrides, f"output_dir={tmp_path}", "evaluation.base=false"])
+    recipe = load_recipe("demo", [*overrides, f"output_dir={tmp_path}"])
     opened = Run(recipe)
     opened.folder.draw = draw_pictures
     opened.folder.append_metrics(report("sft", 1, {"loss": 2.0}))

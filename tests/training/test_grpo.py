@@ -198,7 +198,7 @@ def test_the_constant_weighting_divides_by_the_completion_budget() -> None:
 
 def test_a_kl_in_the_reward_is_taken_off_before_the_baseline() -> None:
     group = make_group(0, [1.0, 1.0], [2, 3])
-    settings = config(beta=0.1, kl="k1", kl_in_reward=True, advantage="mean")
+    settings = config(beta=0.1, kl="k1", advantage="mean")
     scores = Noted()
     assembled = assemble([group], settings, scores, max_new_tokens=8)
     # Old log-probs are -1 and -2, the reference's -1: the second row has a KL of -1 a token.

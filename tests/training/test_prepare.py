@@ -20,7 +20,6 @@ from grouper.training.run import Run
 
 SMALL = [
     "model.new.hidden_size=32",
-    "model.new.head_dim=8",
     "model.new.intermediate_size=64",
     "data.sft.options.count=40",
     "data.train.options.count=40",

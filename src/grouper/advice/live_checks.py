@@ -25,6 +25,8 @@ from grouper.types import StepReport
 
 log = logging.getLogger(__name__)
 
+# Prompts that are sampled before GRPO.
+PREFLIGHT_PROMPTS = 32
 # Completions that are looked at after SFT.
 STOP_SAMPLES = 10
 
@@ -63,22 +65,21 @@ class Preflight(Hook):
     """Looks at a few samples: whether GRPO's budget is enough, and whether SFT taught to stop."""
 
     def phase_begins(self, run: Run, state: TrainState) -> None:
-        """Sample `grpo.preflight_prompts` prompts before the first step of GRPO.
+        """Sample some prompts before the first step of GRPO.
 
         Raises:
             PreflightError: most would be cut off, and the recipe does not allow it.
         """
         config, budget = run.recipe.grpo, run.prepared.max_new_tokens
-        count = config.preflight_prompts
-        if state.phase != "grpo" or state.step > 0 or count == 0:
+        if state.phase != "grpo" or state.step > 0:
             return
         train, most = run.prepared.train, STRETCH * budget
         limit = run.prepared.context
         if limit is not None:
-            met = first_met(len(train), count, seed=run.recipe.seed)
+            met = first_met(len(train), PREFLIGHT_PROMPTS, seed=run.recipe.seed)
             most = min(most, limit - max(len(train[i][1].token_ids) for i in met))
         drawn = SampleSummary(
-            completions=_sample(run, state, count, max(budget, most), "pre-flight"),
+            completions=_sample(run, state, PREFLIGHT_PROMPTS, max(budget, most), "pre-flight"),
             budget=budget,
             before=state.phase,
             begun=run.processes.on_rank0(run.has_begun),

@@ -108,17 +108,6 @@ def _contradictions(recipe: Recipe) -> Iterator[GrouperError]:
     parts = source.mixture or (source,)
     if not recipe.skip_sft and not any(map(_can_have_solutions, parts)):
         yield refusal("no-solutions", "data.sft", sources=", ".join(p.source for p in parts))
-    total, new = recipe.sampling.max_total_tokens, recipe.model.new
-    wanted = total or recipe.prompt.max_prompt_tokens + recipe.sampling.max_new_tokens
-    if new is not None and wanted > new.max_position_embeddings:
-        yield refusal(
-            "no-positions",
-            "model.new.max_position_embeddings",
-            settings="max_total_tokens" if total else "max_prompt_tokens + max_new_tokens",
-            wanted=wanted,
-            positions=new.max_position_embeddings,
-            which="that" if total else "the other two",
-        )
     if recipe.model.quantization is not None and recipe.sampling.dtype not in {"auto", "same"}:
         yield refusal("quantised-copy", "sampling.dtype")
 

@@ -368,7 +368,7 @@ class _Planner:
             self.slices["sft"] = worst_slices(recipe.sft, *longest)
         if not recipe.skip_grpo:
             self.slices["grpo"] = worst_slices(recipe.grpo, max(self.prompts), self.completion)
-        measured = recipe.evaluation.base or recipe.data.test or recipe.data.has_validation
+        measured = recipe.data.test or recipe.data.has_validation
         self.sampled = [] if recipe.skip_grpo else ["grpo sample"]
         self.sampled += ["evaluation"] if measured else []
 

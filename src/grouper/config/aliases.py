@@ -5,7 +5,8 @@ phase) and `others` has one of
 
 - `to`: our key, in which `{phase}` is the phase that is configured; `values` maps their values
   to ours;
-- `computed`: the keys that are computed from it and others;
+- `computed`: the keys that are computed from it and others; `same` where its value is usually
+  theirs;
 - `why`: there is no counterpart, and this is the reason;
 - `now`: the row of its present name.
 
@@ -81,11 +82,11 @@ def dialects() -> tuple[Row, ...]:
 
 def dialect_of(data: Mapping[Any, Any]) -> Row | None:
     """The dialect of a file, by its names and those below its headings; None if there is none."""
-    levels = [data, *(value for value in data.values() if isinstance(value, Mapping))]
-    names = {str(name) for level in levels for name in level}
+    sections = [value for value in data.values() if isinstance(value, Mapping)]
+    names = {str(name) for level in (data, *sections) for name in level}
     *systems, trl = dialects()
     found = (dialect for dialect in systems if names & {*dialect["marks"]})
-    return next(found, trl if any(map(alias, names)) else None)
+    return next(found, trl if any(alias(str(name)) for name in data) else None)
 
 
 @cache

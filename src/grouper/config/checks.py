@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from grouper.config.aliases import Row, alias, aliases, keys_of
@@ -23,14 +23,6 @@ Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]
 Fields = Mapping[str, FieldInfo]
 
-# Names of other trainers whose values have another unit than our settings.
-_OTHER_UNITS = {
-    "dataset_name",
-    "generation_batch_size",
-    "gradient_accumulation_steps",
-    "per_device_train_batch_size",
-    "steps_per_generation",
-}
 # Settings that one hint names, and characters of a value that it repeats.
 _MOST_PLACES = 4
 _LONGEST_VALUE = 60
@@ -80,40 +72,25 @@ def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]
     Args:
         name: without its section.
         fields: every setting there is, by dotted key.
-        section: where the name was written; of several settings, those closest to it are taken.
+        section: where the name was written; of several settings, those in a section that it names
+            are taken (`sampling` of `vllm_sampling`).
 
     Returns:
-        The row of the table of aliases (empty for a name of ours), and the keys, short ones first.
+        The row of the table of aliases (empty for a name of ours), and the keys.
     """
-    own = f"{section}.{name}".lstrip(".")
-    if own in fields:
-        return {}, [own]
     row: Row = {}
     found = [key for key in fields if key.rpartition(".")[2] == name]
     if not found:
         _, row = alias(name) or (name, row)
-        keys = {key: None for phase in ("grpo", "sft") for key in keys_of(row, phase)}
-        found = [key for key in keys if any(_overlap(key, known) for known in fields)]
-    closeness = {key: _closeness(key, section) for key in found}
-    closest = [key for key in found if closeness[key] == max(closeness.values())]
-    return row, sorted(closest, key=lambda key: key.count("."))
+        found = [key for phase in ("grpo", "sft") for key in keys_of(row, phase)]
+    words = re.split(r"[._]", section)
+    inside = [key for key in found if key.partition(".")[0] in words]
+    return row, list(dict.fromkeys(inside or found))
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The most similar name, or None if none is similar enough."""
     return next(iter(difflib.get_close_matches(name, sorted(names), n=1, cutoff=cutoff)), None)
-
-
-def _overlap(key: str, known: str) -> bool:
-    """Whether a key is a setting, a section that holds it, or a key inside its mapping."""
-    return f"{known}.".startswith(f"{key}.") or key.startswith(f"{known}.")
-
-
-def _closeness(key: str, section: str) -> int:
-    """How many words of a section, known or not (`grpo_training`), name a section of the key."""
-    sections = key.replace("[]", "").split(".")[:-1]
-    words = re.split(r"[._]", section.replace("[]", ""))
-    return sum(nearest(word, sections) is not None for word in words)
 
 
 def _raise_as_config_error(
@@ -201,44 +178,38 @@ def advice(location: Location, value: Any, fields: Fields) -> str:
     start = f"{section}." if section else ""
     inside = [key.removeprefix(start) for key in fields if key.startswith(start)]
     own = {re.split(r"[.\[]", key)[0] for key in inside}
-    names = {key.rpartition(".")[2] for key in fields}
-    entry = next(iter(re.findall(r"\.\d+", above)), ".0")
-    alike = nearest(name, own) or nearest(name, {*names, *aliases()}, _ALIKE) or name
-    joined = f"{section.rpartition('.')[2]}_{name}"  # wandb: {project: x}, lora: {r: 8}
-    for word in (joined, name, alike):
-        row, keys = meant(word, fields, section)
-        if word == alike and word in own:  # its section is closer than a setting elsewhere
-            keys = [key for key in keys if key == f"{start}{alike}"]
-        if "why" in row:
-            return f"{word} has no counterpart: {row['why']}."
-        if keys:
-            values = [_translated(value, word, row, fields.get(key)) for key in keys]
-            texts = [key.replace("[]", entry) + v for key, v in zip(keys, values, strict=True)]
-            return _sentence(texts[:_MOST_PLACES], guessed=word not in (joined, name))
-    if 0 < len(own) <= _FEW_NAMES or alike in own:
+    word = name
+    row, keys = meant(name, fields, section)
+    if not row and not keys:
+        word = nearest(name, own) or name
+        if f"{start}{word}" in fields:
+            keys = [f"{start}{word}"]
+        elif word not in own:
+            names = {key.rpartition(".")[2] for key in fields}
+            word = nearest(name, {*names, *aliases()}, _ALIKE) or name
+            row, keys = meant(word, fields, section)
+    if "why" in row:
+        return f"{word} has no counterpart: {row['why']}."
+    if keys:
+        entry = next(iter(re.findall(r"\.\d+", above)), ".0")
+        text = _translated(value, row)
+        texts = [key.replace("[]", entry) + text for key in keys[:_MOST_PLACES]]
+        return _sentence(texts, guessed=word != name)
+    if 0 < len(own) <= _FEW_NAMES or word in own:
         return did_you_mean(name, own)
     return "`grouper recipes fields WORD` finds settings by name and meaning."
 
 
-def _translated(value: Any, name: str, row: Row, field: FieldInfo | None) -> str:
+def _translated(value: Any, row: Row) -> str:
     """`=value` as a setting takes it; empty if another trainer's value has no counterpart."""
     if "values" in row:
         word = str(value).lower() if isinstance(value, bool | None) else str(value)
         if word not in row["values"] and row.get("otherwise") != "same":
             return ""
         value = row["values"].get(word, value)
-    elif "computed" in row and (name in _OTHER_UNITS or not _fits(value, field)):
+    elif "computed" in row and not row.get("same"):
         return ""
     return _equals(value)
-
-
-def _fits(value: Any, field: FieldInfo | None) -> bool:
-    kind: Any = field and field.annotation
-    try:
-        TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
-    except ValidationError:
-        return False
-    return True
 
 
 def _equals(value: Any) -> str:

@@ -49,7 +49,7 @@ class MetricsRow(BaseModel, strict=True, frozen=True, extra="allow"):
 
 
 class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
-    """One line of `rollouts/`; ids and log-probs are there where `tracking.token_ids` is on.
+    """One line of `rollouts/`; ids and log-probs are there where `tracking.token_groups` is all.
 
     Those whose tokens are recorded (`tracking.token_groups`) have all from `logprobs` on.
     """

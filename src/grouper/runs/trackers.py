@@ -450,7 +450,7 @@ def check_trackers(tracking: TrackingConfig) -> None:
         try:
             _maker(tracker)
             if tracker.name in TRACKERS:
-                without = "none (--no-trackers)"
+                without = "none (--tracker none)"
                 require_extra(tracker.name, tracker.name, where=_WHERE, instead=without)
         except ConfigError as error:
             problems.append(error)

@@ -76,7 +76,9 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
             max_new_tokens=run.prepared.max_new_tokens,
             orders=_orders(run, state, len(rollouts.groups)),
         )
-        tokens = TokenLog(rollouts.groups, assembled.advantages, run.recipe.tracking.token_groups)
+        asked = run.recipe.tracking.token_groups
+        count = len(rollouts.groups) if asked == "all" else asked
+        tokens = TokenLog(rollouts.groups, assembled.advantages, count)
         objective = grpo_objective(config, tokens.see)
         updates = [update_phase(state, b, objective, config) for b in assembled.batches]
     _advance(state, rollouts)
@@ -549,7 +551,7 @@ def _record(
     tracking = run.recipe.tracking
     drawn = (*rollouts.groups, *rollouts.replaced)
     tokens = log.records(run.processes, run.token_text)
-    ids = tracking.token_ids
+    ids = tracking.token_groups == "all"
     rows = records.rollout_rows("grpo", state.step, drawn, flat, with_ids=ids, tokens=tokens)
     run.folder.write_rollouts("grpo", state.step, rows)
     every = tracking.print_every_steps

@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 # Skipped updates in a row (something was not finite) before the run stops.
 MOST_SKIPPED = 3
 
+# A checkpoint is saved this long after the last one, whatever the recipe says.
+SAVED_AFTER = 600.0
+
 # What a hook may request: measure the policy, save a checkpoint, end the phase.
 WORDS = ("evaluate", "save", "stop")
 
@@ -258,12 +261,10 @@ class _Saves:
     def _is_due(self) -> bool:
         """Whether enough steps have been taken, or enough time has passed, as rank 0 sees it."""
         config = self._state.config(self._run.recipe)
-        every, minutes = config.checkpoint_every, config.checkpoint_minutes
+        every = config.checkpoint_every
         if self._state.asked.get("save") or (every > 0 and self._state.step % every == 0):
             return True
-        return minutes > 0 and self._run.processes.on_rank0(
-            lambda: time.monotonic() - self._since >= 60 * minutes
-        )
+        return self._run.processes.on_rank0(lambda: time.monotonic() - self._since >= SAVED_AFTER)
 
     def before_leaving(self) -> None:
         """Save the step at which the run is stopped, if it is not on disk already."""

@@ -69,7 +69,7 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
     recipe, on_rank0 = run.recipe, run.processes.on_rank0
     on_rank0(lambda: check_save_path(recipe, run.path))
     policy = None
-    if recipe.evaluation.base and run.prepared.test and run.folder.read_evaluation("base") is None:
+    if run.prepared.test and run.folder.read_evaluation("base") is None:
         policy = run.load(run.base_path)
         _measure(run, policy, "base", 0)
     if not recipe.skip_sft:
