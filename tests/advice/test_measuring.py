@@ -13,6 +13,7 @@ from grouper.advice.measuring import Bench, bench
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import GrouperError, Interrupted
+from grouper.kernels.switch import kernels_are_off
 from grouper.training.checkpoint import TrainState
 from grouper.training.grpo import grpo_step
 from grouper.training.run import Run
@@ -74,6 +75,25 @@ def test_what_follows_from_the_steps(measured: Bench) -> None:
     told = measured.as_dict()
     assert told["recipe_steps"] == 7
     assert told["metrics"]["time.step"]["median"] == step["median"]
+
+
+@pytest.mark.slow
+def test_as_many_steps_are_taken_without_kernels(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off: list[bool] = []
+
+    def step(run: Run, state: TrainState) -> StepReport:
+        off.append(kernels_are_off())
+        return grpo_step(run, state)
+
+    monkeypatch.setattr(measuring, "grpo_step", step)
+    seen = bench(recipe, warmup=1, steps=2, completion_tokens=LENGTH, plain=True)
+    assert off[-3:] == [True] * 3  # one of them warms up
+    assert len(off) == 6
+    assert len(seen.plain_reports) == len(seen.reports) == 2
+    assert seen.spread("time.step", plain=True)["median"] > 0
+    assert seen.spread("time.step", plain=True) != seen.spread("time.step")
 
 
 def test_the_weights_stay_what_they_are_and_the_folder_goes(

@@ -32,6 +32,7 @@ def test_the_table_of_a_run_folder(grouper, finished_run, scratch):
         str(finished_run / "sft" / "final"),
         "completions of 5 tokens (made so)",
         "prefill, s",
+        "no kernels",
         "MFU of the step",
         " GiB in the whole process\n",
         "The recipe's 2 GRPO steps: ",
@@ -48,6 +49,7 @@ def test_json_of_a_recipe_that_makes_its_model(grouper, small, tmp_path):
         *small,
         *FEW,
         "--json",
+        "--no-plain",
         "--completion-tokens",
         "4",
         f"output_dir={tmp_path}",
@@ -56,6 +58,7 @@ def test_json_of_a_recipe_that_makes_its_model(grouper, small, tmp_path):
     assert told["model"] == "a new model"
     assert told["steps"] == 2
     assert told["metrics"]["completion/tokens"]["max"] == 4
+    assert told["metrics_without_kernels"]["completion/tokens"] == {}
     assert sum(told["shares"].values()) == pytest.approx(1)
     assert not (tmp_path / "demo").exists()
 

@@ -19,6 +19,7 @@ import torch
 from grouper.advice.live_checks import Rehearsal
 from grouper.config.schema import Recipe, RewardConfig
 from grouper.errors import Interrupted
+from grouper.kernels.switch import switched_off
 from grouper.rewards import RewardStack
 from grouper.rewards.core import find_reward
 from grouper.runs.progress import TIME_PARTS, Progress, setup_logging
@@ -66,6 +67,8 @@ class Bench:
     warmup: int
     reports: tuple[StepReport, ...]
     """One per measured step."""
+    plain_reports: tuple[StepReport, ...]
+    """The same without our kernels; empty where they were not measured."""
     completion_tokens: int | None
     """Tokens that every completion was made to have."""
     peak_bytes: int
@@ -77,9 +80,15 @@ class Bench:
     recipe_steps: int
     """GRPO steps of the recipe."""
 
-    def spread(self, name: str) -> dict[str, float]:
-        """`min`, `median` and `max` of a metric over the steps; empty where no step has it."""
-        found = [r.tallies[name].mean for r in self.reports if name in r.tallies]
+    def spread(self, name: str, *, plain: bool = False) -> dict[str, float]:
+        """`min`, `median` and `max` of a metric over the steps; empty where no step has it.
+
+        Args:
+            name: of the metric.
+            plain: over the steps without kernels.
+        """
+        reports = self.plain_reports if plain else self.reports
+        found = [r.tallies[name].mean for r in reports if name in r.tallies]
         if not found:
             return {}
         return {"min": min(found), "median": statistics.median(found), "max": max(found)}
@@ -104,13 +113,14 @@ class Bench:
         """For `--json`."""
         names = sorted({name for report in self.reports for name in report.tallies})
         timed = [name for name in names if name.startswith(("time.", "completion/tokens"))]
-        plain = [f.name for f in fields(self) if f.name not in ("recipe", "reports")]
+        plain = [f.name for f in fields(self) if not f.name.endswith(("recipe", "reports"))]
         return {
             "recipe": self.recipe.name,
             **{name: getattr(self, name) for name in ("model", *plain, "hours")},
             "steps": len(self.reports),
             "shares": {part: self.share(part) for part in TIME_PARTS},
             "metrics": {name: self.spread(name) for name in timed},
+            "metrics_without_kernels": {name: self.spread(name, plain=True) for name in timed},
         }
 
 
@@ -121,6 +131,7 @@ def bench(
     warmup: int = 2,
     steps: int = 5,
     completion_tokens: int | None = None,
+    plain: bool = False,
     progress: Progress | None = None,
 ) -> Bench:
     """Take `warmup` + `steps` GRPO steps in a folder that is removed again.
@@ -131,6 +142,7 @@ def bench(
         warmup: steps that are not counted: allocators and kernels settle in them.
         steps: that are.
         completion_tokens: make every completion this long; left out: as the model ends them.
+        plain: measure as many steps again without our kernels.
         progress: where progress is shown.
 
     Raises:
@@ -159,6 +171,13 @@ def bench(
                 if cuda:
                     torch.cuda.reset_peak_memory_stats(device)
                 reports = _take(steps, run, state, progress, "measuring")
+                plain_reports: list[StepReport] = []
+                if plain:
+                    # Steps that were recorded with kernels would be played back with them.
+                    run.sampler(policy).release()
+                    with switched_off():
+                        _take(1, run, state, progress, "warming up without kernels")
+                        plain_reports = _take(steps, run, state, progress, "without kernels")
                 dtype = policy.products_dtype
                 card = torch.cuda.get_device_properties(device) if cuda else None
                 return Bench(
@@ -170,6 +189,7 @@ def bench(
                     matrix_rate=matrix_rate(device, dtype, threads),
                     warmup=warmup,
                     reports=tuple(reports),
+                    plain_reports=tuple(plain_reports),
                     completion_tokens=completion_tokens,
                     peak_bytes=round(reports[-1].mean("memory.peak_gib") * 2**30),
                     memory_bytes=None if card is None else card.total_memory,

@@ -686,10 +686,12 @@ _ROWS = (
 
 
 def _show_times(seen: Bench) -> None:
+    last = ["no kernels"] if seen.plain_reports else []
     rows = []
     for name, metric, form in _ROWS:
         spread = seen.spread(metric)
         if spread:
             share = f"{seen.share(metric[5:]):.0%}" if name.endswith(", s") else ""
-            rows.append((name, *map(form.format, spread.values()), share))
-    table(("", "min", "median", "max", "share"), rows)
+            plain = [form.format(seen.spread(metric, plain=True)["median"]) for _ in last]
+            rows.append((name, *map(form.format, spread.values()), share, *plain))
+    table(("", "min", "median", "max", "share", *last), rows)
