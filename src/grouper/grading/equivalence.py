@@ -287,8 +287,6 @@ class Comparison:
 
 def _misstated(prediction: Chain, reference: Chain) -> str | None:
     """Why an answer cannot state what the reference does, whatever its value; or None."""
-    if reference.is_equation and len(prediction.sides) == 1:
-        return "the reference is an equation, the answer is not"
     if len(reference.sides) == 1 < len(prediction.sides):
         if _SENTENCE_END.search(prediction.sides[0]):
             return "a sentence that ends in an equation"

@@ -235,8 +235,7 @@ def _collection(kind: Kind, brackets: str, parts: Sequence[str]) -> Node:
 def _plus_minus(text: str) -> Node | None:
     if text.count(r"\pm") != 1:
         return None
-    _, value = _without_label(text)
-    sides = (re.sub(r"\\pm(?![A-Za-z]) ?", sign, value).strip().lstrip("+") for sign in "+-")
+    sides = (re.sub(r"\\pm(?![A-Za-z]) ?", sign, text).strip().lstrip("+") for sign in "+-")
     return Node("list", "", tuple(Node("atom", side) for side in sides))
 
 

@@ -380,8 +380,6 @@ def _in_proportion(*sides: Any) -> tuple[bool, str]:
     if not all(isinstance(side, sympy.Expr) for side in sides):
         return False, "equations that cannot be compared"
     left, right = sides[0] - sides[1], sides[2] - sides[3]
-    if left.free_symbols != right.free_symbols:
-        return False, "equations in other variables"
     symbols = sorted(left.free_symbols, key=str)
     for point in _points(symbols) if 0 < len(symbols) <= len(_POINTS[0]) else ():
         a, b = _value_at(left, point), _value_at(right, point)
