@@ -357,11 +357,12 @@ def _same_value(prediction: Number, reference: Number) -> tuple[bool, str]:
 
 _MAX_BITS = 40_000
 _MAX_FACTORIAL = 3_000
+_MAX_DEPTH = 40
 _MAX_TOKENS = 400
 _TOKEN = re.compile(r"\s*(\\[A-Za-z]+|\d+(?:\.\d*)?|\.\d+|\*\*|[-+*/^!(){}\[\]])", re.ASCII)
 _PYTHON = {
     "^": "**", "{": "(", "}": ")", "!": "[0]", r"\times": "*", r"\cdot": "*", r"\div": "/",
-    r"\frac": "frac",
+    r"\frac": "frac", r"\sqrt": "sqrt",
 }  # fmt: skip
 _SPACED_MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)", re.ASCII)
 _MIXED = re.compile(r"(?<![\d.])(?<!\d )(\d+) ?\\frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}", re.ASCII)
@@ -389,6 +390,8 @@ def _evaluated(text: str) -> Number | None:
     tokens = _TOKEN.findall(spelled)
     if _TOKEN.sub("", spelled).strip() or len(tokens) > _MAX_TOKENS:
         return None
+    if sum(token in ("(", "{", "[", "^", "**") for token in tokens) > _MAX_DEPTH:
+        return None
     names = (
         f"n{t.replace('.', '_')}" if t[0] in ".0123456789" else _PYTHON.get(t, t) for t in tokens
     )
@@ -409,6 +412,10 @@ def _value(node: ast.AST) -> Fraction:
             value = _value(operand) * (-1 if isinstance(sign, ast.USub) else 1)
         case ast.BinOp(left=left, op=sign, right=right):
             value = _OPERATORS[type(sign)](_value(left), _value(right))
+        case ast.Call(func=ast.Name(id="sqrt"), args=[inside]):
+            value = _root(_value(inside), Fraction(2))
+        case ast.Call(func=ast.Subscript(value=ast.Name(id="sqrt"), slice=degree), args=[inside]):
+            value = _root(_value(inside), _value(degree))
         case ast.Call(func=ast.Call(func=ast.Name(id="frac"), args=[top]), args=[bottom]):
             value = _value(top) / _value(bottom)
         case ast.Subscript(value=inside, slice=ast.Constant(value=0)):
@@ -425,12 +432,15 @@ def _bits(value: Fraction) -> int:
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    """`base ** exponent` where the exponent is whole and the result can be written down."""
-    if exponent.denominator != 1:
-        raise ValueError("not a power that is worked out here")
-    if abs(base) != 1 and _bits(base) * abs(exponent) > _MAX_BITS:
+    """`base ** exponent` where the result is rational and can be written down."""
+    base, times = _root(base, Fraction(exponent.denominator)), exponent.numerator
+    if base == 0 and times <= 0:
+        raise ValueError("not a number")
+    if base in (0, 1, -1):
+        return base ** (times % 2 if base else 1)
+    if _bits(base) * abs(times) > _MAX_BITS:
         raise TooLargeError
-    return base ** int(exponent)
+    return base**times
 
 
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -440,6 +450,23 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
     ast.Div: operator.truediv,
     ast.Pow: _power,
 }
+
+
+def _root(value: Fraction, degree: Fraction) -> Fraction:
+    """The exact root, where there is one."""
+    if degree == 1:
+        return value
+    known = degree.denominator == 1 and 2 <= degree <= 64 and value >= 0
+    if not known or (degree > 2 and _bits(value) > 900):
+        raise ValueError("not a root that is worked out here")
+    parts = (
+        math.isqrt(n) if degree == 2 else round(n ** (1 / int(degree)))
+        for n in value.as_integer_ratio()
+    )
+    root = Fraction(*parts)
+    if root ** int(degree) != value:
+        raise ValueError("not a rational number")
+    return root
 
 
 def _factorial(value: Fraction) -> Fraction:
