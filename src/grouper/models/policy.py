@@ -259,9 +259,3 @@ class Policy(nn.Module):
     def snapshot(self) -> dict[str, Tensor]:
         """A frozen copy of the trainable weights: the reference of a KL term."""
         return {name: p.detach().clone() for name, p in self.trainable().items()}
-
-    @torch.no_grad()
-    def logprobs_with(self, weights: dict[str, Tensor], batch: TrainBatch) -> Tensor:
-        """Log-probs [R, T] under other weights for the trainable parameters; changes nothing."""
-        outputs: TokenOutputs = torch.func.functional_call(self, weights, (batch,))
-        return outputs.logprobs

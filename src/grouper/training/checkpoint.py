@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic_core import to_jsonable_python
+from rich.filesize import decimal
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -571,19 +572,7 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def size_in_words(count: float) -> str:
-    """Bytes in a readable unit.
-
-    >>> size_in_words(3_210_000_000), size_in_words(48_300_000), size_in_words(2_500)
-    ('3.2 GB', '48.3 MB', '2.5 kB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} bytes"
-
-
-def require_room(path: Path, needed: float) -> None:
+def require_room(path: Path, needed: int) -> None:
     """Refuse to start a write that cannot be finished.
 
     Args:
@@ -596,7 +585,7 @@ def require_room(path: Path, needed: float) -> None:
     free = free_bytes(path)
     if free < needed * MARGIN:
         raise RunFolderError(
-            f"this takes about {size_in_words(needed)}, and {size_in_words(free)} are free",
+            f"this takes about {decimal(needed)}, and {decimal(free)} are free",
             where=str(path),
             fix="Free some space, or set output_dir to another disk (a run can be moved as a whole "
             "and continued with --resume).",
@@ -633,8 +622,8 @@ def check_room_for_run(
             "The checkpoints of this run may take %s, and %s are free at %s. Free some space, set "
             "output_dir to another disk, or lower keep_checkpoints; a save that fails is reported "
             "and training goes on.",
-            size_in_words(wanted),
-            size_in_words(free),
+            decimal(wanted),
+            decimal(free),
             run,
         )
 

@@ -297,7 +297,7 @@ def _collect_step(
                 sampler=sampler,
                 grader=run.grader,
                 rewards=run.rewards,
-                params=run.prepared.training_params(),
+                params=run.params,
                 group_size=config.group_size,
                 key=(run.recipe.seed, "grpo", step),
                 seen=seen,

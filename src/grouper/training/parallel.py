@@ -171,9 +171,11 @@ class ParallelPolicy:
         outputs: TokenOutputs = self.policy(batch)
         return outputs
 
+    @torch.no_grad()
     def reference_logprobs(self, weights: dict[str, Tensor], batch: TrainBatch) -> Tensor:
         """Log-probs [R, T] under other trainable weights, from `snapshot` or `shard`."""
-        return self.policy.logprobs_with(weights, batch)
+        outputs: TokenOutputs = torch.func.functional_call(self.policy, weights, (batch,))
+        return outputs.logprobs
 
     def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Whole trainable weights, split as this process's own are."""

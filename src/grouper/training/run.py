@@ -172,6 +172,8 @@ class Run:
         self.rewards = self.prepared.rewards
         if talks:  # and scores
             self.rewards.remember(self.path / ANSWERS_FILE)
+        self.params = self.prepared.training_params()
+        """How GRPO draws its rollouts."""
         decode = partial(self.prepared.tokenizer.decode, skip_special_tokens=False)
         self.token_text = cache(lambda token: decode([token]))
         """The text of a token id, special ones included."""
