@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from grouper.config.loading import resolved_yaml
 from grouper.config.schema import Recipe
@@ -200,13 +200,17 @@ class TokenLog:
     Args:
         groups: of the step.
         advantages: per group, one for each scored rollout.
-        count: groups whose tokens are recorded; those with a signal come first.
+        count: groups whose tokens are recorded, those with a signal first; or "all".
     """
 
     def __init__(
-        self, groups: Sequence[RolloutGroup], advantages: Sequence[Sequence[float]], count: int
+        self,
+        groups: Sequence[RolloutGroup],
+        advantages: Sequence[Sequence[float]],
+        count: int | Literal["all"],
     ) -> None:
-        chosen = sorted(range(len(groups)), key=lambda g: not any(advantages[g]))[:count]
+        most = None if count == "all" else count
+        chosen = sorted(range(len(groups)), key=lambda g: not any(advantages[g]))[:most]
         self._groups = {g: groups[g] for g in sorted(chosen)}
         # Rows of a batch are numbered as the scored rollouts are.
         scored = [

@@ -76,9 +76,7 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
             max_new_tokens=run.prepared.max_new_tokens,
             orders=_orders(run, state, len(rollouts.groups)),
         )
-        asked = run.recipe.tracking.token_groups
-        count = len(rollouts.groups) if asked == "all" else asked
-        tokens = TokenLog(rollouts.groups, assembled.advantages, count)
+        tokens = TokenLog(rollouts.groups, assembled.advantages, run.recipe.tracking.token_groups)
         objective = grpo_objective(config, tokens.see)
         updates = [update_phase(state, b, objective, config) for b in assembled.batches]
     _advance(state, rollouts)
