@@ -147,9 +147,7 @@ def sink_of(folder: Path, *, online: bool = False) -> WandbSink:
         TrackedRun(
             name="n",
             project="p",
-            entity=None,
-            tags=(),
-            online=online,
+            settings=TrackerConfig(name="wandb", mode="online" if online else "offline"),
             path=folder,
             mark="0" * 8,
             recipe={"name": "n"},

@@ -56,10 +56,8 @@ class TrackedRun:
     name: str
     """How the tracker lists it."""
     project: str
-    entity: str | None
-    tags: tuple[str, ...]
-    online: bool
-    """Whether to send while the run goes on."""
+    settings: TrackerConfig
+    """What the recipe says of the tracker."""
     path: Path
     """The run folder; a tracker keeps what it writes below `<path>/trackers/`."""
     mark: str
@@ -225,7 +223,8 @@ class WandbSink(LoggedRun):
 def _open_wandb(wandb: Any, run: TrackedRun, params: dict[str, Any]) -> Any:
     folder = run.path / "trackers"
     folder.mkdir(parents=True, exist_ok=True)  # else it would write to a temporary one
-    mode = "online" if run.online else os.environ.get("WANDB_MODE", "offline")
+    online = run.settings.mode == "online"
+    mode = "online" if online else os.environ.get("WANDB_MODE", "offline")
     # A process that ends waits for W&B's own clean-up, which waits for these.
     limits = {"init_timeout": INIT_SECONDS, "finish_timeout": CLOSING_SECONDS}
     wanted = {"silent": True, "console": "off", **limits}
@@ -236,9 +235,9 @@ def _open_wandb(wandb: Any, run: TrackedRun, params: dict[str, Any]) -> Any:
     return wandb.init(
         **{
             "project": run.project,
-            "entity": run.entity,
+            "entity": run.settings.entity,
             "name": run.name,
-            "tags": run.tags,
+            "tags": run.settings.tags,
             "config": dict(run.recipe),
             "dir": str(folder),
             "mode": mode,
@@ -269,7 +268,7 @@ class TrackioSink(LoggedRun):
         import trackio
 
         for name in ELSEWHERE:
-            if params.get(name) and not run.online:
+            if params.get(name) and run.settings.mode != "online":
                 raise ValueError(f"{name} sends to another machine: add mode: online")
         # Trackio prints what it does, but the standard output of a run is for its result.
         for name, module in list(sys.modules.items()):
@@ -475,9 +474,7 @@ def find_trackers(recipe: Recipe, folder: Path, *, started: str) -> dict[str, Ca
         return TrackedRun(
             name=_chosen(tracker, "run_name") or recipe.name,
             project=_chosen(tracker, "project") or "grouper",
-            entity=tracker.entity,
-            tags=tracker.tags,
-            online=tracker.mode == "online",
+            settings=tracker,
             path=folder,
             mark=mark,
             recipe=as_json,
