@@ -6,6 +6,7 @@ file, on the command line and in Python.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,18 +19,28 @@ from grouper.config.named import PRESETS, expand_stacks
 from grouper.errors import ConfigError
 
 
-class _Loader(yaml.SafeLoader):
-    """`yaml.safe_load` that reads 5e-6 as a number, and refuses aliases and keys written twice.
+# Each alias is a copy. Of twenty at most, the largest settings have about 3 ** (20 / 3) copies.
+_MOST_ALIASES = 20
 
-    Nine aliases of ten entries, each of the one before, have ten to the power of nine.
+
+class _Loader(yaml.SafeLoader):
+    """`yaml.safe_load` that reads 5e-6 as a number, and refuses keys written twice.
+
+    What an alias names is copied: setting it in one place does not change the other.
     """
 
+    _aliases = 0
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(
-                None, None, "aliases (*name) are not read: write the value out", self.get_mark()
-            )
-        return super().compose_node(parent, index)
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        if node is None or not is_alias:
+            return node
+        self._aliases += 1
+        if self._aliases > _MOST_ALIASES or node.end_mark is None:
+            what = f"more than {_MOST_ALIASES} aliases, or one inside what it names"
+            raise yaml.composer.ComposerError(None, None, what, node.start_mark)
+        return copy.deepcopy(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -54,8 +65,8 @@ def parse_yaml(text: str, where: str) -> Any:
     """The value of a YAML text.
 
     Raises:
-        ConfigError: it is not YAML, has an alias or a key twice, or is nested too deeply; with the
-            line if it is known.
+        ConfigError: it is not YAML, has a key twice or too many aliases, or is nested too deeply;
+            with the line if it is known.
     """
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
