@@ -18,7 +18,6 @@ from pydantic import TypeAdapter
 from grouper.config.named import PRESETS, expand_stacks
 from grouper.errors import ConfigError
 
-
 # Each alias is a copy. Of twenty at most, the largest settings have about 3 ** (20 / 3) copies.
 _MOST_ALIASES = 20
 
