@@ -79,7 +79,7 @@ def test_samples_are_rows_of_their_own_and_follow_the_seed(grouper, model, tmp_p
     assert grouper("generate", model, *options, "--seed", "1", "--quiet").out == first.out
     assert grouper("generate", model, *options, "--seed", "2", "--quiet").out != first.out
     called = grouper("generate", model, "--question", QUESTION, "--samples", "2")
-    called.refused("--samples", "temperature 0")
+    called.refused("evaluation.samples", "temperature above 0")
 
 
 @pytest.mark.slow

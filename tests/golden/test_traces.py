@@ -102,7 +102,7 @@ def trace(name: str) -> list[dict[str, float]]:
 
             (whole,) = micro_batches(batch, 10_000)
             back = torch.argsort(whole.sequence_ids)
-            values = ParallelPolicy(policy).reference_logprobs(reference, whole)[back]
+            values = ParallelPolicy(policy).score(whole, reference).logprobs[back]
             batch = replace(batch, reference_logprobs=values)
         result = update(
             ParallelPolicy(policy),

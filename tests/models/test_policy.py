@@ -173,10 +173,10 @@ def test_reference_weights_change_nothing() -> None:
     batch = make_batch()
     before = policy(batch).logprobs
     snapshot = policy.snapshot()
-    assert torch.equal(ParallelPolicy(policy).reference_logprobs(snapshot, batch), before)
+    assert torch.equal(ParallelPolicy(policy).score(batch, snapshot).logprobs, before)
     for parameter in policy.parameters():
         parameter.add_(0.01)
     moved = policy(batch).logprobs
     assert not torch.allclose(moved, before)
-    assert torch.equal(ParallelPolicy(policy).reference_logprobs(snapshot, batch), before)
+    assert torch.equal(ParallelPolicy(policy).score(batch, snapshot).logprobs, before)
     assert torch.equal(policy(batch).logprobs, moved)

@@ -36,7 +36,7 @@ def test_tokens_are_recorded_of_groups_with_a_signal_first() -> None:
     assert list(found) == [(1, 0), (1, 1), (1, 2)]
     rows = rollout_rows(groups)
     assert rows is not None
-    expected, _ = scores.current(rows)
+    expected = scores.current(rows).logprobs
     assert found[1, 0]["trainer_logprobs"] == pytest.approx(expected[2, :3].tolist(), abs=6e-5)
     assert found[1, 2]["trainer_logprobs"] == pytest.approx(expected[3, :5].tolist(), abs=6e-5)
     assert "trainer_logprobs" not in found[1, 1]  # not scored, so not trained on

@@ -222,6 +222,15 @@ def test_where_none_is_left_it_is_an_error(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path, "sft", recipe_hashes={HASH}) is None
 
 
+def test_a_final_folder_whose_small_files_were_edited_is_named_and_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, tiny_state("sft", total=4), final=True)
+    (tmp_path / "sft" / "final" / "generation_config.json").write_text("{}")
+    assert is_finished(tmp_path, "sft", 4)
+    assert "its generation_config.json is damaged or was edited" in caplog.text
+
+
 def test_one_of_another_recipe_is_refused(tmp_path: Path) -> None:
     three_checkpoints(tmp_path)
     with pytest.raises(CheckpointError, match="written by recipe"):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from grouper.algorithms.batching import TrainBatch, broken_tensors
 from grouper.config.schema import GRPOConfig, PromptConfig, RewardConfig
-from grouper.models.policy import Policy
+from grouper.models.policy import Policy, TokenOutputs
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
 from grouper.sampling.base import SampleRequest, ScriptedSampler
@@ -51,11 +51,11 @@ class Noted:
     def __init__(self) -> None:
         self.asked: list[tuple[str, list[int]]] = []
 
-    def current(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+    def current(self, batch: TrainBatch) -> TokenOutputs:
         self.asked.append(("current", batch.sequence_ids.tolist()))
         rows = batch.sequence_ids[:, None].float()
         slots = torch.arange(batch.mask.shape[1])
-        return -(rows + 1).expand(batch.mask.shape), rows + slots / 100.0
+        return TokenOutputs(-(rows + 1).expand(batch.mask.shape), rows + slots / 100.0)
 
     def reference(self, batch: TrainBatch) -> Tensor:
         self.asked.append(("reference", batch.sequence_ids.tolist()))

@@ -60,9 +60,7 @@ def test_alone_the_policy_is_called_as_it_is() -> None:
     assert replica.whole_weights() is None
     before = policy.snapshot()
     changed = {name: value + 0.01 for name, value in weights.items()}
-    assert not torch.equal(
-        replica.reference_logprobs(changed, batch), replica.score(batch).logprobs
-    )
+    assert not torch.equal(replica.score(batch, changed).logprobs, replica.score(batch).logprobs)
     assert all(before[name].equal(value) for name, value in policy.snapshot().items())
 
 

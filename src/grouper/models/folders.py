@@ -273,7 +273,7 @@ def with_sampling(
     At temperature 0, where all samples would be the same, one is drawn unless more are asked for.
 
     Raises:
-        ConfigError: several samples at temperature 0, or a value that a recipe cannot have.
+        ConfigError: values that a recipe cannot have, several samples at temperature 0 among them.
     """
     total = recipe.sampling.max_total_tokens
     if max_new_tokens is None and recipe.evaluation.max_new_tokens is None and total is not None:
@@ -283,11 +283,4 @@ def with_sampling(
         samples = 1
     given = {"temperature": temperature, "max_new_tokens": max_new_tokens, "samples": samples}
     changed = {name: value for name, value in given.items() if value is not None}
-    asked = recipe.override(evaluation=changed, seed=recipe.seed if seed is None else seed)
-    if asked.evaluation.samples > 1 and asked.evaluation.temperature == 0:
-        raise ConfigError(
-            f"{asked.evaluation.samples} samples at temperature 0 would all be the same",
-            where="--samples",
-            fix="Add --temperature 1.0.",
-        )
-    return asked
+    return recipe.override(evaluation=changed, seed=recipe.seed if seed is None else seed)

@@ -347,10 +347,14 @@ def _checksum(path: Path) -> str:
     return f"{value:08x}"
 
 
-def damage(folder: Path) -> str | None:
+def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
     """What is wrong with a saved folder, in a few words, or None if it is intact.
 
     Every file is read and compared with the checksum that was taken when it was written.
+
+    Args:
+        folder: to check.
+        only_tensors: check only the presence of the other files.
     """
     if not is_complete(folder):
         return f"it is incomplete (no {STATE_FILE})"
@@ -360,7 +364,8 @@ def damage(folder: Path) -> str | None:
             path = folder / name
             if not path.is_file():
                 return f"its {name} is missing"
-            if _checksum(path) != checksum:
+            compared = not only_tensors or path.suffix == ".safetensors"
+            if compared and _checksum(path) != checksum:
                 return f"its {name} is damaged or was edited (other bytes than were written)"
     except CheckpointError as error:
         return error.what
@@ -462,6 +467,8 @@ def latest_checkpoint(
 def is_finished(run: Path, phase: str, total: int) -> bool:
     """Whether the final folder of a phase exists and is intact; a damaged one is made again.
 
+    If only small files were edited, that is reported and the folder is used, as its weights are
+    intact.
     A phase that has been given more steps since is not finished, unless GRPO has started from it.
 
     Args:
@@ -479,7 +486,9 @@ def is_finished(run: Path, phase: str, total: int) -> bool:
     begun = phase == "sft" and any(is_complete(folder) for _, folder in numbered(grpo))
     if problem is not None and phase == "sft" and is_complete(grpo / "final"):
         return True
-    if problem is None:
+    if problem is None or damage(final, only_tensors=True) is None:
+        if problem is not None:
+            log.warning("%s: %s. It is used as it is.", final, problem)
         before = int(read_state(final)["total"])
         if total > before and begun:
             log.warning("SFT stays at %d steps of %d: GRPO has begun from it.", before, total)

@@ -443,10 +443,11 @@ def _scored(rows: TrainBatch, index: Tensor, config: GRPOConfig, scores: Scorer)
     part = rows.select(index)
     changes: dict[str, Tensor] = {}
     if config.several_updates or config.kl_in_reward or config.top_entropy < 1:
-        old, entropies = scores.current(part)
-        changes["old_logprobs"] = old
+        now = scores.current(part)
+        changes["old_logprobs"] = now.logprobs
         if config.top_entropy < 1:
-            changes["selection"] = top_entropy_selection(entropies, part.mask, config.top_entropy)
+            share = config.top_entropy
+            changes["selection"] = top_entropy_selection(now.entropies, part.mask, share)
     if config.beta > 0:
         changes["reference_logprobs"] = scores.reference(part)
     for name, values in changes.items():

@@ -166,16 +166,19 @@ class ParallelPolicy:
             self.processes.sum_(parameter.grad)
 
     @torch.no_grad()
-    def score(self, batch: TrainBatch) -> TokenOutputs:
-        """One forward without a gradient."""
-        outputs: TokenOutputs = self.policy(batch)
-        return outputs
+    def score(self, batch: TrainBatch, weights: dict[str, Tensor] | None = None) -> TokenOutputs:
+        """One forward without a gradient.
 
-    @torch.no_grad()
-    def reference_logprobs(self, weights: dict[str, Tensor], batch: TrainBatch) -> Tensor:
-        """Log-probs [R, T] under other trainable weights, from `snapshot` or `shard`."""
-        outputs: TokenOutputs = torch.func.functional_call(self.policy, weights, (batch,))
-        return outputs.logprobs
+        Args:
+            batch: the rows.
+            weights: used in place of the trainable ones; from `snapshot` or `shard`.
+        """
+        outputs: TokenOutputs = (
+            self.policy(batch)
+            if weights is None
+            else torch.func.functional_call(self.policy, weights, (batch,))
+        )
+        return outputs
 
     def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Whole trainable weights, split as this process's own are."""
@@ -216,24 +219,20 @@ class FullySharded(ParallelPolicy):
         """Do nothing: FSDP has done it in the last backward."""
 
     @torch.no_grad()
-    def score(self, batch: TrainBatch) -> TokenOutputs:
-        outputs = super().score(batch)
-        # The root keeps what it gathered until a backward, and there is none here.
-        self._sharded.reshard()
-        return outputs
-
-    @torch.no_grad()
-    def reference_logprobs(self, weights: dict[str, Tensor], batch: TrainBatch) -> Tensor:
+    def score(self, batch: TrainBatch, weights: dict[str, Tensor] | None = None) -> TokenOutputs:
         # FSDP gathers what its parameters hold, so the values are put there and restored exactly.
-        own = self.policy.snapshot()
-        parameters = self.policy.trainable()
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
+        parameters, others = self.policy.trainable(), weights or {}
+        own = {name: parameters[name].clone() for name in others}
+        for name, value in others.items():
+            parameters[name].copy_(value)
         try:
-            return self.score(batch).logprobs
+            outputs = super().score(batch)
+            # The root keeps what it gathered until a backward, and there is none here.
+            self._sharded.reshard()
+            return outputs
         finally:
-            for name, parameter in parameters.items():
-                parameter.copy_(own[name])
+            for name, value in own.items():
+                parameters[name].copy_(value)
 
     def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         parameters = self.policy.trainable()

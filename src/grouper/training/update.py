@@ -359,29 +359,17 @@ class Scorer:
     on_batch: Callable[[TrainBatch], None] | None = None
     """Called with each batch that is scored."""
 
-    def current(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+    def current(self, batch: TrainBatch) -> TokenOutputs:
         """Log-probs and entropies [R, T] of the policy as it is now."""
-
-        def score(part: TrainBatch) -> list[Tensor]:
-            outputs = self.replica.score(part)
-            return [outputs.logprobs, outputs.entropies]
-
-        logprobs, entropies = self._grids(batch, score, 2)
-        return logprobs, entropies
+        return self._scores(batch, None)
 
     def reference(self, batch: TrainBatch) -> Tensor:
         """Log-probs [R, T] of the reference."""
-        weights = self.reference_weights
-        assert weights is not None, "a KL term needs its reference"
-        (logprobs,) = self._grids(
-            batch, lambda part: [self.replica.reference_logprobs(weights, part)], 1
-        )
-        return logprobs
+        assert self.reference_weights is not None, "a KL term needs its reference"
+        return self._scores(batch, self.reference_weights).logprobs
 
-    def _grids(
-        self, batch: TrainBatch, score: Callable[[TrainBatch], list[Tensor]], count: int
-    ) -> list[Tensor]:
-        """`count` grids [R, T], filled slice by slice; rows are found by their sequence id."""
+    def _scores(self, batch: TrainBatch, weights: dict[str, Tensor] | None) -> TokenOutputs:
+        """Filled slice by slice; rows are found by their sequence id."""
         replica, grids = self.replica, list[Tensor]()
         if self.on_batch is not None:
             self.on_batch(batch)
@@ -390,16 +378,16 @@ class Scorer:
 
         def run(slices: Iterator[Slice]) -> None:
             # Rows scored by one process are zero on the others, so that a sum merges them.
-            grids[:] = [batch.weights.new_zeros(batch.mask.shape) for _ in range(count)]
+            grids[:] = [batch.weights.new_zeros(batch.mask.shape) for _ in range(2)]
             for part in slices:
-                scores = score(part.batch.to(replica.policy.device))
+                scored = replica.score(part.batch.to(replica.policy.device), weights)
                 rows = place[part.batch.sequence_ids]
-                for grid, values in zip(grids, scores, strict=True):
+                for grid, values in zip(grids, (scored.logprobs, scored.entropies), strict=True):
                     if part.own:
                         grid[rows, : values.shape[1]] = values.to(grid)
 
         _in_slices(replica, batch, self.token_budget, run)
-        return [replica.processes.sum_(grid) for grid in grids]
+        return TokenOutputs(*map(replica.processes.sum_, grids))
 
 
 def validation_loss(
@@ -413,7 +401,7 @@ def validation_loss(
         token_budget: tokens in one forward.
     """
     batch = demonstration_batch(demonstrations, token_mean)
-    logprobs, _ = Scorer(replica, token_budget).current(batch)
+    logprobs = Scorer(replica, token_budget).current(batch).logprobs
     return _tally(-logprobs, batch.mask)
 
 
