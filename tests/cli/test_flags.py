@@ -329,7 +329,7 @@ def test_a_switch_may_have_a_value(words, value):
         (run_command, "--lora-r=8", "There is no option --lora-r. Write model.lora.rank=8."),
         (run_command, "--top_p --beta 1", "Write sampling.top_p=VALUE or evaluation.top_p=VALUE."),
         (run_command, "--loss_type dapo", "See grpo.weighting and grpo.surrogate."),
-        (run_command, "--reward_weights 1", "Write rewards.0.weight=1."),
+        (run_command, "--reward_weights 1", "See rewards.0.weight."),
         (
             run_command,
             "--group-size 8",

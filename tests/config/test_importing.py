@@ -127,6 +127,10 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ),
         ({"eval_strategy": False, "save_strategy": False}, {"grpo.checkpoint_every": 0}),
         (
+            {"training": {"beta": 0.04, "seed": 7}, "logs": {"logging_steps": 5}},
+            {"grpo.beta": 0.04, "seed": 7, "tracking.log_every": 5},
+        ),
+        (
             {"report_to": ["wandb", "trackio"], "project": "p", "run_name": "r"},
             {"tracking.trackers.1.name": "trackio", "tracking.trackers.0.project": "p"},
         ),
@@ -199,7 +203,6 @@ def test_a_json_file_is_read_as_well(tmp_path):
         ({"reward_funcs": ["code", "accuracy"]}, "reward_funcs", "code"),
         ({"save_steps": 0.1}, "save_steps", "give their number"),
         ({"lora_r": 8}, "lora_r", "use_peft is not set"),
-        ({"training": {"beta": 0.04}}, "training", "not a name in TRL 1.16"),
         ({"fp16": True}, "fp16", "float16 needs loss scaling"),
         ({"generation_batch_size": 64}, "generation_batch_size", "give steps_per_generation"),
         (
@@ -224,7 +227,7 @@ def test_trls_own_defaults_are_not_worth_a_word(imported):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_generations": 1}, "group_size 1 leaves advantage: standardised nothing to compare"),
+        ({"num_generations": 1}, "compared with the others of its group"),
         ({"num_generations": 7}, "cannot be cut into groups"),
         ({"num_generations": "many"}, "not a whole number"),
         ({"steps_per_generation": 6}, "cannot be cut into groups"),

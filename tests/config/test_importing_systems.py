@@ -335,7 +335,7 @@ def test_a_module_that_is_not_here_keeps_its_name(imported):
         ("sft_data_path: a\nmodel_name: a\nmodel_path: b", "a.yaml", "model_name is set twice"),
         ("sft_data_path: a\nbatch_size: 1.5", "a.yaml", "batch_size is 1.5, not a whole number"),
         ("sft_data_path: a\nunique_train_examples: few", "a.yaml", "data.sft.unique"),
-        ("grpo_training: {num_generations: 1}", "a.yaml", "nothing to compare with"),
+        ("grpo_training: {num_generations: 1}", "a.yaml", "compared with the others"),
         ("grpo_training: {num_generations: 4}", "a.yaml", "--nproc"),
         ("grpo_training: {}\ndata: {truncate_ratio: half}", "a.yaml", "'half', not a number"),
         ("name: a\nmodel: {path: b}\ndata: {train: {source: c}}\nseed: 1", "a.yaml", "a recipe"),

@@ -82,11 +82,11 @@ def dialects() -> tuple[Row, ...]:
 
 def dialect_of(data: Mapping[Any, Any]) -> Row | None:
     """The dialect of a file, by its names and those below its headings; None if there is none."""
-    sections = [value for value in data.values() if isinstance(value, Mapping)]
-    names = {str(name) for level in (data, *sections) for name in level}
+    levels = [data, *(value for value in data.values() if isinstance(value, Mapping))]
+    names = {str(name) for level in levels for name in level}
     *systems, trl = dialects()
     found = (dialect for dialect in systems if names & {*dialect["marks"]})
-    return next(found, trl if any(alias(str(name)) for name in data) else None)
+    return next(found, trl if any(map(alias, names)) else None)
 
 
 @cache

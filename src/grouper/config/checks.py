@@ -76,7 +76,7 @@ def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]
             are taken (`sampling` of `vllm_sampling`).
 
     Returns:
-        The row of the table of aliases (empty for a name of ours), and the keys.
+        The row of the table of aliases (empty for a name of ours), and the keys, short ones first.
     """
     row: Row = {}
     found = [key for key in fields if key.rpartition(".")[2] == name]
@@ -85,7 +85,7 @@ def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]
         found = [key for phase in ("grpo", "sft") for key in keys_of(row, phase)]
     words = re.split(r"[._]", section)
     inside = [key for key in found if key.partition(".")[0] in words]
-    return row, list(dict.fromkeys(inside or found))
+    return row, sorted(dict.fromkeys(inside or found), key=lambda key: key.count("."))
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -111,7 +111,8 @@ def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
     """
     text = read_text(path)
     if path.suffix != ".py":
-        data = parse_yaml(text, str(path))
+        # JSON is YAML, but for the tabs before a name.
+        data = parse_yaml(text.expandtabs() if path.suffix == ".json" else text, str(path))
         if isinstance(data, dict) and data:
             return data, {}
         raise ConfigError("this file holds no named settings", where=str(path), fix=_READABLE)
@@ -279,7 +280,7 @@ def _parts(
     if dialect["recipe"] is not None:
         recipe = load_recipe(dialect["recipe"]).model_dump(mode="json", exclude_unset=True)
     else:
-        sections = {"": _phase_of(map(_plain, data))}
+        sections = {"": _phase_of(name for _, name, _ in _flat(data, dialect))}
     notes: list[str] = []
     parts = {
         p: _Settings(p, dialect, str(path), recipe, notes, left_out) for p in sections.values()
@@ -300,13 +301,18 @@ def _parts(
 
 
 def _flat(data: dict[Any, Any], dialect: Row) -> Iterator[tuple[str, str, Any]]:
-    """(section, name, value) of every setting."""
-    sections = {name.partition(".")[0] for name in dialect["rows"] if "." in name}
+    """(section, name, value) of every setting; a heading that is no section means nothing."""
+    known = dialect["rows"]
+    sections = {name.partition(".")[0] for name in known if "." in name}
     for name, value in data.items():
-        if _plain(name) in sections and isinstance(value, dict | None):
-            yield from ((_plain(name), _plain(n), v) for n, v in (value or {}).items())
+        section = _plain(name)
+        inside = {_plain(n): v for n, v in value.items()} if isinstance(value, dict) else {}
+        if section in sections and isinstance(value, dict | None):
+            yield from ((section, n, v) for n, v in inside.items())
+        elif section not in known and inside.keys() & known.keys():
+            yield from (("", n, v) for n, v in inside.items())
         else:
-            yield "", _plain(name), value
+            yield "", section, value
 
 
 def _phase_of(names: Iterable[str]) -> str:
@@ -343,6 +349,12 @@ def _batch(s: _Settings, nproc: int) -> int:
         s.put({"sft.batch_size": a_step})
         return 1
     group = s.number("num_generations", whole=True)
+    if group == 1:
+        raise s.refused(
+            "num_generations is 1: a completion is compared with the others of its group, and "
+            "there is none, so that nothing would be learned",
+            "Use 2 or more; 8 is usual.",
+        )
     sampled = a_step
     if s.get("steps_per_generation"):
         sampled = device * s.number("steps_per_generation", whole=True)
