@@ -107,7 +107,7 @@ WITH_MODELS = (
     of_run("eval", "eval ./tiny"),
     dry("eval-dry", "eval ./tiny"),
     of_run("generate", "generate ./tiny --input rows.jsonl --output out.jsonl",
-           files={"rows.jsonl": lines({"question": "2+2?"}, {"question": "9 " * 2100})}),
+           files={"rows.jsonl": lines({"question": "2+2?"}, {"question": "9 " * 17_000})}),
     of_run("preview", "preview ./tiny --quiet", hide=(SAMPLES,)),
     of_run("diagnose", "diagnose tiny"),
     of_run("bench", "bench ./tiny --steps 1 --warmup 0 --quiet --completion-tokens 4",

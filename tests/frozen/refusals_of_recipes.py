@@ -166,8 +166,6 @@ TABLES = (
     recipe("model-path", "model={path: ./no/such}"),
     recipe("start-from", "grpo.start_from=./no/such"),
     recipe("no-solutions", "data.train={source: svamp}"),
-    recipe("room", "sampling.max_new_tokens=4000"),
-    recipe("room-of-total", "sampling.max_total_tokens=4000"),
     recipe("quantised-copy", "model={path: a/b, quantization: 4bit, lora: {}}",
            "sampling.dtype=float32"),
     recipe("stop-closes", "prompt.format=r1-zero", "sampling.include_stop=false"),

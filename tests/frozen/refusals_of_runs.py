@@ -288,7 +288,7 @@ def _asked(question: str) -> None:
 
 PYTHON = (
     row("python/no-question", "", python=lambda: _asked(" ")),
-    row("python/long-question", "", python=lambda: _asked("9 " * 2100)),
+    row("python/long-question", "", python=lambda: _asked("9 " * 17_000)),
     row("python/override", "", python=lambda: load_recipe("demo").override("seed=-1", nmae="x")),
     row("python/section", "", python=lambda: load_recipe("demo").override(grpo={"stesp": 3})),
     row("python/run", "", python=lambda: train(prepare(load_recipe("tiny/recipe.yaml")))),
