@@ -89,7 +89,7 @@ def test_demonstrations_have_at_most_so_many_tokens(run):
 
 def test_a_completion_budget_that_leaves_prompts_no_room_is_named(run):
     """Raising prompt.max_prompt_tokens would do nothing."""
-    recipe = run.recipe.override(sampling={"max_total_tokens": None, "max_new_tokens": 2046})
+    recipe = run.recipe.override(sampling={"max_total_tokens": None, "max_new_tokens": 32_766})
     assert run.prepared.context == 32_768
     sets = ProblemSets(train=load_problem_sets(recipe).train)
     with pytest.raises(PromptError, match=r"Lower sampling.max_new_tokens: .* leaves prompts 2"):

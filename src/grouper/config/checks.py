@@ -1,7 +1,7 @@
 """Turn pydantic's errors into ours: the key, what is wrong, and what to write instead.
 
-An unknown key is looked up among settings of that name in other sections, then among the names of
-other trainers (`aliases`), then among similar names.
+An unknown key is looked up among settings of older versions, then among settings of that name in
+other sections, then among the names of other trainers (`aliases`), then among similar names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from grouper.config.aliases import Row, alias, aliases, keys_of
+from grouper.config.aliases import Row, alias, aliases, former, keys_of
 from grouper.errors import ConfigError, did_you_mean, raise_all
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -108,7 +108,9 @@ def _raise_as_config_error(
             opened = _opened(location, value, fields)
             rows = [(inner, (what, advice(inner, v, fields))) for inner, v in opened]
         else:
-            rows = [(location, _explain(detail["type"], detail["msg"], value))]
+            what, fix = _explain(detail["type"], detail["msg"], value)
+            fix = _present(f"{_dotted(location)}{_equals(value)}", value) or fix
+            rows = [(location, (what, fix))]
         for inner, complaint in rows:
             complaints.setdefault(_dotted((*place, *inner)), []).append(complaint)
     raise_all(
@@ -164,7 +166,8 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Location, Any]]:
     """Every setting in an unknown section, each with its own location and value."""
     name = str(location[-1])
-    if isinstance(value, dict) and value and meant(name, fields) == ({}, []):
+    known = name in former() or meant(name, fields) != ({}, [])
+    if isinstance(value, dict) and value and not known:
         for name, inner in value.items():
             yield from _opened((*location, name), inner, fields)
     else:
@@ -174,6 +177,8 @@ def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Lo
 def advice(location: Location, value: Any, fields: Fields) -> str:
     """What to write instead of an unknown key."""
     name, above = str(location[-1]), _dotted(location[:-1])
+    if sentence := _present(_dotted(location), value) or _present(name, value):
+        return sentence
     section = re.sub(r"\.\d+", "[]", above)
     start = f"{section}." if section else ""
     inside = [key.removeprefix(start) for key in fields if key.startswith(start)]
@@ -198,6 +203,14 @@ def advice(location: Location, value: Any, fields: Fields) -> str:
     if 0 < len(own) <= _FEW_NAMES or word in own:
         return did_you_mean(name, own)
     return "`grouper recipes fields WORD` finds settings by name and meaning."
+
+
+def _present(old: str, value: Any) -> str:
+    """What to write instead of a key, or `key=value`, of an older version; empty for others."""
+    new = former().get(old, "")
+    if not new or " " in new:
+        return new
+    return f"It has another name now: write {new if '=' in new else new + _equals(value)}."
 
 
 def _translated(value: Any, row: Row) -> str:
