@@ -95,7 +95,7 @@ def test_several_models_are_compared_item_by_item_with_pass_at_k(grouper, run, t
 def test_compare_reads_a_run_or_an_earlier_evaluation_and_measures_a_model(grouper, run):
     grouper("eval", run, "--model", run / "base")
     called = grouper("compare", run / "eval_runs" / "demo-base", run)
-    assert "demo-grpo - demo-base" in called.out
+    assert "demo - demo-base" in called.out
     called = grouper("eval", run, "--model", run / "base", "--model", run / "sft" / "final")
     assert "demo-sft-final - demo-base" in called.out
 

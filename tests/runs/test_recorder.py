@@ -96,7 +96,6 @@ def run(folder: Path, *trackers: str) -> RunFolder:
         *data_from(str(folder)),
         "sft.steps=1",
         "grpo.steps=1",
-        "data.test=null",
         f"output_dir={folder}",
         f"tracking.trackers=[{', '.join(trackers)}]",
     ]
