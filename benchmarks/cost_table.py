@@ -81,7 +81,6 @@ def planned(folder: Path, settings: list[str]) -> tuple[Recipe, RunPlan]:
     ).override(
         "model.compute_dtype=bfloat16",
         "model.gradient_checkpointing=true",
-        "evaluation.base=false",
         f"grpo.steps={STEPS}",
         f"grpo.prompts_per_step={PROMPTS}",
         f"grpo.group_size={GROUP}",

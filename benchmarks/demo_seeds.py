@@ -42,7 +42,7 @@ def one_run(folder: str, seed: int, *overrides: str) -> tuple[RunResult, float]:
 def row(seed: int, result: RunResult, seconds: float) -> dict[str, Any]:
     base, sft, grpo = result.results
     paired: PairedComparison = paired_comparison(
-        [sft.scores[i] for i in sft.scores], [grpo.scores[i] for i in sft.scores], confidence=0.95
+        [sft.scores[i] for i in sft.scores], [grpo.scores[i] for i in sft.scores]
     )
     return {
         "seed": seed,

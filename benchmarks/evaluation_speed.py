@@ -31,7 +31,7 @@ from demo_seeds import machine
 
 from grouper.config.loading import load_recipe
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
-from grouper.training.prepare import Prepared, prepare
+from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import ProblemSets, require_part
 
 SAMPLES = 8
@@ -109,7 +109,7 @@ def main() -> None:
         "evaluation.temperature=1.0",
     )
     model = str(given.run / "grpo" / "final")
-    with prepare(recipe, ProblemSets(test=require_part(recipe, "test")), model=model) as prepared:
+    with Prepared(recipe, ProblemSets(test=require_part(recipe, "test")), model=model) as prepared:
         sampler = prepared.sampler(prepared.load(model))
         turns = []
         for _ in range(given.rounds + 1):

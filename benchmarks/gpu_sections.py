@@ -619,7 +619,13 @@ def _worker(found: Path) -> None:
     """One of two processes: the gradient of a batch alone, then shared."""
     from gpu_workload import ON_POLICY
 
-    from grouper.training.parallel import join_processes, leave_processes, make_parallel, whole
+    from grouper.training.parallel import (
+        ParallelPolicy,
+        join_processes,
+        leave_processes,
+        make_parallel,
+        whole,
+    )
     from grouper.training.update import accumulate_gradient
 
     def gradient_of(parameter: Tensor) -> Tensor:
@@ -634,14 +640,12 @@ def _worker(found: Path) -> None:
         ours = Ours(work, device)
         drawn = group.on_rank0(ours.sample)
         batch = ours.batch(drawn)
-        accumulate_gradient(ours.policy, batch, ON_POLICY, token_budget=4096)
+        accumulate_gradient(ParallelPolicy(ours.policy), batch, ON_POLICY, token_budget=4096)
         alone = {n: gradient_of(p) for n, p in ours.policy.trainable().items()}
         for kind in ("ddp", "fsdp"):
             policy = Ours(work, device).policy
             replica = make_parallel(policy, group, kind)
-            accumulate_gradient(
-                policy, batch, ON_POLICY, token_budget=2048, replica=replica, together=True
-            )
+            accumulate_gradient(replica, batch, ON_POLICY, token_budget=2048, together=True)
             gap = scale = 0.0
             for name, parameter in policy.trainable().items():
                 shared = gradient_of(parameter)

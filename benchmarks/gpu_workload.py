@@ -42,6 +42,7 @@ from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
 from grouper.training.optimizers import Optimizer
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import Objective, update
 from grouper.types import (
     Completion,
@@ -324,7 +325,7 @@ class Ours:
 
     def update(self, batch: TrainBatch) -> None:
         done = update(
-            self.policy,
+            ParallelPolicy(self.policy),
             batch,
             ON_POLICY,
             self.optimizer,

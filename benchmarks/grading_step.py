@@ -41,6 +41,7 @@ from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
 from grouper.training.grpo import advantages_of, collect
 from grouper.training.optimizers import make_optimizer
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import grpo_objective, update
 from grouper.types import Completion, Grade, Problem, Prompt, SamplingParams, Verdict
 
@@ -135,7 +136,7 @@ class Steps:
         assert rows is not None
         (batch,) = step_batches(rows, token_mean)
         update(
-            self._policy,
+            ParallelPolicy(self._policy),
             batch,
             grpo_objective(self._config),
             self._optimizer,

@@ -19,6 +19,7 @@ from grouper.config.loading import load_recipe
 from grouper.runs.progress import Progress
 from grouper.sampling.base import Sampler, SampleRequest
 from grouper.training.grpo import advantages_of, grpo_step
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.phases import fresh_state
 from grouper.training.run import Run
 from grouper.training.update import accumulate_gradient, grpo_objective
@@ -75,7 +76,7 @@ def _write_recipe(case: Case, model: Path, folder: Path, *, budget: int, threads
             "steps": 10_000,
             "prompts_per_step": case.prompts,
             "group_size": case.group,
-            "preflight_prompts": 0,
+            "allow_truncation": True,
             "require_correct_in_group": False,
             "tokens_per_micro_batch": budget,
         },
@@ -160,7 +161,10 @@ class GrouperSteps:
         (batch,) = step_batches(rows, token_mean)
         policy = self._state.policy
         accumulate_gradient(
-            policy, batch, grpo_objective(config), token_budget=config.tokens_per_micro_batch
+            ParallelPolicy(policy),
+            batch,
+            grpo_objective(config),
+            token_budget=config.tokens_per_micro_batch,
         )
         norms = [p.grad.float().norm() for p in policy.parameters() if p.grad is not None]
         policy.zero_grad(set_to_none=True)

@@ -21,7 +21,7 @@ from grouper.runs.folder import RunFolder
 
 RESULTS = Path(__file__).parent / "results" / "vllm_ahead.json"
 SEEDS = (0, 1, 2)
-SERVER = ("sampling.engine=vllm", "sampling.vllm.mode=server", "evaluation.base=false")
+SERVER = ("sampling.engine=vllm", "sampling.vllm.mode=server", "data.test=null")
 
 
 def measured(folder: str, seed: int, staleness: int, *more: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from grouper.advice.measuring import bench
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.sampling.base import SampleRequest
-from grouper.training.prepare import prepare
+from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import load_problem_sets
 
 RESULTS = Path(__file__).parent / "results" / "vllm_side_by_side.json"
@@ -35,14 +35,11 @@ RESULTS = Path(__file__).parent / "results" / "vllm_side_by_side.json"
 SIZES = {
     "0.5M": [],
     "25M": [
-        "model.new={hidden_size: 512, layers: 8, heads: 8, kv_heads: 4, intermediate_size: 1536}",
-        "model.new.head_dim=64",
+        "model.new={hidden_size: 512, layers: 8, intermediate_size: 1536}",
         "grpo.prompts_per_step=4",
     ],
     "0.5B": [
-        "model.new={hidden_size: 1280, layers: 20, heads: 20, kv_heads: 4}",
-        "model.new.head_dim=64",
-        "model.new.intermediate_size=5120",
+        "model.new={hidden_size: 1024, layers: 28, intermediate_size: 5120}",
         "model.dtype=bfloat16",
         "sampling.vllm.tolerance=0.1",
     ],
@@ -83,7 +80,7 @@ def steps(size: str, engine: str, count: int) -> dict[str, Any]:
 def push(size: str, engine: str, count: int) -> dict[str, Any]:
     """Seconds of a push with its proof, after the first, which starts the engine."""
     recipe = recipe_of(size, engine)
-    with prepare(recipe, load_problem_sets(recipe), quiet=True) as prepared:
+    with Prepared(recipe, load_problem_sets(recipe), quiet=True) as prepared:
         policy = prepared.model
         sampler = prepared.sampler(policy)
         params = prepared.training_params(max_new_tokens=4)

@@ -10,6 +10,7 @@ from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import write_lines
 from grouper.runs.folder import RunFolder
+from grouper.runs.records import RunInfo
 from grouper.types import FinishReason, StepReport, Tally, Verdict
 
 GRPO = {
@@ -79,9 +80,7 @@ def result(
         )
         for i in range(20)
     )
-    return EvaluationResult(
-        name=name, phase=phase, step=step, split=split, items=items, samples=1, confidence=0.95
-    )
+    return EvaluationResult(name=name, phase=phase, step=step, split=split, items=items, samples=1)
 
 
 def rollout(step: int, number: int, *, text: str = "so 2", traced: bool = False) -> dict[str, Any]:
@@ -119,13 +118,8 @@ def rollout(step: int, number: int, *, text: str = "so 2", traced: bool = False)
 def new_run(path: Path, overrides: Sequence[str] = ()) -> RunFolder:
     """A run folder in which nothing has been recorded."""
     recipe = load_recipe("demo", overrides)
-    return RunFolder.create(
-        path,
-        recipe_yaml=resolved_yaml(recipe),
-        recipe_hash="a",
-        versions={"torch": "2.13.0"},
-        fingerprints={"train": "f00d"},
-    )
+    info = RunInfo(recipe_hash="a", versions={"torch": "2.13.0"}, fingerprints={"train": "f00d"})
+    return RunFolder.create(path, info, recipe_yaml=resolved_yaml(recipe))
 
 
 def make_run(

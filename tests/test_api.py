@@ -147,12 +147,16 @@ def test_pass_rates_are_counted_and_continued(lora_run, tmp_path):
     assert len(first) == 12
     assert {total for _, total in first.values()} == {2}
     before = path.read_text()
+    assert [path] == list(tmp_path.iterdir())
     assert pass_rates(recipe, str(lora_run / "base"), path, samples=2) == first
     assert path.read_text() == before
-    # Other weights in the same folder, or another prompt, are another measurement.
-    other = recipe.override("prompt.system=Answer.")
-    with pytest.raises(RunFolderError, match="another model"):
-        pass_rates(other, str(lora_run / "base"), path, samples=2)
+    # Other weights in the same folder, another prompt or seed, or more samples are another
+    # measurement.
+    for change in ("prompt.system=Answer.", "seed=7", "sampling.temperature=0.5", None):
+        other, samples = (recipe.override(change), 2) if change else (recipe, 3)
+        with pytest.raises(RunFolderError, match="another model"):
+            pass_rates(other, str(lora_run / "base"), path, samples=samples)
+    assert path.read_text() == before
     shutil.copytree(lora_run / "base", tmp_path / "model")
     path.unlink()
     pass_rates(recipe, str(tmp_path / "model"), path, samples=2)

@@ -102,7 +102,7 @@ def test_what_cannot_be_loaded_or_asked(lora_run, generator, tmp_path):
     with pytest.raises(DataError, match="empty"):
         solve("  ", generator)
     with pytest.raises(DataError, match="leaves room for"):
-        solve("word " * 3000, generator)
+        solve("word " * 33_000, generator)
 
 
 def test_lines_are_added_whole_and_nothing_is_overwritten(generator, tmp_path):

@@ -11,7 +11,6 @@ PARTS = {"sft": 32, "train": 12, "validation": 4, "test": 4}
 
 TINY_RUN = [
     "model.new.hidden_size=32",
-    "model.new.head_dim=8",
     "model.new.intermediate_size=64",
     "model.new.layers=1",
     "prompt.system=''",
@@ -21,7 +20,6 @@ TINY_RUN = [
     "grpo.prompts_per_step=5",
     "grpo.group_size=4",
     "grpo.allow_truncation=true",
-    "grpo.preflight_prompts=2",
     "sampling.max_new_tokens=16",
     "grading.symbolic=false",
 ]

@@ -17,12 +17,15 @@ model is prompted exactly as in training: the same prompt, stop tokens and extra
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -35,7 +38,7 @@ from grouper.advice.recipe_checks import check_recipe
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
-from grouper.errors import DataError
+from grouper.errors import DataError, RunFolderError
 from grouper.evaluation.evaluate import settings_name
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.suites import Suite
@@ -48,7 +51,6 @@ from grouper.models.folders import (
     require_model_folder,
     with_sampling,
 )
-from grouper.models.loading import context_length
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import render
 from grouper.publish.hub import PushCheckpoints
@@ -59,9 +61,8 @@ from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest, StopStrings, draw_seed
 from grouper.sampling.native import NativeSampler
 from grouper.training import phases
-from grouper.training import prepare as preparation
 from grouper.training.checkpoint import is_complete, read_state
-from grouper.training.curriculum import PassRates, first_met, measure_pass_rates
+from grouper.training.curriculum import first_met, read_pass_rates
 from grouper.training.parallel import join_processes
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import (
@@ -91,7 +92,7 @@ def prepare(recipe: Recipe | str | Path) -> Prepared:
     warnings = check_recipe(recipe)
     for text in warnings:
         log.warning(text)
-    prepared = preparation.prepare(recipe, load_problem_sets(recipe))
+    prepared = Prepared(recipe, load_problem_sets(recipe))
     try:
         found = prepared.check_rewards()
     except BaseException:  # nothing may be left behind, whatever went wrong
@@ -147,7 +148,7 @@ def _loaded(
 ) -> Iterator[tuple[Prepared, Policy]]:
     """A model, and these parts of the data as it reads them."""
     require_model_folder(model, where="--model")
-    with preparation.prepare(recipe, ProblemSets(**parts), model=model) as prepared:
+    with Prepared(recipe, ProblemSets(**parts), model=model) as prepared:
         yield prepared, prepared.load(model)
 
 
@@ -250,32 +251,56 @@ def pass_rates(
 ) -> dict[str, tuple[int, int]]:
     """Sample each training problem as GRPO would, and write how often it is solved.
 
+    Sampled and resumed as an evaluation of the training problems; what the file holds already is
+    not measured again.
+
     Args:
         recipe: whose problems and settings.
         model: a model or adapter folder, or a Hub name.
-        path: JSON lines; a file that was begun is continued.
+        path: JSON lines, written once everything is sampled.
         samples: of each problem.
         display: where progress goes; nowhere by default.
 
     Returns:
         Problem id -> (correct, samples).
+
+    Raises:
+        RunFolderError: the file holds other measurements, or cannot be written.
     """
-    display = display or Progress(quiet=True)
-    with _loaded(recipe, model, train=load_part(recipe, "train")) as (prepared, policy):
-        params = prepared.training_params()
-        wanted = PassRates(
-            path=Path(path),
-            samples=samples,
-            params=params,
-            model=f"{model} {identity_of(model, recipe.model.revision)}",
-            prompts=recipe.prompt.model_dump_json(),
-            seed=recipe.seed,
-        )
-        with display.track("measuring pass rates", len(prepared.train)) as task:
-            sampler, grader = prepared.sampler(policy), prepared.grader
-            return measure_pass_rates(
-                wanted, prepared.train, sampler=sampler, grader=grader, progress=task
+    target, problems = Path(path).expanduser(), require_part(recipe, "train")
+    asked = _as_trained(recipe, samples, rewards=False)
+    how = asked.model_dump(mode="json", include={"prompt", "evaluation", "grading", "seed"})
+    facts = [model, identity_of(model, recipe.model.revision), problems.fingerprint, how]
+    settings = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    if target.exists():
+        known, lines = read_pass_rates(target), target.read_text(encoding="utf-8").splitlines()
+        if {json.loads(line).get("settings") for line in lines} != {settings}:
+            raise RunFolderError(
+                "the file holds pass rates of another model or other data, or with other sampling "
+                "settings",
+                where=str(target),
+                fix="Give another --output, or delete the file.",
             )
+        return known
+    drawn = target.with_name(f"{target.name}.drawn")
+    result = evaluate(asked, model, problems=problems, name="drawn", folder=drawn, display=display)
+    right = Counter(item.problem_id for item in result.light if item.correct)
+    rows = [
+        {"problem_id": name, "correct": right[name], "completions": samples, "settings": settings}
+        for name in dict.fromkeys(item.problem_id for item in result.light)
+    ]
+    write_atomic(target, "".join(dumps(row) + "\n" for row in rows).encode())
+    shutil.rmtree(drawn, ignore_errors=True)
+    return read_pass_rates(target)
+
+
+def _as_trained(recipe: Recipe, samples: int, *, rewards: bool) -> Recipe:
+    """The recipe with an evaluation that samples as GRPO does."""
+    how = {
+        name: getattr(recipe.sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")
+    }
+    how |= {"samples": samples, "max_new_tokens": None, "rewards": rewards}
+    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update=how)})
 
 
 def preview(
@@ -344,11 +369,10 @@ class Generator:
     def __init__(self, recipe: Recipe, model: str) -> None:
         require_model_folder(model, where="MODEL")
         self.recipe = recipe
-        self.prepared = preparation.prepare(recipe, ProblemSets(), model=model)
-        policy = self.prepared.load(model)
-        self.sampler = self.prepared.sampler(policy)
+        self.prepared = Prepared(recipe, ProblemSets(), model=model)
+        self.sampler = self.prepared.sampler(self.prepared.load(model))
         self.params = self.prepared.evaluation_params()
-        limit = context_length(policy.model.config)
+        limit = self.prepared.context
         self.room = None if limit is None else limit - self.params.max_new_tokens
         """Tokens that a prompt may have; None: any number."""
 
@@ -371,7 +395,9 @@ class Generator:
         questions: Sequence[str],
         *,
         samples: int | None = None,
+        earlier: Sequence[Message] = (),
         display: Progress | None = None,
+        seed: int | None = None,
         **changes: Any,
     ) -> list[list[Solution]]:
         """The answers to each question; none to one that the model's context has no room for.
@@ -379,24 +405,15 @@ class Generator:
         Args:
             questions: what to answer.
             samples: answers to each; left out: the recipe's `evaluation.samples`.
+            earlier: as in `prompt`.
             display: where progress goes; nowhere by default.
+            seed: of the draws; left out: the recipe's.
             changes: settings of sampling for this call: `temperature`, `top_p`, `top_k`, `min_p`,
-                `max_new_tokens`; and `seed`.
+                `max_new_tokens`.
         """
-        prompts = [self.prompt(question) for question in questions]
+        prompts = [self.prompt(question, earlier) for question in questions]
         k = self.recipe.evaluation.samples if samples is None else samples
-        return self._answers(questions, prompts, k, display or Progress(quiet=True), **changes)
-
-    def _answers(
-        self,
-        questions: Sequence[str],
-        prompts: Sequence[Prompt],
-        k: int,
-        display: Progress,
-        *,
-        seed: int | None = None,
-        **changes: Any,
-    ) -> list[list[Solution]]:
+        display = display or Progress(quiet=True)
         room = math.inf if self.room is None else self.room
         fitting = [n for n, prompt in enumerate(prompts) if len(prompt.token_ids) <= room]
         if left_out := len(questions) - len(fitting):
@@ -444,8 +461,7 @@ class Generator:
         """
         if not question.strip():
             raise DataError("the question is empty", where="solve", fix="Give it some text.")
-        prompt = self.prompt(question, earlier)
-        tokens = len(prompt.token_ids)
+        tokens = len(self.prompt(question, earlier).token_ids)
         if self.room is not None and tokens > self.room:
             raise DataError(
                 f"the question has {tokens} tokens, and the model's context leaves room for "
@@ -461,7 +477,7 @@ class Generator:
         if native is not None and pieces is not None:
             native.on_tokens = pieces.up_to
         try:
-            (found,) = self._answers([question], [prompt], k, Progress(quiet=True), **changes)
+            (found,) = self.answers([question], samples=k, earlier=earlier, **changes)
         finally:
             if native is not None:
                 native.on_tokens = None
@@ -574,11 +590,9 @@ def solve(
     Raises:
         DataError: see `Generator.answer`.
     """
-    if not isinstance(model, Generator):
-        with load_generator(model) as generator:
-            found = generator.answer(question, samples=samples or 1, **changes)
-    else:
-        found = model.answer(question, samples=samples or 1, **changes)
+    opened = nullcontext(model) if isinstance(model, Generator) else load_generator(model)
+    with opened as generator:
+        found = generator.answer(question, samples=samples or 1, **changes)
     return found[0] if samples is None else found
 
 
@@ -650,11 +664,7 @@ def synthesize(
         GrouperError: the model or the problems cannot be loaded, or the file not written.
     """
     target, problems = Path(path).expanduser(), require_part(recipe, "train")
-    how = {
-        name: getattr(recipe.sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")
-    }
-    how |= {"samples": samples, "max_new_tokens": None, "rewards": True}
-    as_trained = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update=how)})
+    as_trained = _as_trained(recipe, samples, rewards=True)
     drawn = target.with_name(f"{target.name}.drawn")
     result = evaluate(
         as_trained, model, problems=problems, name="synthesized", folder=drawn, display=display

@@ -354,6 +354,12 @@ class RolloutGroup:
         """Whether some rollouts are correct and some are not."""
         return 0 < self.solved < len(self.rollouts)
 
+    @property
+    def diversity(self) -> float:
+        """How different the completions are: 0 where all are the same, 1 where no two are."""
+        others = len(self.rollouts) - 1
+        return (len({r.completion.token_ids for r in self.rollouts}) - 1) / others if others else 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:

@@ -18,6 +18,7 @@ from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.runs.folder import RunFolder
+from grouper.runs.records import RunInfo, rollout_rows
 from grouper.types import FinishReason, StepReport, Tally, Verdict
 
 STEPS = 40
@@ -53,13 +54,8 @@ def run_of(
 ) -> Path:
     """A run folder of 30 SFT and 40 GRPO steps whose metrics follow these curves."""
     recipe = load_recipe("demo")
-    folder = RunFolder.create(
-        path,
-        recipe_yaml=resolved_yaml(recipe),
-        recipe_hash=recipe_hash(recipe),
-        versions={},
-        fingerprints={},
-    )
+    info = RunInfo(recipe_hash=recipe_hash(recipe), versions={}, fingerprints={})
+    folder = RunFolder.create(path, info, recipe_yaml=resolved_yaml(recipe))
     for t in range(30):
         tallies = {"loss": Tally.of([sft(t)])}
         folder.append_metrics(
@@ -196,7 +192,6 @@ def evaluation(name: str, phase: str, strict: Sequence[bool], lenient: Sequence[
         step=0,
         split="test",
         samples=1,
-        confidence=0.95,
         items=tuple(
             EvaluationItem(
                 problem_id=f"p/{i}",
@@ -270,7 +265,8 @@ def test_rollouts_of_old_weights_are_noticed(tmp_path: Path, lag: int, found: li
             replace(r, completion=replace(r.completion, policy_version=version))
             for r in group.rollouts
         )
-        run.write_rollouts("grpo", t + 1, [replace(group, rollouts=rollouts)], [1.0, -1.0])
+        rows = rollout_rows("grpo", t + 1, [replace(group, rollouts=rollouts)], [1.0, -1.0])
+        run.write_rollouts("grpo", t + 1, rows)
     findings = find(read_record(tmp_path))
     assert [finding.name for finding in findings] == found
     if found:
@@ -370,7 +366,6 @@ def test_a_model_that_does_not_stop_is_found_after_sft(late: int, names: list[st
     [
         ([], []),
         (["data.test=null"], ["no-test"]),
-        (["data.test={source: arithmetic}", "data.train.options={}"], ["same-rows"]),
         (["prompt.system=Just answer."], ["system"]),
         (["model.lora={}", "grpo.optimizer.learning_rate=1e-6"], ["adapter-rate"]),
     ],

@@ -140,7 +140,7 @@ def test_rewards_are_tried_with_plain_text_where_the_run_has_plain_text(tmp_path
     folder = tmp_path / "model"
     recipe = load_recipe("demo", ["data.train.options.count=60"])
     model, tokenizer = make_new_model(
-        NewModelConfig(hidden_size=32, head_dim=8, intermediate_size=64, layers=1),
+        NewModelConfig(hidden_size=32, intermediate_size=64, layers=1),
         load_problems(recipe.data.train, seed=0).problems,
         FORMATS["compact"],
         seed=0,
@@ -178,7 +178,7 @@ def test_models_that_are_not_here_and_what_takes_their_tokenizer_are_named_as_un
 @pytest.mark.parametrize("local", [False, True])
 def test_lora_on_layers_that_the_model_lacks_is_refused_from_its_configuration(tmp_path, local):
     """PEFT refuses only where no name at all is found."""
-    new = NewModelConfig(hidden_size=32, head_dim=8, intermediate_size=64, layers=1)
+    new = NewModelConfig(hidden_size=32, intermediate_size=64, layers=1)
     recipe = load_recipe(
         "demo",
         [f"output_dir={tmp_path}", "model.lora={target_modules: [k_proj, q_prj]}", "skip_sft=true"],

@@ -131,6 +131,6 @@ def test_a_stop_leaves_nothing_either(
 
 
 def test_completions_that_do_not_fit_are_refused(recipe: Recipe, scratch: Path) -> None:
-    with pytest.raises(GrouperError, match="5000"):
-        bench(recipe, completion_tokens=5000)
+    with pytest.raises(GrouperError, match="50000"):
+        bench(recipe, completion_tokens=50_000)
     assert list(scratch.iterdir()) == []

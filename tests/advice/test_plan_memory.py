@@ -22,6 +22,7 @@ from grouper.sampling.base import SampleRequest
 from grouper.sampling.engine import Engine
 from grouper.sampling.kv_cache import CacheSize
 from grouper.training.optimizers import make_optimizer, state_bytes
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import sft_objective, update
 from grouper.types import SamplingParams
 
@@ -72,7 +73,7 @@ def test_optimizer_states_are_those_that_are_made(name: Any) -> None:
     config = OptimizerConfig(name=name)
     optimizer = make_optimizer(policy, config)
     arguments: dict[str, Any] = {"scale": 1.0, "max_grad_norm": 1.0, "token_budget": 999}
-    update(policy, make_batch(), sft_objective, optimizer, **arguments)
+    update(ParallelPolicy(policy), make_batch(), sft_objective, optimizer, **arguments)
     made = sum(
         value.numel() * value.element_size()
         for part in optimizer.parts

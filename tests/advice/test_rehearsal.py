@@ -21,7 +21,6 @@ from grouper.training.run import Run
 SMALL = [
     "skip_grpo=true",
     "model.new.hidden_size=32",
-    "model.new.head_dim=8",
     "model.new.intermediate_size=64",
     "data.sft.options.count=40",
     "data.train.options.count=12",
@@ -120,6 +119,6 @@ def test_it_asks_for_the_gradient_that_the_phase_asks_for(
     monkeypatch.setattr(Policy, "forward", forward)
     settings = ["skip_grpo=false", "skip_sft=true", f"grpo.entropy_bonus={bonus}"]
     settings += ["grpo.steps=1", "grpo.prompts_per_step=2"]
-    rehearse(monkeypatch, tmp_path, *settings, "grpo.preflight_prompts=0", phase="grpo")
+    rehearse(monkeypatch, tmp_path, *settings, "grpo.allow_truncation=true", phase="grpo")
     assert asked
     assert set(asked) == {bonus > 0}

@@ -60,13 +60,13 @@ def test_a_new_model_is_counted_exactly(demo: RunPlan) -> None:
 
 
 def test_a_new_model_is_planned_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare, files = run_plan.prepare, set[str]()
+    prepare, files = run_plan.Prepared, set[str]()
 
     def watched(*args: Any, model: str, quiet: bool) -> Any:
         files.update(path.name for path in Path(model).iterdir())
         return prepare(*args, model=model, quiet=quiet)
 
-    monkeypatch.setattr(run_plan, "prepare", watched)
+    monkeypatch.setattr(run_plan, "Prepared", watched)
     assert plan("skip_sft=true").notes == ()
     assert {"config.json", "tokenizer.json"} <= files
     assert not any(name.endswith((".safetensors", ".bin")) for name in files)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from grouper.config.schema import LoraConfig, ModelConfig, OptimizerConfig
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
 from grouper.training.optimizers import make_optimizer
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import sft_objective, update
 
 
@@ -41,10 +43,11 @@ def main(case: dict) -> None:
         compute_dtype=torch.bfloat16 if settings.compute_dtype == "bfloat16" else None,
     )
     optimizer = make_optimizer(policy, OptimizerConfig())
-    rows = Rows(**case["rows"]).times(case["slices"])
+    rows = Rows(**case["rows"])
+    rows = replace(rows, count=rows.count * case["slices"])
     for _ in range(2):
         result = update(
-            policy,
+            ParallelPolicy(policy),
             rows.batch(shape.vocab_size),
             sft_objective,
             optimizer,

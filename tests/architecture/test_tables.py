@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 import pytest
+from pydantic import BaseModel
 
 from grouper.advice.recipe_checks import check_recipe
 from grouper.algorithms.advantages import ADVANTAGES
@@ -20,17 +21,23 @@ from grouper.config.named import PRESETS
 from grouper.sampling.engines import SAMPLERS
 from grouper.training.optimizers import OPTIMIZERS, SCHEDULES
 
+
+def names_of(section: type[BaseModel], setting: str) -> Any:
+    """The names that a setting may have."""
+    return section.model_fields[setting].annotation
+
+
 TABLES: list[tuple[Any, dict[str, Any]]] = [
     (schema.AlgorithmName, PRESETS),
     (schema.AdvantageName, ADVANTAGES),
-    (schema.RatioName, LOG_RATIOS),
-    (schema.SurrogateName, SURROGATES),
-    (schema.KLName, KL_ESTIMATORS),
-    (schema.ImportanceName, {"none": None, **IMPORTANCE_WEIGHTS}),
-    (schema.WeightingName, WEIGHTINGS),
-    (schema.OptimizerName, OPTIMIZERS),
+    (names_of(schema.GRPOConfig, "ratio"), LOG_RATIOS),
+    (names_of(schema.GRPOConfig, "surrogate"), SURROGATES),
+    (names_of(schema.GRPOConfig, "kl"), KL_ESTIMATORS),
+    (names_of(schema.GRPOConfig, "importance"), {"none": None, **IMPORTANCE_WEIGHTS}),
+    (names_of(schema.GRPOConfig, "weighting"), WEIGHTINGS),
+    (names_of(schema.OptimizerConfig, "name"), OPTIMIZERS),
     (schema.EngineName, SAMPLERS),
-    (schema.ScheduleName, SCHEDULES),
+    (names_of(schema.OptimizerConfig, "schedule"), SCHEDULES),
 ]
 
 RECIPES = sorted(

@@ -17,7 +17,6 @@ SMALL = (
     "sft.steps=2",
     "grpo.steps=2",
     "grpo.prompts_per_step=4",
-    "grpo.preflight_prompts=4",
     "grpo.allow_truncation=true",
     "data.sft.options.count=60",
     "data.train.options.count=60",

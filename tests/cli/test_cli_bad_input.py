@@ -206,7 +206,7 @@ def test_a_full_disk_leaves_nothing_half_written(grouper, small, tmp_path, room,
 @pytest.mark.slow
 def test_a_checkpoint_that_finds_no_room_does_not_end_the_run(grouper, small, tmp_path):
     arguments = ["run", "demo", *small, f"output_dir={tmp_path}", "sft.checkpoint_every=1", "-q"]
-    with largest_file(560_000):  # enough for the weights, not for the optimizer's state
+    with largest_file(450_000):  # enough for the weights, not for the optimizer's state
         called = grouper(*arguments)
     assert called.code == 0, called.err
     assert "warning: Training goes on with no checkpoint at step 1" in called.err

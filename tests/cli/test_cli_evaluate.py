@@ -94,21 +94,20 @@ def test_several_models_are_compared_item_by_item_with_pass_at_k(grouper, run, t
 @pytest.mark.slow
 def test_compare_reads_a_run_or_an_earlier_evaluation_and_measures_a_model(grouper, run):
     grouper("eval", run, "--model", run / "base")
-    called = grouper("eval", run, "--compare", run / "eval_runs" / "demo-base", "--quiet")
-    assert "demo-grpo-final - demo-base" in called.out
-    called = grouper("eval", run, "--model", run / "sft" / "final", "--compare", run)
-    assert "demo-sft-final - demo-grpo" in called.out
-    called = grouper("eval", run, "--compare", run / "base")
-    assert "demo-grpo-final - demo-base" in called.out
+    called = grouper("compare", run / "eval_runs" / "demo-base", run)
+    assert "demo - demo-base" in called.out
+    called = grouper("eval", run, "--model", run / "base", "--model", run / "sft" / "final")
+    assert "demo-sft-final - demo-base" in called.out
 
 
 @pytest.mark.slow
 def test_other_problems_and_other_sampling_are_not_compared_in_silence(grouper, run):
-    called = grouper("eval", run, "--compare", run, "--limit", 6)
+    grouper("eval", run, "--no-base", "--limit", 6, "--output-dir", "few")
+    called = grouper("compare", run, "few/demo-grpo-final")
     assert called.code == 0, called.err
-    assert "demo-grpo has 6 of the 6 problems of test" not in called.err
     assert "2 problems are not in all of them" in called.out
-    called = grouper("eval", run, "--compare", run, "evaluation.temperature=0.5")
+    grouper("eval", run, "--no-base", "evaluation.temperature=0.5", "--output-dir", "warm")
+    called = grouper("compare", run, "warm/demo-grpo-final")
     assert called.code == 0, called.err
     assert "not measured with the same sampling settings" in called.err
 
@@ -263,14 +262,10 @@ def test_several_prompts_are_tried_at_the_same_budget(grouper, run, suite_file):
     assert {card["prompt"] for card in cards} == {"boxed", "gsm8k-5-shot"}
 
 
-def test_suites_that_cannot_be_are_refused_before_anything_is_sampled(grouper, run, tmp_path):
+def test_suites_that_cannot_be_are_refused_before_anything_is_sampled(grouper, run):
     grouper("eval", run, "--on", "gsm8").refused("no suite 'gsm8'", "gsm8k")
     grouper("eval", run, "--on", "gsm8k=/nowhere.jsonl").refused("no such file", "/nowhere.jsonl")
     grouper("eval", run, "--on", "gsm8k", "--prompt", "boxd").refused("boxd", "boxed")
-    other = tmp_path / "other.jsonl"
-    other.write_text('{"question": "9+9?", "answer": "18"}\n')
-    called = grouper("eval", run, f"data.test={{source: file, path: {other}}}", "--compare", run)
-    called.refused("share no problem")
     assert not (run / "eval_runs").exists()
 
 

@@ -47,7 +47,7 @@ def test_a_file_keeps_every_row_and_column_in_order(grouper, model, tmp_path):
     rows = [
         {"question": QUESTION, "id": 7, "nested": {"a": [1, None]}},
         {"problem": "What is 2 + 2?", "id": 8},
-        {"prompt": "word " * 3000, "id": 9},
+        {"prompt": "word " * 40_000, "id": 9},
     ]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -79,7 +79,7 @@ def test_samples_are_rows_of_their_own_and_follow_the_seed(grouper, model, tmp_p
     assert grouper("generate", model, *options, "--seed", "1", "--quiet").out == first.out
     assert grouper("generate", model, *options, "--seed", "2", "--quiet").out != first.out
     called = grouper("generate", model, "--question", QUESTION, "--samples", "2")
-    called.refused("--samples", "temperature 0")
+    called.refused("evaluation.samples", "temperature above 0")
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_piped_questions_are_a_conversation_that_ends_with_the_input(grouper, mo
     called = grouper("generate", model, stdin="What is 3 + 4?\n\n  \nWhat is 2 + 2?")
     assert called.code == 0, called.err
     assert called.out.count("nswer: ") == 2
-    long = "word " * 3000
+    long = "word " * 40_000
     called = grouper("generate", model, stdin=f"{long}\nWhat is 2 + 2?\n")
     assert called.code == 0
     assert "leaves room for" in called.err

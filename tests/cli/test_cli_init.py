@@ -23,9 +23,10 @@ SYMBOLIC = [{"problem": f"Half of $x^{n}$?", "solution": rf"\boxed{{x^{n}/2}}"} 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    sizes = ["model.new.max_position_embeddings=512", "prompt.max_prompt_tokens=99"]
-    recipe = load_recipe("demo", sizes)
+    recipe = load_recipe("demo", ["prompt.max_prompt_tokens=99"])
     make_base(recipe, load_problem_sets(recipe), folder)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("32768", "512"))
     return folder
 
 

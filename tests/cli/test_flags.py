@@ -51,7 +51,7 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
         ["tracking.trackers=[{name: 'math:sqrt', tags: [a]}, {name: 'math:sin'}]", "--online"],
         {"tracking.trackers.0.tags": ["a"], "tracking.trackers.1.mode": "online"},
     ),
-    (["tracking.trackers=[{name: 'math:sin'}]", "--no-trackers"], {"tracking.trackers": []}),
+    (["tracking.trackers=[{name: 'math:sin'}]", "--tracker", "none"], {"tracking.trackers": []}),
     (["grpo.steps=4", "--steps", "4"], {"grpo.steps": 4}),
     (["--max_steps=-1", "grpo.epochs=2"], {"grpo.steps": None}),
     (["--eval_strategy", "steps", "--eval_steps", "20"], {"grpo.evaluate_every": 20}),
@@ -195,13 +195,12 @@ def test_config_names_the_recipe(resolved, grouper, tmp_path, monkeypatch):
     [
         (["run"], "Missing argument 'RECIPE'"),
         (["run", "demo", "--config", "x.yaml"], "and so does 'demo'"),
-        (["run", "demo", "--no-trackers", "--tracker", "wandb"], "contradict"),
+        (["run", "demo", "--tracker", "none", "--tracker", "wandb"], "contradict"),
         (["run", "demo", "--no-wandb", "--report_to", "wandb"], "contradict"),
-        (["run", "demo", "--no-trackers", "--use-wandb"], "contradict"),
+        (["run", "demo", "--tracker", "none", "--use-wandb"], "contradict"),
         (["run", "demo", "--use-wandb", "--no_wandb"], "--use-wandb, also --wandb: given 2 times"),
         (["run", "demo", "--project", "p"], "--project: the recipe has no trackers"),
         (["run", "demo", "--no-wandb", "--wandb-project", "p"], "the recipe has no trackers"),
-        (["run", "demo", "--tracker", "none", "--tracker", "wandb"], "contradict"),
         (
             ["run", "demo", "--eval-steps", "often"],
             "should be a valid integer, or 'epoch' (got 'often')",
@@ -330,7 +329,7 @@ def test_a_switch_may_have_a_value(words, value):
         (run_command, "--lora-r=8", "There is no option --lora-r. Write model.lora.rank=8."),
         (run_command, "--top_p --beta 1", "Write sampling.top_p=VALUE or evaluation.top_p=VALUE."),
         (run_command, "--loss_type dapo", "See grpo.weighting and grpo.surrogate."),
-        (run_command, "--reward_weights 1", "Write rewards.0.weight=1."),
+        (run_command, "--reward_weights 1", "See rewards.0.weight."),
         (
             run_command,
             "--group-size 8",

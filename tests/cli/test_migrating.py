@@ -37,7 +37,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouper) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("models/Qwen2.5-7B-Instruct", "outputs/other/sft/final", "data/math"):
         (tmp_path / name).mkdir(parents=True)
-    Path("models/Qwen2.5-7B-Instruct/config.json").write_text("{}")
+    for model in ("models/Qwen2.5-7B-Instruct", "outputs/other/sft/final"):
+        Path(model, "config.json").write_text("{}")
     for name in ("mine.jsonl", "sft.jsonl", "data/math/sft.jsonl"):
         Path(name).write_text("{}\n")
     Path("system.txt").write_text("Write <reasoning> and <answer> tags.")

@@ -137,11 +137,12 @@ WHOLE: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "trl_gsm8k.py": (
         {
-            **GSM8K,
+            **{k: v for k, v in GSM8K.items() if not k.startswith(("model.", "data."))},
             "name": "trl_gsm8k",
-            "rewards.0.name": "trl_gsm8k.py:xmlcount_reward_func",
-            "rewards.1.name": "my_rewards.py:brevity",
-            "rewards.2.name": "accuracy",
+            "model.path": "Qwen/Qwen2.5-0.5B-Instruct",
+            "model.compute_dtype": "bfloat16",
+            "data.train.source": "gsm8k",
+            "rewards.0.name": "correctness",
         },
         {"output_dir", "log_on_each_node"},
     ),
@@ -162,8 +163,8 @@ WHOLE: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"packing"},
     ),
     "trl_sft.py": (
-        {"name": "capybara", "model.path": "Qwen/Qwen2.5-0.5B", "sft.max_tokens": 2048},
-        {"learning_rate", "**more", "dataset_name", "dataset_train_split"},
+        {"name": "capybara", "skip_grpo": True, "sft.max_tokens": 2048},
+        {"learning_rate", "**more"},
     ),
     "trl_launched.yaml": (
         {"parallel": "fsdp", "grpo.weighting": "constant", "grpo.prompts_per_step": 1},
@@ -276,19 +277,23 @@ def test_a_whole_file_becomes_the_same_run(imported, name):
     assert of(found.recipe, settings) == settings
     assert found.left_out.keys() == left_out
     assert all(f"#   {name}: " in found.text for name in left_out)
-    assert ("Loading its reward functions runs the file" in found.text) == (name == "trl_gsm8k.py")
-    if name != "trl_gsm8k.py":  # a check loads its functions, which runs it
-        check_recipe(found.recipe, runs_here=False)
+    assert ("that the script sets elsewhere" in found.text) == name.endswith(".py")
+    check_recipe(found.recipe, runs_here=False)
 
 
-@pytest.mark.parametrize(("phase", "name"), [("sft", "sft"), ("grpo", "grpo")])
-def test_of_a_script_with_both_phases_one_is_chosen(imported, phase, name):
-    text = text_of("trl_both.py")
-    with pytest.raises(ConfigError, match=r"here are 2.*--as"):
-        imported(text, "both.py")
-    recipe = imported(text, "both.py", phase=phase).recipe
-    assert recipe.name == name
-    assert recipe.grpo.steps == (60 if phase == "grpo" else None)
+def test_a_script_with_both_phases_is_refused(imported):
+    with pytest.raises(ConfigError, match=r"here are 2.*Keep one in a copy"):
+        imported(text_of("trl_both.py"), "both.py")
+
+
+def test_a_file_is_of_grpo_if_any_of_its_names_is(imported):
+    for text, name, skip_grpo in [
+        ("learning_rate: 1.0e-5", "theirs.yaml", True),
+        ("learning_rate: 1.0e-5\nbeta: 0.1", "theirs.yaml", False),
+        ("GRPOConfig(learning_rate=1e-5)", "theirs.py", False),
+        ("trl.SFTConfig(learning_rate=1e-5)", "theirs.py", True),
+    ]:
+        assert imported(text, name).recipe.skip_grpo == skip_grpo
 
 
 @pytest.mark.parametrize(
@@ -326,7 +331,7 @@ def test_a_module_that_is_not_here_keeps_its_name(imported):
         ("GRPOConfig(beta=1)\nGRPOConfig(beta=0)", "a.py", r"here are 2"),
         ("actor: {rate: 1}\ncritic: {}", "a.yaml", r"\(actor, critic\)\. What can be read"),
         ("compute_environment: x\nnum_machines: 1", "a.yaml", "belong to no known trainer"),
-        ("zero_optimization: {stage: 3}", "a.json", "not valid JSON"),
+        ("zero_optimization: {stage: 3", "a.json", "not valid YAML"),
         ("sft_data_path: a\nmodel_name: a\nmodel_path: b", "a.yaml", "model_name is set twice"),
         ("sft_data_path: a\nbatch_size: 1.5", "a.yaml", "batch_size is 1.5, not a whole number"),
         ("sft_data_path: a\nunique_train_examples: few", "a.yaml", "data.sft.unique"),
@@ -348,11 +353,6 @@ def test_running_such_a_file_offers_the_import(name):
         load_recipe(FILES / name)
     with pytest.raises(ConfigError, match=r"this is Python.*grouper recipes from train\.py"):
         load_recipe("train.py")
-
-
-def test_as_is_for_files_that_do_not_say_it(imported):
-    with pytest.raises(ConfigError, match="already says what it trains"):
-        imported("sft_data_path: a", phase="grpo")
 
 
 def test_a_misplaced_key_of_a_recipe_does_not(tmp_path):

@@ -80,8 +80,8 @@ BOMB = "a0: &a0 [1]\n" + "".join(
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        (BOMB, "more than 100,000 values"),
-        ("a: &a [*a]", "more than 100,000 values"),
+        (BOMB, "more than 20 aliases"),
+        ("a: &a [*a]", "inside what it names"),
         ("a: " + "[" * 3000, "nested too deeply"),
         ("a: " + "{a: " * 3000, "nested too deeply"),
         ("seed: " + "9" * 5000, "Exceeds the limit"),
@@ -97,6 +97,17 @@ def test_yaml_that_no_recipe_is_takes_no_time_and_is_one_paragraph(text, what):
     assert time.process_time() - started < 10
     assert "mine.yaml" in str(caught.value)
     assert "\n" not in caught.value.what
+
+
+def test_what_an_alias_names_is_a_copy():
+    text = "train: &set {source: gsm8k, limit: 9}\ntest: {<<: *set, split: test}\nsft: *set"
+    data = parse_yaml(text, "mine.yaml")
+    as_json(data, ["sft.limit=2"], where="mine.yaml")
+    assert data == {
+        "train": {"source": "gsm8k", "limit": 9},
+        "test": {"source": "gsm8k", "limit": 9, "split": "test"},
+        "sft": {"source": "gsm8k", "limit": 2},
+    }
 
 
 def test_a_setting_of_a_reward_that_is_listed_by_name(demo):

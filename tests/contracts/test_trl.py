@@ -54,7 +54,7 @@ def ours(fmt: AnswerFormat) -> list[Any]:
 def trainer_of(rewards: list[Any], fmt: AnswerFormat, folder: Path, *, chat: bool) -> Any:
     source = load_recipe("demo", ["data.train.options.count=40"]).data.train
     model, tokenizer = make_new_model(
-        NewModelConfig(hidden_size=32, head_dim=8, intermediate_size=64, layers=1),
+        NewModelConfig(hidden_size=32, intermediate_size=64, layers=1),
         load_problems(source, seed=0).problems,
         fmt,
         seed=0,
@@ -188,7 +188,7 @@ def test_a_run_of_ours_learns_from_a_reward_of_trl(tmp_path: Path) -> None:
             "sft.steps=2",
             "grpo.steps=1",
             "grpo.prompts_per_step=4",
-            "grpo.preflight_prompts=0",
+            "grpo.allow_truncation=true",
             "grpo.require_correct_in_group=false",
             "data.sft.options.count=60",
             "data.train.options.count=60",

@@ -88,7 +88,7 @@ def test_the_failure_is_named(place: Path, name: str) -> None:
         "skip_sft=true",
         f"grpo.start_from={place / 'good/demo/sft/final'}",
         "grpo.steps=40",
-        "grpo.preflight_prompts=0",
+        "grpo.allow_truncation=true",
         *(text.replace("ALWAYS", str(place)) for text in overrides),
     )
     found = {finding.name for finding in find(read_record(path))}

@@ -68,7 +68,7 @@ main(sys.argv[1:])
     settings = [
         "sft.steps=2",
         "grpo.steps=1",
-        "grpo.preflight_prompts=0",
+        "grpo.allow_truncation=true",
         "grpo.prompts_per_step=2",
     ]
     settings += ["data.test.options.count=4", "data.validation.options.count=2"]

@@ -24,10 +24,7 @@ from grouper.runs.progress import Progress
 from grouper.training.run import Run
 from grouper.types import StepReport
 
-TINY = (
-    "{hidden_size: 64, layers: 2, heads: 4, kv_heads: 2, head_dim: 16, intermediate_size: 192, "
-    "vocab_size: 640, max_position_embeddings: 4096}"
-)
+TINY = "{hidden_size: 64, layers: 2, intermediate_size: 192, vocab_size: 640}"
 
 TEACHING = [
     f"model={{new: {TINY}}}",
@@ -37,7 +34,6 @@ TEACHING = [
     "sft.optimizer={name: muon, muon_learning_rate: 0.02, learning_rate: 5e-3, schedule: cosine}",
     "skip_sft=false",
     "skip_grpo=true",
-    "evaluation.base=false",
     "data.test=null",
     "name=teaching",
 ]
@@ -129,7 +125,6 @@ def small(name: str, sizes: Sizes) -> list[str]:
         "grpo.steps=2",
         f"grpo.prompts_per_step={sizes.prompts}",
         "grpo.evaluate_every=2",
-        "grpo.preflight_prompts=4",
         "evaluation.samples=1",
         "evaluation.temperature=0",
         f"evaluation.max_new_tokens={sizes.new_tokens}",

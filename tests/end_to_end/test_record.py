@@ -20,7 +20,6 @@ from grouper.training.run import Run
 
 SMALL = [
     "model.new.hidden_size=32",
-    "model.new.head_dim=8",
     "model.new.intermediate_size=64",
     "data.sft.options.count=40",
     "data.train.options.count=12",
@@ -32,7 +31,7 @@ SMALL = [
     "grpo.allow_truncation=true",
     "grpo.require_correct_in_group=false",
     "sampling.max_new_tokens=12",
-    "tracking.token_ids=true",
+    "tracking.token_groups=all",
     "grading.symbolic=false",
 ]
 
@@ -232,7 +231,9 @@ def test_sampler_and_trainer_agree_under_autocast(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_answer_budget_beyond_the_context_is_refused_before_training(tmp_path: Path) -> None:
-    path = run(tmp_path / "made", "skip_grpo=true", "model.new.max_position_embeddings=200")
+    path = run(tmp_path / "made", "skip_grpo=true")
+    config = path / "base" / "config.json"
+    config.write_text(config.read_text().replace("32768", "200"))
     with pytest.raises(ConfigError, match="leave no room for a prompt"):
         run(
             tmp_path / "used",
@@ -268,7 +269,7 @@ def test_a_budget_that_cuts_off_most_answers_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("begun", [False, True])
 def test_what_a_refused_preflight_proposes_works(tmp_path: Path, begun: bool) -> None:
     """U5: both ways on, whether SFT has been trained before or nothing at all."""
-    alone = () if begun else ("skip_sft=true", "evaluation.base=false")
+    alone = () if begun else ("skip_sft=true", "data.test=null")
     for name in ("anyway", "longer"):
         with pytest.raises(PreflightError) as caught:
             run(tmp_path / name, "grpo.allow_truncation=false", *alone)

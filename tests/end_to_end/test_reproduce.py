@@ -43,7 +43,6 @@ SIZES = [
     "grpo.prompts_per_step=2",
     "grpo.checkpoint_every=1",
     "grpo.evaluate_every=0",
-    "grpo.preflight_prompts=0",
     "grpo.dynamic_sampling_rounds=0",
     "grpo.require_correct_in_group=false",
     "grpo.allow_truncation=true",

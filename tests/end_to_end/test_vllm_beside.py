@@ -37,8 +37,7 @@ pytestmark = pytest.mark.slow
 SETTINGS = [
     *TINY_RUN,
     "skip_sft=true",
-    "evaluation.base=false",
-    "model.new.head_dim=32",
+    "model.new.hidden_size=128",
     "data.test=null",
     "data.sft=null",
     "grpo.steps=5",
@@ -52,7 +51,7 @@ SETTINGS = [
     "rewards=[{name: 'by_length.py:shorter'}]",
     "sampling.engine=vllm",
     "sampling.vllm.mode=server",
-    "tracking.token_ids=true",
+    "tracking.token_groups=all",
 ]
 BESIDE = "evaluation.servers=[auto]"
 AHEAD = "grpo.max_staleness=1"
@@ -212,7 +211,7 @@ def test_a_validation_that_was_running_is_started_again(world: World) -> None:
         with pytest.raises(Interrupted):
             run(world, "cut", BESIDE)
     cut = RunFolder("cut")
-    assert state_of(cut, 3)["pending"] == 2
+    assert state_of(cut, 3)["best"]["pending"] == 2
     assert (cut.path / "grpo" / "checkpoint-2").is_dir(), "its weights were kept"
     world.fails, world.waits, world.stop_after = None, False, None
     assert numbers(run(world, "cut", BESIDE, resume=True)) == blocking

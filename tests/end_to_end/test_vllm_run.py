@@ -45,7 +45,7 @@ def recipe(
         monkeypatch.setattr(engines, "_start_vllm", start)
         monkeypatch.setattr(recipe_checks, "require_vllm", lambda: "0.32.0")
     mode = request.param.replace("fake", "colocate")
-    changes = ["model.new.head_dim=32", "grpo.steps=3", f"output_dir={tmp_path}", "name=run"]
+    changes = ["model.new.hidden_size=128", "grpo.steps=3", f"output_dir={tmp_path}", "name=run"]
     return load_recipe(
         "demo",
         [
@@ -54,7 +54,7 @@ def recipe(
             *changes,
             "sampling.engine=vllm",
             f"sampling.vllm.mode={mode}",
-            "tracking.token_ids=true",
+            "tracking.token_groups=all",
         ],
     )
 

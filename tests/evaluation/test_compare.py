@@ -49,9 +49,7 @@ def make_result(name: str, outcomes: str, *, subject: str | None = None) -> Eval
         )
         for i, mark in enumerate(outcomes)
     )
-    return EvaluationResult(
-        name=name, phase=name, step=0, split="test", items=items, samples=1, confidence=0.95
-    )
+    return EvaluationResult(name=name, phase=name, step=0, split="test", items=items, samples=1)
 
 
 BASE = make_result("base", "." * 60 + "/" * 40)

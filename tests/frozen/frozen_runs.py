@@ -46,10 +46,7 @@ def coin(*, completions, completion_ids, **kwargs):
     return [sum(ids) % 7 / 10 for ids in completion_ids]
 """
 
-SHAPE = (
-    "{hidden_size: 32, layers: 1, heads: 4, kv_heads: 2, head_dim: 8, intermediate_size: 64, "
-    "vocab_size: 512, max_position_embeddings: 4096}"
-)
+SHAPE = "{hidden_size: 32, layers: 1, intermediate_size: 64, vocab_size: 512}"
 SIZES = [
     "model.path=null",
     "model.dtype=float32",
@@ -63,7 +60,6 @@ SIZES = [
     "grpo.prompts_per_step=2",
     "grpo.group_size=4",
     "grpo.evaluate_every=2",
-    "grpo.preflight_prompts=2",
     "grpo.allow_truncation=true",
     "grpo.require_correct_in_group=false",
     "evaluation.samples=1",

@@ -154,7 +154,7 @@ ASKING = (
     asked("output-exists", lines({"question": "2+2?"}),
           "generate ./tiny --input rows.jsonl --output rows.jsonl"),
     asked("samples", "", "generate ./tiny -Q 2+2? --samples 3"),
-    asked("too-long", "", f"generate ./tiny --quiet -Q '{'9 ' * 2100}'"),
+    asked("too-long", "", f"generate ./tiny --quiet -Q '{'9 ' * 17_000}'"),
     asked("format", "", "generate ./tiny -Q 2+2? --format bxed"),
     Row(name="asking/elsewhere", command="generate ./models/mine -Q 2+2?",
         folders=("models/mine",)),

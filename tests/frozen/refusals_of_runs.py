@@ -231,9 +231,9 @@ FOLDERS = (
     row("run/metrics", "diagnose tiny", written("tiny/metrics.jsonl", '{"phase": 3}\n')),
     row("run/evaluation", "diagnose tiny", written("tiny/evaluations/grpo.json", "{")),
     row("run/recipe", "eval ./tiny", written("tiny/recipe.yaml", "name: [\n")),
-    row("run/compare-nothing", "eval ./tiny --compare tiny --split test",
-        deleted("tiny/evaluations"), lambda f: (f / "tiny/evaluations").mkdir()),
-    row("run/compare-other-items", "eval ./tiny --compare other --quiet",
+    row("run/compare-nothing", "compare tiny other",
+        copied("tiny", "other"), deleted("other/evaluations")),
+    row("run/compare-other-items", "compare tiny other",
         copied("tiny", "other"),
         lambda f: _other_items(f / "other/evaluations/grpo.jsonl.gz")),
     row("run/no-test", "eval ./tiny data.test=null"),
@@ -288,7 +288,7 @@ def _asked(question: str) -> None:
 
 PYTHON = (
     row("python/no-question", "", python=lambda: _asked(" ")),
-    row("python/long-question", "", python=lambda: _asked("9 " * 2100)),
+    row("python/long-question", "", python=lambda: _asked("9 " * 17_000)),
     row("python/override", "", python=lambda: load_recipe("demo").override("seed=-1", nmae="x")),
     row("python/section", "", python=lambda: load_recipe("demo").override(grpo={"stesp": 3})),
     row("python/run", "", python=lambda: train(prepare(load_recipe("tiny/recipe.yaml")))),

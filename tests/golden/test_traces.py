@@ -24,6 +24,7 @@ from grouper.config.schema import GRPOConfig, OptimizerConfig
 from grouper.models.policy import Policy
 from grouper.training.grpo import advantages_of
 from grouper.training.optimizers import make_optimizer, schedule
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import grpo_objective, sft_objective, update
 from grouper.types import Demonstration, RolloutGroup
 
@@ -101,10 +102,10 @@ def trace(name: str) -> list[dict[str, float]]:
 
             (whole,) = micro_batches(batch, 10_000)
             back = torch.argsort(whole.sequence_ids)
-            values = policy.logprobs_with(reference, whole)[back]
+            values = ParallelPolicy(policy).score(whole, reference).logprobs[back]
             batch = replace(batch, reference_logprobs=values)
         result = update(
-            policy,
+            ParallelPolicy(policy),
             batch,
             sft_objective if name == "sft" else grpo_objective(config),
             optimizer,

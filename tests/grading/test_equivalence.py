@@ -88,6 +88,14 @@ def test_exact_stages_decide_numbers_without_a_worker() -> None:
         assert decided.stage == "number"
 
 
+def test_perfect_roots_need_no_worker() -> None:
+    """Nor the symbolic stage, which a recipe may switch off."""
+    for prediction, reference in [(r"\sqrt{16}", "4"), ("3", r"\sqrt[3]{27}"), ("8^{2/3}", "4")]:
+        decided = exact(prediction, reference)
+        assert decided is not None
+        assert (decided.verdict, decided.stage) == (Verdict.CORRECT, "number")
+
+
 def test_stages_are_named() -> None:
     stages = [decided and decided.stage for decided in map(exact, ("x+1", "0.5"), ("x + 1", "1/2"))]
     assert stages == ["text", "number"]

@@ -44,7 +44,7 @@ from grouper.errors import ModelError, RunFolderError
 from grouper.evaluation.evaluate import evaluate
 from grouper.grading import Grader
 from grouper.models.policy import Policy
-from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import SampleRequest, ScriptedSampler, draw_seed
 from grouper.sampling.graded import draw_and_grade
 from grouper.sampling.native import NativeSampler
@@ -153,9 +153,7 @@ def gradient(replica: ParallelPolicy, budget: int) -> tuple[dict[str, torch.Tens
     held = replica.shard(reference)
     scores = Scorer(replica, budget, held)
     batch = replace(batch, reference_logprobs=scores.reference(batch))
-    loss, _ = accumulate_gradient(
-        replica.policy, batch, grpo_objective(CONFIG), token_budget=budget, replica=replica
-    )
+    loss, _ = accumulate_gradient(replica, batch, grpo_objective(CONFIG), token_budget=budget)
     found = {}
     for name, parameter in replica.policy.trainable().items():
         assert parameter.grad is not None, name
@@ -170,7 +168,7 @@ def gradients() -> dict[str, float]:
     for family in ("qwen3", "llama"):
         for lora in (False, True):
             alone, loss = gradient(
-                ParallelPolicy(policy_of(family, lora=lora), SingleProcess()), 10_000
+                ParallelPolicy(policy_of(family, lora=lora), ProcessGroup()), 10_000
             )
             for engine in ("ddp", "fsdp"):
                 # One budget for everything in one slice, one for more slices than processes.
@@ -205,20 +203,19 @@ def run_short_of_memory(policy: Policy, *, at: int) -> list[int]:
 def shortage(engine: str, at: int, budget: int, *, together: bool) -> dict[str, Any]:
     """One step of which the last process runs out of memory in its forward number `at`."""
     processes = join_processes()
-    alone = ParallelPolicy(policy_of("qwen3", lora=False), SingleProcess())
+    alone = ParallelPolicy(policy_of("qwen3", lora=False), ProcessGroup())
     batch, objective = step_batch(), grpo_objective(GRPOConfig())
-    accumulate_gradient(alone.policy, batch, objective, token_budget=10_000)
+    accumulate_gradient(alone, batch, objective, token_budget=10_000)
     replica = make_parallel(policy_of("qwen3", lora=False), processes, engine)
     rows = run_short_of_memory(
         replica.policy, at=at if processes.rank == processes.size - 1 else -1
     )
     try:
         accumulate_gradient(
-            replica.policy,
+            replica,
             batch,
             objective,
             token_budget=budget,
-            replica=replica,
             together=together,
         )
     except ModelError as error:

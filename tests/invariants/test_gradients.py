@@ -13,6 +13,7 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
 from grouper.models.policy import Policy
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import Objective, accumulate_gradient, grpo_objective, sft_objective
 
 GRPO = grpo_objective(GRPOConfig())
@@ -32,7 +33,7 @@ def gradient(
     model = tiny_model(family, dtype=torch.float64, scale=2.0)
     policy = Policy(with_exact_norms(model) if exact else model, native=native)
     double = batch.to("cpu", torch.float64)
-    accumulate_gradient(policy, double, objective, token_budget=budget)
+    accumulate_gradient(ParallelPolicy(policy), double, objective, token_budget=budget)
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
@@ -157,7 +158,7 @@ def test_the_gradient_matches_finite_differences() -> None:
         now = policy(base).logprobs
     batch = replace(base, old_logprobs=now - 0.05, reference_logprobs=now + 0.1)
     objective = grpo_objective(GRPOConfig(beta=0.1))
-    accumulate_gradient(policy, batch, objective, token_budget=10_000)
+    accumulate_gradient(ParallelPolicy(policy), batch, objective, token_budget=10_000)
     parameters = [p for p in policy.parameters() if p.grad is not None]
     direction = [torch.randn_like(p) for p in parameters]
     gradients = [p.grad for p in parameters if p.grad is not None]

@@ -28,7 +28,6 @@ GANG = Path(__file__).parent / "gang.py"
 
 SMALL = [
     "model.new.hidden_size=32",
-    "model.new.head_dim=8",
     "model.new.intermediate_size=64",
     "data.sft.options.count=40",
     "data.train.options.count=12",
@@ -48,7 +47,6 @@ SMALL = [
     "grpo.beta=0.05",
     "grpo.updates_per_batch=2",
     "grpo.allow_truncation=true",
-    "grpo.preflight_prompts=2",
     "grpo.require_correct_in_group=false",
     "grpo.tokens_per_micro_batch=200",
     "sampling.max_new_tokens=12",

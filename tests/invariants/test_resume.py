@@ -27,7 +27,6 @@ OPTIMIZER_FILE = "optimizer/0.safetensors"
 
 SMALL = [
     "model.new.hidden_size=32",
-    "model.new.head_dim=8",
     "model.new.intermediate_size=64",
     "data.sft.options.count=40",
     "data.train.options.count=12",
@@ -44,7 +43,6 @@ SMALL = [
     "grpo.evaluate_every=2",
     "grpo.checkpoint_every=2",
     "grpo.allow_truncation=true",
-    "grpo.preflight_prompts=2",
     "grpo.require_correct_in_group=false",
     "grpo.tokens_per_micro_batch=200",
     "sampling.max_new_tokens=12",

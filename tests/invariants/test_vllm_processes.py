@@ -197,7 +197,7 @@ def test_servers_of_the_run_are_started_once(
             "    return [sys.executable, script, str(folder), name, str(port)], environment\n"
             "vllm_server.server_command = command\n"
         )
-    head = ["model.new.head_dim=32", "model.new.hidden_size=64"] if kind == "real" else []
+    head = ["model.new.hidden_size=128"] if kind == "real" else []
     done = launch(f"parallel={parallel}", *head, limit=280)
     assert done.returncode == 0, done.stderr
     rows = [m for m in metrics(Path("out/two")) if m["phase"] == "grpo"]

@@ -20,6 +20,7 @@ from grouper.sampling.engine import BaseEngine, CpuGraphs, Engine, OpByOp, make_
 from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import accumulate_gradient, grpo_objective
 from grouper.types import SamplingParams
 
@@ -176,7 +177,9 @@ def updated(batch: TrainBatch, budget: int) -> int:
     """Tokens run forward by one update."""
     policy = Policy(tiny_model())
     with counted(policy) as rows:
-        accumulate_gradient(policy, batch, grpo_objective(GRPOConfig()), token_budget=budget)
+        accumulate_gradient(
+            ParallelPolicy(policy), batch, grpo_objective(GRPOConfig()), token_budget=budget
+        )
     return in_layers(rows)
 
 

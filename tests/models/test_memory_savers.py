@@ -19,6 +19,7 @@ from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import accumulate_gradient, grpo_objective, sft_objective
 from grouper.types import Completion, SamplingParams
 
@@ -51,7 +52,7 @@ def make_policy(family: str = "qwen3", *, lora: bool = False, **options: bool) -
 
 def gradient(policy: Policy, *, dropout: bool = False) -> Tensor:
     accumulate_gradient(
-        policy,
+        ParallelPolicy(policy),
         make_batch(dtype=torch.float64),
         sft_objective if dropout else grpo_objective(GRPOConfig()),
         token_budget=40,

@@ -200,6 +200,7 @@ def test_a_4_bit_base_is_trained_through_its_adapter(
     folder: Path, tmp_path: Path, checkpointing: bool
 ) -> None:
     """Near the base model, trained by its adapter alone, and the same when loaded again."""
+    from grouper.training.parallel import ParallelPolicy
     from grouper.training.update import accumulate_gradient, sft_objective
 
     batch = make_batch()
@@ -214,7 +215,7 @@ def test_a_4_bit_base_is_trained_through_its_adapter(
     correlation = torch.corrcoef(torch.stack([exact[batch.mask], ours[batch.mask]]))[0, 1]
     assert correlation > 0.9
     assert all("lora_" in name for name in policy.trainable())
-    accumulate_gradient(policy, batch, sft_objective, token_budget=64)
+    accumulate_gradient(ParallelPolicy(policy), batch, sft_objective, token_budget=64)
     with torch.no_grad():
         for parameter in policy.trainable().values():
             assert parameter.grad is not None

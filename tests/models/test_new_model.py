@@ -18,7 +18,7 @@ from grouper.prompts import make_format
 from grouper.prompts.rendering import completion_text, demonstrate, find_stop_tokens, render
 
 COMPACT = make_format(PromptConfig(format="compact"))
-TINY = NewModelConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, head_dim=16)
+TINY = NewModelConfig(hidden_size=32, layers=1)
 
 
 @pytest.fixture(scope="module")

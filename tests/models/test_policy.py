@@ -15,6 +15,7 @@ from grouper.errors import ModelError
 from grouper.models import token_scores
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
+from grouper.training.parallel import ParallelPolicy
 
 
 def naive_logprobs(model: torch.nn.Module, batch: TrainBatch, temperature: float) -> Tensor:
@@ -172,10 +173,10 @@ def test_reference_weights_change_nothing() -> None:
     batch = make_batch()
     before = policy(batch).logprobs
     snapshot = policy.snapshot()
-    assert torch.equal(policy.logprobs_with(snapshot, batch), before)
+    assert torch.equal(ParallelPolicy(policy).score(batch, snapshot).logprobs, before)
     for parameter in policy.parameters():
         parameter.add_(0.01)
     moved = policy(batch).logprobs
     assert not torch.allclose(moved, before)
-    assert torch.equal(policy.logprobs_with(snapshot, batch), before)
+    assert torch.equal(ParallelPolicy(policy).score(batch, snapshot).logprobs, before)
     assert torch.equal(policy(batch).logprobs, moved)

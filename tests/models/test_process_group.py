@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grouper.models.process_group import SingleProcess, share_of
+from grouper.models.process_group import ProcessGroup, share_of
 
 
 @given(count=st.integers(0, 40), size=st.integers(1, 9))
@@ -22,7 +22,7 @@ def test_shares_are_a_partition_of_nearly_equal_parts(count: int, size: int) -> 
 
 
 def test_alone_everything_is_ones_own() -> None:
-    processes = SingleProcess()
+    processes = ProcessGroup()
     tensor = torch.tensor([1.0])
     assert processes.sum_(tensor) is tensor
     assert processes.gather("x") == ["x"]
@@ -36,7 +36,7 @@ def test_one_process_uses_no_distributed_code() -> None:
         "import sys, torch\n"
         "from grouper.training.parallel import join_processes\n"
         "group = join_processes()\n"
-        "assert type(group).__name__ == 'SingleProcess'\n"
+        "assert type(group).__name__ == 'ProcessGroup'\n"
         "assert not torch.distributed.is_initialized()\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

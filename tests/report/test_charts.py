@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 from drawn_runs import make_run
 
-from grouper.report.charts import HEIGHT, WIDTH, chart
+from grouper.report.charts import chart
 from grouper.report.panels import Panel, RunView, Series, panels_of
 
 
@@ -18,22 +19,28 @@ def curve(values, *, steps=None, **more):
     return Series(name="x", color="blue", steps=steps, values=values, **more)
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+
+
 def places(svg):
-    """Every point of an SVG."""
-    for node in ET.fromstring(svg).iter():
-        for pair in node.get("points", "").split():
-            yield tuple(map(float, pair.split(",")))
-        for x, y in (("x1", "y1"), ("x2", "y2"), ("cx", "cy")):
-            if x in node.attrib and y in node.attrib:
-                yield float(node.get(x)), float(node.get(y))
+    """Every point of the curves of an SVG, with the size of the drawing."""
+    tree = ET.fromstring(svg)
+    width, height = map(float, tree.get("viewBox").split()[2:])
+    drawn = [n for n in tree.iter(f"{SVG}path") if "url(" in n.get("clip-path", "")]
+    points = [pair for n in drawn for pair in re.findall(r"([-\d.]+) ([-\d.]+)", n.get("d"))]
+    return width, height, [tuple(map(float, pair)) for pair in points]
+
+
+def inside(svg):
+    width, height, points = places(svg)
+    return points and all(0 <= x <= width and 0 <= y <= height for x, y in points)
 
 
 def test_every_panel_of_a_run_stays_inside_its_drawing(tmp_path):
     for panel in panels_of(RunView.of(make_run(tmp_path / "demo"))):
         drawn = chart(panel, 400)
-        points = list(places(drawn["svg"]))
-        assert points, panel.title
-        assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points), panel.title
+        assert inside(drawn["svg"]), panel.title
+        assert "#" not in re.sub(r"[(\"]#\w+", "", drawn["svg"]), "a colour that no theme has"
 
 
 @pytest.mark.parametrize(
@@ -42,15 +49,16 @@ def test_every_panel_of_a_run_stays_inside_its_drawing(tmp_path):
 def test_any_range_of_values_can_be_drawn(values):
     panel = Panel(title="t", unit="u", phase="grpo", series=(curve(values),))
     drawn = chart(panel, 400)
-    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in places(drawn["svg"]))
+    assert inside(drawn["svg"])
     assert drawn["values"]["lines"][0]["values"] == values
 
 
 def test_higher_values_are_higher_and_later_ones_further_right():
     series = curve([0.0, 10.0], bounds=(np.array([0.0, 8.0]), np.array([1.0, 12.0])))
     panel = Panel(title="t", unit="u", phase="grpo", series=(series,))
-    circles = [n for n in ET.fromstring(chart(panel, 9)["svg"]) if n.tag == "circle"]
-    (low, high) = ((float(n.get("cx")), float(n.get("cy"))) for n in circles)
+    dots = ET.fromstring(chart(panel, 9)["svg"]).iter(f"{SVG}use")
+    blue = [n for n in dots if "var(--blue)" in n.get("style", "")]
+    (low, high) = ((float(n.get("x")), float(n.get("y"))) for n in blue)
     assert low[0] < high[0]
     assert low[1] > high[1]
 

@@ -17,6 +17,7 @@ from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import read_lines, write_lines
 from grouper.runs import folder as folder_module
 from grouper.runs.folder import RunFolder
+from grouper.runs.records import RunInfo, rollout_rows
 from grouper.types import (
     Completion,
     FinishReason,
@@ -33,14 +34,12 @@ from grouper.types import (
 )
 
 
-def create(path: Path, **changes: Any) -> RunFolder:
-    settings: dict[str, Any] = {
-        "recipe_yaml": "name: demo\n",
-        "recipe_hash": "aaaa",
-        "versions": {"torch": "2.13.0"},
-        "fingerprints": {"train": "f1"},
-    }
-    return RunFolder.create(path, **{**settings, **changes})
+def create(path: Path, *, recipe_yaml: str = "name: demo\n", **changes: Any) -> RunFolder:
+    info = RunInfo(recipe_hash="aaaa", versions={"torch": "2.13.0"}, fingerprints={"train": "f1"})
+    of_info = {name: changes.pop(name) for name in [*changes] if name in RunInfo.model_fields}
+    return RunFolder.create(
+        path, info.model_copy(update=of_info), recipe_yaml=recipe_yaml, **changes
+    )
 
 
 def make_report(phase: str, step: int) -> StepReport:
@@ -92,7 +91,6 @@ def make_result(name: str, phase: str, step: int, *, split: str = "validation") 
         step=step,
         split=split,
         samples=1,
-        confidence=0.9,
         card={"seed": 3, "sampling": {"stop": ["x"]}},
         items=tuple(
             EvaluationItem(
@@ -369,10 +367,21 @@ def test_a_line_that_did_not_fit_leaves_no_part_behind(tmp_path):
 # Rollouts and evaluations
 
 
+def write_rollouts(
+    run: RunFolder,
+    phase: str,
+    step: int,
+    groups: list[RolloutGroup],
+    advantages: list[float | None],
+    **more: Any,
+) -> None:
+    run.write_rollouts(phase, step, rollout_rows(phase, step, groups, advantages, **more))
+
+
 def test_every_rollout_is_recorded_with_its_story(tmp_path):
     run = create(tmp_path)
     groups = [make_group(0, [1.0, 0.0]), make_group(1, [None])]
-    run.write_rollouts("grpo", 3, groups, [1.0, -1.0, None])
+    write_rollouts(run, "grpo", 3, groups, [1.0, -1.0, None])
     lines = list(run.read_rollouts())
     assert [(line["group"], line["sample"]) for line in lines] == [(0, 0), (0, 1), (1, 0)]
     assert lines[0] == {
@@ -401,7 +410,7 @@ def test_every_rollout_is_recorded_with_its_story(tmp_path):
 
 def test_ids_are_kept_on_demand_exactly(tmp_path):
     run = create(tmp_path)
-    run.write_rollouts("grpo", 1, [make_group(0, [1.0])], [0.5], with_ids=True)
+    write_rollouts(run, "grpo", 1, [make_group(0, [1.0])], [0.5], with_ids=True)
     (line,) = run.read_rollouts("grpo", 1)
     assert line["prompt_token_ids"] == [7, 8]
     assert line["token_ids"] == [5, 6, 2]
@@ -412,14 +421,14 @@ def test_ids_are_kept_on_demand_exactly(tmp_path):
 def test_one_advantage_a_rollout(tmp_path, advantages):
     run = create(tmp_path)
     with pytest.raises(ValueError, match="zip"):
-        run.write_rollouts("grpo", 1, [make_group(0, [1.0, 0.0])], advantages)
+        write_rollouts(run, "grpo", 1, [make_group(0, [1.0, 0.0])], advantages)
     assert not (tmp_path / "rollouts").exists()
 
 
 def test_steps_are_read_in_order_beyond_six_digits(tmp_path):
     run = create(tmp_path)
     for step in (1_000_000, 2, 999_999):
-        run.write_rollouts("grpo", step, [make_group(0, [1.0])], [0.0])
+        write_rollouts(run, "grpo", step, [make_group(0, [1.0])], [0.0])
     assert [line["step"] for line in run.read_rollouts()] == [2, 999_999, 1_000_000]
     assert (tmp_path / "rollouts" / "grpo-000002.jsonl.gz").exists()
 
@@ -453,7 +462,7 @@ def test_a_name_cannot_leave_the_folder(tmp_path):
 )
 def test_an_unknown_or_missing_field_is_damage(tmp_path, file, where):
     run = create(tmp_path)
-    run.write_rollouts("grpo", 1, [make_group(0, [1.0])], [math.nan], with_ids=True)
+    write_rollouts(run, "grpo", 1, [make_group(0, [1.0])], [math.nan], with_ids=True)
     run.write_evaluation(make_result("base", "base", 0))
     (row, *_) = read_lines(tmp_path / file)
 
@@ -477,7 +486,7 @@ def fill(run: RunFolder, until: tuple[str, int]) -> None:
     for phase, step in moments[: moments.index(until) + 1]:
         run.append_metrics(make_report(phase, step))
         if phase == "grpo":
-            run.write_rollouts(phase, step, [make_group(step, [1.0, 0.0])], [1.0, -1.0])
+            write_rollouts(run, phase, step, [make_group(step, [1.0, 0.0])], [1.0, -1.0])
         if step % 2 == 0:
             run.write_evaluation(make_result(f"validation-{phase}-{step:06d}", phase, step))
         if step == 4:

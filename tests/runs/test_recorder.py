@@ -17,12 +17,12 @@ from grouper.api import train
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.config.schema import TrackerConfig, TrackingConfig
 from grouper.errors import ConfigError
-from grouper.models.process_group import SingleProcess
+from grouper.models.process_group import ProcessGroup
 from grouper.report.page import draw_pictures
 from grouper.runs.folder import RunFolder
 from grouper.runs.recorder import Recorder
-from grouper.runs.records import recipe_changes
-from grouper.runs.trackers import Step, TrackedRun, WandbSink, check_trackers
+from grouper.runs.records import RunInfo, recipe_changes
+from grouper.runs.trackers import Record, TrackedRun, WandbSink, check_trackers
 from grouper.training.run import Run
 from grouper.types import StepReport, Tally
 
@@ -96,7 +96,6 @@ def run(folder: Path, *trackers: str) -> RunFolder:
         *data_from(str(folder)),
         "sft.steps=1",
         "grpo.steps=1",
-        "evaluation.base=false",
         f"output_dir={folder}",
         f"tracking.trackers=[{', '.join(trackers)}]",
     ]
@@ -147,9 +146,7 @@ def sink_of(folder: Path, *, online: bool = False) -> WandbSink:
         TrackedRun(
             name="n",
             project="p",
-            entity=None,
-            tags=(),
-            online=online,
+            settings=TrackerConfig(name="wandb", mode="online" if online else "offline"),
             path=folder,
             mark="0" * 8,
             recipe={"name": "n"},
@@ -163,7 +160,7 @@ def test_a_run_that_the_caller_opened_is_used_and_left_open(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     sink = sink_of(tmp_path)
     done = StepReport(phase="sft", step=1, tallies={"loss": Tally.of([2])}, status="learning")
-    sink.send(Step(report=done))
+    sink.send(Record.of_step(done, {}, {}))
     sink.close()
     assert wandb.calls == []
     assert theirs.logged == [{"sft/step": 1, "sft/loss": 2.0}]
@@ -220,7 +217,7 @@ def test_trackers_are_no_part_of_the_experiment():
     tracked = load_recipe("demo", ["tracking.trackers=[{name: wandb, project: p}]"])
     assert recipe_hash(tracked) == recipe_hash(without)
     assert recipe_changes(resolved_yaml(without), resolved_yaml(tracked)) == {}
-    other = load_recipe("demo", ["tracking.token_ids=true"])
+    other = load_recipe("demo", ["rewards=[format]"])
     assert recipe_hash(other) != recipe_hash(without)
 
 
@@ -249,7 +246,8 @@ def test_a_package_that_is_missing_is_told_with_its_extra(monkeypatch):
 def recording(folder: Path) -> Recorder:
     """A new run without steps, of which every drawing is counted."""
     recipe = load_recipe("demo", [f"output_dir={folder}"])
-    return Recorder(recipe, SingleProcess(), {}, versions={}, fingerprints={})
+    info = RunInfo(recipe_hash=recipe_hash(recipe), versions={}, fingerprints={})
+    return Recorder(recipe, ProcessGroup(), {}, info)
 
 
 def test_pictures_are_drawn_at_evaluations_and_at_the_end_if_there_is_news(tmp_path):
@@ -303,7 +301,7 @@ def test_only_the_first_process_draws(tmp_path):
 def test_a_run_that_ends_with_an_error_has_its_report(tmp_path):
     write_problems(tmp_path)
     overrides = [*TINY_RUN, *data_from(str(tmp_path)), "sft.steps=1", "grpo.steps=3"]
-    recipe = load_recipe("demo", [*overrides, f"output_dir={tmp_path}", "evaluation.base=false"])
+    recipe = load_recipe("demo", [*overrides, f"output_dir={tmp_path}"])
     opened = Run(recipe)
     opened.folder.draw = draw_pictures
     opened.folder.append_metrics(report("sft", 1, {"loss": 2.0}))

@@ -9,7 +9,7 @@ from tiny_models import make_group, tiny_model
 from grouper.algorithms.batching import rollout_rows
 from grouper.config.schema import GRPOConfig
 from grouper.models.policy import Policy
-from grouper.models.process_group import SingleProcess
+from grouper.models.process_group import ProcessGroup
 from grouper.runs.recorder import TokenLog
 from grouper.training.grpo import assemble
 from grouper.training.parallel import ParallelPolicy
@@ -29,18 +29,20 @@ def test_tokens_are_recorded_of_groups_with_a_signal_first() -> None:
     made = assemble(groups, settings, scores, max_new_tokens=8, orders=(None, None))
     log = TokenLog(groups, made.advantages, 1)
     for batch in made.batches:
-        accumulate_gradient(policy, batch, grpo_objective(settings, log.see), token_budget=9)
-    found = log.records(SingleProcess(), str)
+        accumulate_gradient(
+            ParallelPolicy(policy), batch, grpo_objective(settings, log.see), token_budget=9
+        )
+    found = log.records(ProcessGroup(), str)
     assert list(found) == [(1, 0), (1, 1), (1, 2)]
     rows = rollout_rows(groups)
     assert rows is not None
-    expected, _ = scores.current(rows)
-    assert found[1, 0].trainer_logprobs == pytest.approx(expected[2, :3].tolist(), abs=1e-5)
-    assert found[1, 2].trainer_logprobs == pytest.approx(expected[3, :5].tolist(), abs=1e-5)
-    assert found[1, 1].trainer_logprobs is None  # not scored, so not trained on
+    expected = scores.current(rows).logprobs
+    assert found[1, 0]["trainer_logprobs"] == pytest.approx(expected[2, :3].tolist(), abs=6e-5)
+    assert found[1, 2]["trainer_logprobs"] == pytest.approx(expected[3, :5].tolist(), abs=6e-5)
+    assert "trainer_logprobs" not in found[1, 1]  # not scored, so not trained on
     ids = groups[1].rollouts[2].completion.token_ids
-    assert list(found[1, 2].texts) == [str(token) for token in ids]
-    assert TokenLog(groups, made.advantages, 0).records(SingleProcess(), str) == {}
+    assert found[1, 2]["token_texts"] == [str(token) for token in ids]
+    assert TokenLog(groups, made.advantages, 0).records(ProcessGroup(), str) == {}
 
 
 def test_clipped_tokens_of_all_updates_are_recorded() -> None:
@@ -53,7 +55,7 @@ def test_clipped_tokens_of_all_updates_are_recorded() -> None:
     log.see(rows, torch.full(rows.mask.shape, -2.0), clipped)
     part = rows.select(torch.tensor([1]))
     log.see(part, torch.full(part.mask.shape, -9.0), part.mask & (torch.arange(4) == 0))
-    found = log.records(SingleProcess(), str)
-    assert list(found[0, 1].clipped) == [0, 2]
-    assert list(found[0, 0].clipped) == []
-    assert found[0, 1].trainer_logprobs == [-2.0] * 4
+    found = log.records(ProcessGroup(), str)
+    assert found[0, 1]["clipped"] == [0, 2]
+    assert found[0, 0]["clipped"] == []
+    assert found[0, 1]["trainer_logprobs"] == [-2.0] * 4

@@ -19,9 +19,10 @@ INFO = RunInfo(
 
 
 def lines(**changes: Any) -> str:
-    settings: dict[str, Any] = {"versions": {"torch": "2.13.0"}, "threads": 2, "processes": 1}
     allowed = changes.pop("allowed", {})
-    return "\n".join(banner_lines(INFO, allowed, **{**settings, **changes}))
+    versions = changes.pop("versions", {"torch": "2.13.0"})
+    now = {**versions, "CPU threads": 2, "processes": 1, **changes}
+    return "\n".join(banner_lines(INFO, allowed, now))
 
 
 def test_nothing_differs(caplog: pytest.LogCaptureFixture) -> None:
@@ -36,7 +37,7 @@ def test_nothing_differs(caplog: pytest.LogCaptureFixture) -> None:
         ({"versions": {"torch": "2.14.0"}}, "torch 2.13.0 -> 2.14.0"),
         ({"versions": {"torch": "2.13.0", "kernels": "none"}}, "kernels 0123abcd -> none"),
         ({"versions": {"compute dtype": "bfloat16"}}, "compute dtype float32 -> bfloat16"),
-        ({"threads": 1}, "CPU threads 2 -> 1"),
+        ({"CPU threads": 1}, "CPU threads 2 -> 1"),
         ({"processes": 4}, "processes 1 -> 4"),
     ],
 )

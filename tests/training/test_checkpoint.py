@@ -347,7 +347,7 @@ def test_a_checkpoint_is_whole_whether_it_still_is_the_best_one_or_not(tmp_path:
     assert damage(folder) is None
 
 
-@pytest.mark.parametrize("key", ["step", "position", "started_from", "best_accuracy"])
+@pytest.mark.parametrize("key", ["step", "position", "started_from", "best"])
 def test_a_state_without_a_key_is_one_paragraph(tmp_path: Path, key: str) -> None:
     """R5: written by another version, or edited."""
     folder = save(tmp_path, tiny_state())

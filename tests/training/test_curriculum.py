@@ -5,27 +5,21 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import make_group, make_prompt
+from tiny_models import make_group
 
-from grouper.config.schema import DifficultyConfig, GradingConfig, SFTConfig
-from grouper.errors import ConfigError, RunFolderError
-from grouper.grading import Grader
-from grouper.sampling.base import SampleRequest, ScriptedSampler
-from grouper.training import curriculum
+from grouper.config.schema import DifficultyConfig, SFTConfig
+from grouper.errors import ConfigError
 from grouper.training.curriculum import (
     DifficultyBand,
-    PassRates,
     ProblemStream,
-    measure_pass_rates,
     read_pass_rates,
     total_steps,
 )
-from grouper.types import AnswerContract, AnswerKind, Problem, Prompt, RolloutGroup, SamplingParams
+from grouper.types import RolloutGroup
 
 
 @given(size=st.integers(1, 40), per_step=st.integers(1, 17), seed=st.integers(0, 5))
@@ -168,91 +162,3 @@ def test_a_wrong_line_is_named(line: str, tmp_path: Path) -> None:
 def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="grouper data difficulty"):
         read_pass_rates(tmp_path / "none.jsonl")
-
-
-# --- pass rates: counted per problem, gone on with after a stop, never mixed
-
-
-def items(count: int) -> list[tuple[Problem, Prompt]]:
-    return [
-        (Problem(id=f"p/{i}", question="q", answer=str(i), source="test"), make_prompt(i))
-        for i in range(count)
-    ]
-
-
-class Answers(ScriptedSampler):
-    """Right in the first `i` samples of problem i."""
-
-    def __init__(self) -> None:
-        self.drawn = 0
-        super().__init__(self._answer)
-
-    def _answer(self, request: SampleRequest, index: int) -> str:
-        self.drawn += 1
-        sample = index % 4
-        number = int(request.prompt.problem_id.split("/")[1])
-        return f"<a>{number}</a>" if sample < number else "<a>x</a>"
-
-
-def wanted(path: Path, **changes: Any) -> PassRates:
-    settings: dict[str, Any] = {
-        "samples": 4,
-        "params": SamplingParams(max_new_tokens=40),
-        "model": "m",
-        "prompts": "p",
-        "seed": 0,
-    }
-    return PassRates(path=path, **{**settings, **changes})
-
-
-@pytest.fixture
-def grader() -> Grader:
-    contract = AnswerContract(kind=AnswerKind.TAG, open="<a>", close="</a>")
-    return Grader(contract, GradingConfig(symbolic=False))
-
-
-def test_every_problem_is_counted(tmp_path: Path, grader: Grader) -> None:
-    seen: list[tuple[int, int]] = []
-    found = measure_pass_rates(
-        wanted(tmp_path / "deep" / "rates.jsonl"),
-        items(4),
-        sampler=Answers(),
-        grader=grader,
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert found == {f"p/{i}": (i, 4) for i in range(4)}
-    assert seen == [(4, 4)]
-
-
-def test_a_stopped_measurement_goes_on(
-    tmp_path: Path, grader: Grader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(curriculum, "CHUNK", 1)
-    path = tmp_path / "rates.jsonl"
-    whole = measure_pass_rates(wanted(path), items(4), sampler=Answers(), grader=grader)
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:2]) + lines[2][:9])  # killed in the middle of a line
-    again = Answers()
-    assert measure_pass_rates(wanted(path), items(4), sampler=again, grader=grader) == whole
-    assert again.drawn == 2 * 4
-    assert path.read_text() == "".join(lines)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"model": "other"},
-        {"prompts": "other"},
-        {"samples": 8},
-        {"seed": 1},
-        {"params": SamplingParams()},
-    ],
-)
-def test_other_settings_are_not_mixed_in(
-    changes: dict[str, object], tmp_path: Path, grader: Grader
-) -> None:
-    path = tmp_path / "rates.jsonl"
-    measure_pass_rates(wanted(path), items(2), sampler=Answers(), grader=grader)
-    with pytest.raises(RunFolderError, match="another model"):
-        measure_pass_rates(wanted(path, **changes), items(3), sampler=Answers(), grader=grader)
-    assert all(json.loads(line)["completions"] == 4 for line in path.read_text().splitlines())

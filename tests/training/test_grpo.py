@@ -18,7 +18,7 @@ from torch import Tensor
 
 from grouper.algorithms.batching import TrainBatch, broken_tensors
 from grouper.config.schema import GRPOConfig, PromptConfig, RewardConfig
-from grouper.models.policy import Policy
+from grouper.models.policy import Policy, TokenOutputs
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
 from grouper.sampling.base import SampleRequest, ScriptedSampler
@@ -51,11 +51,11 @@ class Noted:
     def __init__(self) -> None:
         self.asked: list[tuple[str, list[int]]] = []
 
-    def current(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+    def current(self, batch: TrainBatch) -> TokenOutputs:
         self.asked.append(("current", batch.sequence_ids.tolist()))
         rows = batch.sequence_ids[:, None].float()
         slots = torch.arange(batch.mask.shape[1])
-        return -(rows + 1).expand(batch.mask.shape), rows + slots / 100.0
+        return TokenOutputs(-(rows + 1).expand(batch.mask.shape), rows + slots / 100.0)
 
     def reference(self, batch: TrainBatch) -> Tensor:
         self.asked.append(("reference", batch.sequence_ids.tolist()))
@@ -198,7 +198,7 @@ def test_the_constant_weighting_divides_by_the_completion_budget() -> None:
 
 def test_a_kl_in_the_reward_is_taken_off_before_the_baseline() -> None:
     group = make_group(0, [1.0, 1.0], [2, 3])
-    settings = config(beta=0.1, kl="k1", kl_in_reward=True, advantage="mean")
+    settings = config(beta=0.1, kl="k1", advantage="mean")
     scores = Noted()
     assembled = assemble([group], settings, scores, max_new_tokens=8)
     # Old log-probs are -1 and -2, the reference's -1: the second row has a KL of -1 a token.
@@ -246,7 +246,9 @@ def test_the_first_inner_step_has_a_ratio_of_one(temperature: float) -> None:
     groups = [make_group(g, [1.0, 0.0, 0.5], [3, 5, 4], temperature=temperature) for g in range(3)]
     settings = config(num_iterations=2)
     policy, (step, *_) = real(groups, settings)
-    _, tallies = accumulate_gradient(policy, step, grpo_objective(settings), token_budget=25)
+    _, tallies = accumulate_gradient(
+        ParallelPolicy(policy), step, grpo_objective(settings), token_budget=25
+    )
     assert tallies["policy/ratio"].min == pytest.approx(1.0, abs=2e-5)
     assert tallies["policy/ratio"].max == pytest.approx(1.0, abs=2e-5)
     assert tallies["policy/clip_fraction"].sum == 0
@@ -256,7 +258,9 @@ def test_the_reference_is_the_policy_at_the_start() -> None:
     """T23: a KL of exactly zero where the slices are the same."""
     settings = config(beta=0.1)
     policy, (step, *_) = real(some_groups(2), settings)
-    _, tallies = accumulate_gradient(policy, step, grpo_objective(settings), token_budget=40)
+    _, tallies = accumulate_gradient(
+        ParallelPolicy(policy), step, grpo_objective(settings), token_budget=40
+    )
     assert tallies["policy/kl"].sum == 0.0
 
 

@@ -42,12 +42,9 @@ def test_the_folder_tells_the_whole_story(tmp_path: Path) -> None:
     old = torch.zeros_like(batch.weights)
     old[2, 0] = float("inf")
     batch = replace(batch, old_logprobs=old)
-    (tmp_path / "recipe.yaml").write_text("name: demo\n")
-    (tmp_path / "rollouts").mkdir()
-    (tmp_path / "rollouts" / "grpo-000030.jsonl.gz").write_bytes(b"rollouts")
     for step in range(1, 31):
         RunFolder(tmp_path).append_metrics(report(step))
-    folder = write_nan_dump(tmp_path, "grpo-000030", batch, SavedTokenizer(), what="It broke.")
+    folder = write_nan_dump(tmp_path, "grpo-000030", batch, SavedTokenizer())
     tensors = load_file(folder / "batch.safetensors")
     assert torch.equal(tensors["completion_ids"], batch.completion_ids)
     assert torch.equal(tensors["old_logprobs"], old)
@@ -60,7 +57,3 @@ def test_the_folder_tells_the_whole_story(tmp_path: Path) -> None:
     assert rows[2]["completion"] == " ".join(map(str, batch.completion_ids[2, :length].tolist()))
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
     assert steps == list(range(31 - LAST_METRICS, 31))
-    assert (folder / "rollouts.jsonl.gz").read_bytes() == b"rollouts"
-    text = (folder / "README.md").read_text()
-    assert "It broke." in text
-    assert f"the last {LAST_METRICS} steps" in text

@@ -13,6 +13,7 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.config.schema import GRPOConfig
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.training.optimizers import make_optimizer
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import grpo_objective, update
 
 
@@ -52,7 +53,7 @@ def test_the_kl_term_is_added_once() -> None:
         added = (with_kl - plain)[batch.mask]
         assert added.tolist() == pytest.approx([0.3 * value] * len(added), abs=1e-6)
         assert tallies["policy/kl"].mean == pytest.approx(value, abs=1e-6)
-    in_reward = grpo_objective(config(beta=0.3, kl="k1", kl_in_reward=True))
+    in_reward = grpo_objective(config(beta=0.3, kl="k1"))
     assert in_reward(outputs, batch)[0].equal(plain)
 
 
@@ -91,7 +92,7 @@ def test_the_entropy_bonus_raises_entropy() -> None:
     entropies = []
     for _ in range(5):
         result = update(
-            policy,
+            ParallelPolicy(policy),
             batch,
             grpo_objective(settings),
             optimizer,

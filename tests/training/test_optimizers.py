@@ -13,10 +13,11 @@ from grouper import errors
 from grouper.config.schema import OptimizerConfig
 from grouper.errors import CheckpointError, ConfigError
 from grouper.models.policy import Policy
-from grouper.models.process_group import SingleProcess
+from grouper.models.process_group import ProcessGroup
 from grouper.training import checkpoint
 from grouper.training.checkpoint import load_optimizer, save_optimizer
 from grouper.training.optimizers import SCHEDULES, Optimizer, make_optimizer, schedule
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import sft_objective, update
 
 needs_bitsandbytes = pytest.mark.needs_package("bitsandbytes", extra="quantized")
@@ -31,7 +32,7 @@ def wide_policy() -> Policy:
 def train(policy: Policy, optimizer: Optimizer, steps: int) -> list[float]:
     return [
         update(
-            policy,
+            ParallelPolicy(policy),
             make_batch(),
             sft_objective,
             optimizer,
@@ -88,7 +89,7 @@ def test_a_state_round_trips_through_files(tmp_path: Path, name: Any) -> None:
     halves = wide_policy()
     first = make_optimizer(halves, config(name))
     train(halves, first, 2)
-    save_optimizer(first, tmp_path, SingleProcess(), named=tmp_path)
+    save_optimizer(first, tmp_path, ProcessGroup(), named=tmp_path)
     second = make_optimizer(halves, config(name))
     load_optimizer(second, tmp_path)
     train(halves, second, 2)
@@ -109,7 +110,7 @@ def test_equal_states_are_equal_bytes(tmp_path: Path, name: Any) -> None:
         folder.mkdir()
         optimizer = make_optimizer(policy, config(name))
         train(policy, optimizer, 1)
-        save_optimizer(optimizer, folder, SingleProcess(), named=tmp_path)
+        save_optimizer(optimizer, folder, ProcessGroup(), named=tmp_path)
         found.append({file.name: file.read_bytes() for file in folder.iterdir()})
     assert found[0] == found[1]
 
@@ -123,7 +124,7 @@ def test_a_state_in_many_files_is_the_same(
     optimizer = make_optimizer(policy, config(name))
     train(policy, optimizer, 1)
     monkeypatch.setattr(checkpoint, "_FILE_BYTES", 20_000)
-    save_optimizer(optimizer, tmp_path, SingleProcess(), named=tmp_path)
+    save_optimizer(optimizer, tmp_path, ProcessGroup(), named=tmp_path)
     assert len(list(tmp_path.iterdir())) > 3
     back = make_optimizer(policy, config(name))
     load_optimizer(back, tmp_path)
@@ -135,9 +136,7 @@ def test_a_state_in_many_files_is_the_same(
 
 def test_a_state_before_the_first_step_is_a_state(tmp_path: Path) -> None:
     policy = wide_policy()
-    save_optimizer(
-        make_optimizer(policy, config("muon")), tmp_path, SingleProcess(), named=tmp_path
-    )
+    save_optimizer(make_optimizer(policy, config("muon")), tmp_path, ProcessGroup(), named=tmp_path)
     optimizer = make_optimizer(policy, config("muon"))
     load_optimizer(optimizer, tmp_path)
     assert optimizer.state_dict() == {}
@@ -157,7 +156,7 @@ def test_a_state_that_does_not_fit_is_refused(
     policy = Policy(tiny_model(hidden_size=theirs["hidden_size"], head_dim=16))
     saved = make_optimizer(policy, config(theirs["name"]))
     train(policy, saved, 1)
-    save_optimizer(saved, tmp_path, SingleProcess(), named=tmp_path)
+    save_optimizer(saved, tmp_path, ProcessGroup(), named=tmp_path)
     ours = make_optimizer(Policy(tiny_model(hidden_size=64, head_dim=16)), config("adamw"))
     with pytest.raises(CheckpointError, match=f"does not fit: .*{words}"):
         load_optimizer(ours, tmp_path)
@@ -181,7 +180,7 @@ def test_a_loaded_state_brings_no_settings_with_it(tmp_path: Path, name: Any) ->
     policy = wide_policy()
     before = make_optimizer(policy, config(name))
     train(policy, before, 2)
-    save_optimizer(before, tmp_path, SingleProcess(), named=tmp_path)
+    save_optimizer(before, tmp_path, ProcessGroup(), named=tmp_path)
     fresh, after = make_optimizer(policy, changed(name)), make_optimizer(policy, changed(name))
     load_optimizer(after, tmp_path)
     for part, untouched in zip(after.parts, fresh.parts, strict=True):

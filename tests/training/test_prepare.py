@@ -14,13 +14,12 @@ from grouper.advice import run_plan
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.runs.progress import Progress
-from grouper.training.prepare import prepare
+from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 from grouper.training.run import Run
 
 SMALL = [
     "model.new.hidden_size=32",
-    "model.new.head_dim=8",
     "model.new.intermediate_size=64",
     "data.sft.options.count=40",
     "data.train.options.count=40",
@@ -77,7 +76,7 @@ def test_a_measurement_elsewhere_finds_the_same_budget(run):
     assert recipe.sampling.max_total_tokens == 100
     sets = load_problem_sets(recipe)
     for some in (ProblemSets(train=sets.train), ProblemSets(test=sets.test), ProblemSets()):
-        with prepare(recipe, some, model=run.base_path) as prepared:
+        with Prepared(recipe, some, model=run.base_path) as prepared:
             assert prepared.evaluation_params() == run.prepared.evaluation_params()
             assert prepared.prompt_limit == run.prepared.prompt_limit
 
@@ -90,11 +89,11 @@ def test_demonstrations_have_at_most_so_many_tokens(run):
 
 def test_a_completion_budget_that_leaves_prompts_no_room_is_named(run):
     """Raising prompt.max_prompt_tokens would do nothing."""
-    recipe = run.recipe.override(sampling={"max_total_tokens": None, "max_new_tokens": 2046})
-    assert run.prepared.context == 2048
+    recipe = run.recipe.override(sampling={"max_total_tokens": None, "max_new_tokens": 32_766})
+    assert run.prepared.context == 32_768
     sets = ProblemSets(train=load_problem_sets(recipe).train)
     with pytest.raises(PromptError, match=r"Lower sampling.max_new_tokens: .* leaves prompts 2"):
-        prepare(recipe, sets, model=run.base_path)
+        Prepared(recipe, sets, model=run.base_path)
 
 
 def test_a_plan_counts_on_it(run):

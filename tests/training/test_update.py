@@ -54,7 +54,7 @@ def weights_of(policy: Policy) -> list[torch.Tensor]:
 def step(policy: Policy, batch: TrainBatch, **changes: Any) -> UpdateResult:
     optimizer = make_optimizer(policy, OptimizerConfig(learning_rate=1e-2, weight_decay=0.5))
     arguments: dict[str, Any] = {"scale": 1.0, "max_grad_norm": 1.0, "token_budget": 64}
-    return update(policy, batch, GRPO, optimizer, **{**arguments, **changes})
+    return update(ParallelPolicy(policy), batch, GRPO, optimizer, **{**arguments, **changes})
 
 
 def test_an_update_moves_the_weights_and_counts() -> None:
@@ -88,7 +88,13 @@ def test_the_gradient_is_scaled_down_to_the_norm() -> None:
         optimizer = make_optimizer(policy, OptimizerConfig())
         before = weights_of(policy)
         result = update(
-            policy, make_batch(), GRPO, optimizer, scale=1.0, max_grad_norm=bound, token_budget=64
+            ParallelPolicy(policy),
+            make_batch(),
+            GRPO,
+            optimizer,
+            scale=1.0,
+            max_grad_norm=bound,
+            token_budget=64,
         )
         norms.append(result.tallies["grad_norm"].mean)
         assert len(before) == len(weights_of(policy))
@@ -138,7 +144,7 @@ def test_a_gradient_that_is_not_finite_is_told_and_skipped() -> None:
     before = weights_of(policy)
     optimizer = make_optimizer(policy, OptimizerConfig(weight_decay=0.5))
     result = update(
-        policy,
+        ParallelPolicy(policy),
         make_batch(),
         objective,  # type: ignore[arg-type]  # the attribute is invisible to mypy
         optimizer,
@@ -182,7 +188,15 @@ def test_bf16_products_leave_weights_gradients_and_moments_in_float32() -> None:
     layer.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
     for parameter in policy.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.dtype))
-    update(policy, make_batch(), GRPO, optimizer, scale=1.0, max_grad_norm=1.0, token_budget=64)
+    update(
+        ParallelPolicy(policy),
+        make_batch(),
+        GRPO,
+        optimizer,
+        scale=1.0,
+        max_grad_norm=1.0,
+        token_budget=64,
+    )
     assert set(seen) == {torch.bfloat16, torch.float32}
     assert seen[0] == torch.bfloat16
     assert {p.dtype for p in policy.parameters()} == {torch.float32}
@@ -218,7 +232,9 @@ def test_dropout_is_off_unless_seeded_and_then_repeatable() -> None:
     def gradient(seed: int | None) -> torch.Tensor:
         policy.zero_grad()
         chosen = None if seed is None else (lambda micro: seed + micro)
-        accumulate_gradient(policy, batch, sft_objective, token_budget=64, dropout_seed=chosen)
+        accumulate_gradient(
+            ParallelPolicy(policy), batch, sft_objective, token_budget=64, dropout_seed=chosen
+        )
         return torch.cat(
             [p.grad.flatten() for p in policy.trainable().values() if p.grad is not None]
         )
@@ -241,7 +257,13 @@ def test_optimizer_state_round_trips(name: Any) -> None:
             optimizer.load_state_dict(state)
         for _ in range(steps):
             update(
-                policy, make_batch(), GRPO, optimizer, scale=0.5, max_grad_norm=1.0, token_budget=64
+                ParallelPolicy(policy),
+                make_batch(),
+                GRPO,
+                optimizer,
+                scale=0.5,
+                max_grad_norm=1.0,
+                token_budget=64,
             )
         return optimizer.state_dict()
 
@@ -328,7 +350,9 @@ def gradient(shortage: Shortage | None, budget: int = 10_000) -> tuple[Tensor, P
     policy = exact_policy()
     if shortage is not None:
         shortage.install(policy)
-    accumulate_gradient(policy, make_batch(dtype=torch.float64), GRPO, token_budget=budget)
+    accumulate_gradient(
+        ParallelPolicy(policy), make_batch(dtype=torch.float64), GRPO, token_budget=budget
+    )
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]), policy
 
 
@@ -366,7 +390,13 @@ def test_the_smaller_budget_is_remembered_and_recorded(caplog: pytest.LogCapture
 
     def step() -> tuple[str, ...]:
         return update(
-            policy, batch, GRPO, optimizer, scale=1.0, max_grad_norm=1.0, token_budget=10_000
+            ParallelPolicy(policy),
+            batch,
+            GRPO,
+            optimizer,
+            scale=1.0,
+            max_grad_norm=1.0,
+            token_budget=10_000,
         ).events
 
     with caplog.at_level(logging.WARNING):
@@ -394,7 +424,9 @@ def test_other_errors_go_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
         policy, "score", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("shape"))
     )
     with pytest.raises(RuntimeError, match="shape"):
-        accumulate_gradient(policy, make_batch(dtype=torch.float64), GRPO, token_budget=64)
+        accumulate_gradient(
+            ParallelPolicy(policy), make_batch(dtype=torch.float64), GRPO, token_budget=64
+        )
 
 
 class _KeptEngine:

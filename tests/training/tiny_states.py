@@ -14,7 +14,7 @@ from grouper.config.schema import LoraConfig, OptimizerConfig
 from grouper.errors import Interrupted
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
-from grouper.models.process_group import SingleProcess
+from grouper.models.process_group import ProcessGroup
 from grouper.runs.folder import RunFolder
 from grouper.training.checkpoint import TrainState
 from grouper.training.curriculum import ProblemStream
@@ -59,7 +59,7 @@ def take_step(state: TrainState) -> None:
     for parameter in state.policy.trainable().values():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
     state.optimizer.step(1.0)
-    state.optimizer.zero_grad()
+    state.policy.zero_grad()
     state.step += 1
     state.policy.version += 1
 
@@ -102,7 +102,7 @@ class TinyRun:
         self.path = path
         self.folder = RunFolder(path)
         self.display = QuietDisplay()
-        self.processes = SingleProcess()
+        self.processes = ProcessGroup()
         self.hash = HASH
         self.recipe = recipe or SimpleNamespace(evaluation=SimpleNamespace(servers=()))
         self.prepared = SimpleNamespace(tokenizer=SavedTokenizer(), validation=bool(accuracies))

@@ -546,8 +546,6 @@ class Samples:
     signal: tuple[bool, ...]
     """Whether GRPO would learn from each group: some advantage is not 0."""
     prepared: Prepared
-    vocabulary: int
-    """Rows of the model's embedding."""
 
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
@@ -561,10 +559,8 @@ class Samples:
 
     @property
     def diversity(self) -> float:
-        """How different the samples of a problem are: 0 where all are the same, 1 where no two."""
-        texts = [[r.completion.token_ids for r in group.rollouts] for group in self.groups]
-        shares = [(len({*t}) - 1) / (len(t) - 1) if len(t) > 1 else 1.0 for t in texts]
-        return fmean(shares)
+        """How different the samples of a problem are, on average."""
+        return fmean(group.diversity for group in self.groups)
 
     @property
     def reward_variance(self) -> float:
@@ -593,8 +589,8 @@ def tokenisation(samples: Samples) -> Iterator[Finding]:
         yield found("tokenisation-of-text", text=text)
     if any(stop in ids for stop in stops):
         yield found("tokenisation-of-layout")
-    if not 0 <= stops[0] < samples.vocabulary:
-        yield found("tokenisation-of-stop", stop=stops[0], vocabulary=samples.vocabulary)
+    if not 0 <= stops[0] < prepared.vocabulary:
+        yield found("tokenisation-of-stop", stop=stops[0], vocabulary=prepared.vocabulary)
     ending = prepared.tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False)
     if prompt.prefix and not ending.endswith(prompt.prefix):
         yield found("tokenisation-of-prefix", prefix=prompt.prefix, ending=ending[-40:])

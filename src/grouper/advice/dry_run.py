@@ -107,9 +107,9 @@ def _prepare(recipe: Recipe, sets: ProblemSets) -> Prepared | None:
     path = recipe.model.path
     if path is None or not Path(path).expanduser().exists():
         return None
-    from grouper.training.prepare import prepare
+    from grouper.training.prepare import Prepared
 
-    return prepare(recipe, sets)
+    return Prepared(recipe, sets)
 
 
 def _check_rewards(recipe: Recipe, sets: ProblemSets, prepared: Prepared | None) -> list[str]:

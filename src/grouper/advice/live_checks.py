@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,7 +12,6 @@ from grouper.advice.checks import WINDOW, SampleSummary, find, watch
 from grouper.algorithms.batching import Rows, worst_rows
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import CheckError, PreflightError
-from grouper.models.loading import context_length
 from grouper.models.process_group import share_of
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.engines import STRETCH
@@ -26,6 +25,8 @@ from grouper.types import StepReport
 
 log = logging.getLogger(__name__)
 
+# Prompts that are sampled before GRPO.
+PREFLIGHT_PROMPTS = 32
 # Completions that are looked at after SFT.
 STOP_SAMPLES = 10
 
@@ -47,49 +48,38 @@ class LiveChecks(Hook):
         if not raised:
             return Asked()
         texts = tuple(f"check {name}: {finding}" for name, finding in raised)
-        return Asked(events=texts, error=self._reason_to_stop(run, state, texts))
-
-    def _reason_to_stop(
-        self, run: Run, state: TrainState, texts: Sequence[str]
-    ) -> CheckError | None:
-        """What to end the run with, or None where findings are only reported."""
-        step = state.step
         if run.recipe.on_finding == "warn":
-            return None
-        before = step - WINDOW
-        good = run.processes.on_rank0(lambda: last_good(run.path / state.phase, before))
-        kept = "there is no checkpoint of this phase yet"
-        if good is not None:
-            when = "from before these steps" if good[0] <= before else "the oldest that is left"
-            kept = f"{good[1]} is {when}"
-        return CheckError(
+            return Asked(events=texts)
+        phase, before = run.path / state.phase, state.step - WINDOW
+        kept = run.processes.on_rank0(lambda: last_good(phase, before))
+        error = CheckError(
             "; ".join(text.rstrip(".") for text in texts),
-            where=f"{state.phase} step {step}",
+            where=f"{state.phase} step {state.step}",
             fix=f"on_finding is stop: nothing of the last step was saved; {kept}. Go on with "
             "--resume --allow-changes and another setting.",
         )
+        return Asked(events=texts, error=error)
 
 
 class Preflight(Hook):
     """Looks at a few samples: whether GRPO's budget is enough, and whether SFT taught to stop."""
 
     def phase_begins(self, run: Run, state: TrainState) -> None:
-        """Sample `grpo.preflight_prompts` prompts before the first step of GRPO.
+        """Sample some prompts before the first step of GRPO.
 
         Raises:
             PreflightError: most would be cut off, and the recipe does not allow it.
         """
         config, budget = run.recipe.grpo, run.prepared.max_new_tokens
-        count = config.preflight_prompts
-        if state.phase != "grpo" or state.step > 0 or count == 0:
+        if state.phase != "grpo" or state.step > 0:
             return
         train, most = run.prepared.train, STRETCH * budget
-        limit = context_length(state.policy.model.config)
+        limit = run.prepared.context
         if limit is not None:
-            met = first_met(len(train), count, seed=run.recipe.seed)
+            met = first_met(len(train), PREFLIGHT_PROMPTS, seed=run.recipe.seed)
             most = min(most, limit - max(len(train[i][1].token_ids) for i in met))
         drawn = SampleSummary(
-            completions=_sample(run, state, count, max(budget, most), "pre-flight"),
+            completions=_sample(run, state, PREFLIGHT_PROMPTS, max(budget, most), "pre-flight"),
             budget=budget,
             before=state.phase,
             begun=run.processes.on_rank0(run.has_begun),
@@ -164,13 +154,13 @@ class Rehearsal(Hook):
         for kind, most in worst_slices(config, *_longest(run, state.phase)):
             rows = kind.filling(budget, most=most, shared=policy.native)
             # A second slice meets the gradient of the first, and every process takes part.
-            rows = rows.times(state.replica.processes.size * (2 if rows.count < most else 1))
+            slices = state.replica.processes.size * (2 if rows.count < most else 1)
+            rows = replace(rows, count=rows.count * slices)
             accumulate_gradient(
-                policy,
+                state.replica,
                 rows.batch(policy.vocabulary),
                 rehearsal_objective(bonus),
                 token_budget=budget,
-                replica=state.replica,
                 together=False,
             )
         del held

@@ -8,9 +8,7 @@ what it is. Grading and the recipe's own rewards are computed anyway.
 
 from __future__ import annotations
 
-import resource
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -173,7 +171,6 @@ def bench(
                 if cuda:
                     torch.cuda.reset_peak_memory_stats(device)
                 reports = _take(steps, run, state, progress, "measuring")
-                peak_bytes = torch.cuda.max_memory_allocated(device) if cuda else _peak()
                 plain_reports: list[StepReport] = []
                 if plain:
                     # Steps that were recorded with kernels would be played back with them.
@@ -194,7 +191,7 @@ def bench(
                     reports=tuple(reports),
                     plain_reports=tuple(plain_reports),
                     completion_tokens=completion_tokens,
-                    peak_bytes=peak_bytes,
+                    peak_bytes=round(reports[-1].mean("memory.peak_gib") * 2**30),
                     memory_bytes=None if card is None else card.total_memory,
                     token_limit=policy.token_limit,
                     recipe_steps=state.total,
@@ -228,9 +225,3 @@ def _teaching(run: Run) -> RewardStack:
 
 def _every_other(*, completions: Sequence[Any], **_: Any) -> list[float]:
     return [float(place % 2) for place in range(len(completions))]
-
-
-def _peak() -> int:
-    """Bytes that the process has had at most."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -47,5 +47,4 @@ def preview(
         groups=groups,
         signal=tuple(any(values) for values in advantages_of(groups, recipe.grpo)),
         prepared=prepared,
-        vocabulary=policy.model.get_input_embeddings().weight.shape[0],
     )

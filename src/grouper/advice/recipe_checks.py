@@ -5,8 +5,7 @@ Their texts are in `findings.yaml`.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from grouper.advice.checks import Finding, found, refusal
 from grouper.config.schema import Recipe, RowsConfig, SourceConfig
 from grouper.data import SOURCES, check_source
 from grouper.errors import GrouperError, did_you_mean, raise_all, require_extra, require_vllm
+from grouper.models.folders import require_model_folder
 from grouper.prompts import make_format
 from grouper.prompts.formats import warn_about_system
 from grouper.rewards import build_rewards
@@ -54,6 +54,11 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
     for name, source in _sources(recipe):
         with collected(problems):
             check_source(source, where=name)
+    models = {"model.path": recipe.model.path, "grpo.start_from": recipe.grpo.start_from}
+    for name, path in models.items():
+        with collected(problems):
+            if path is not None:
+                require_model_folder(path, where=name)
     problems += _contradictions(recipe)
     missing = [*_missing_places(recipe), *_missing_packages(recipe)]
     raise_all([*problems, *(missing if runs_here else ())])
@@ -67,13 +72,6 @@ def warnings(recipe: Recipe) -> Iterator[Finding]:
     if recipe.prompt.system != "" or recipe.skip_sft:
         for warning in warn_about_system(recipe.prompt):
             yield found("system", warning=warning.removesuffix("."))
-    parts = dict(_sources(recipe))
-    for held_out in ("data.validation", "data.test"):
-        for trained in ("data.sft", "data.train"):
-            if held_out in parts and trained in parts:
-                pairs = itertools.product(_members(parts[held_out]), _members(parts[trained]))
-                if any(itertools.starmap(_overlap, pairs)):
-                    yield found("same-rows", held_out=held_out, trained=trained)
     if recipe.data.test is None:
         yield found("no-test")
     for phase, lowest in ADAPTER_RATES.items():
@@ -91,18 +89,6 @@ def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:
             yield f"data.{name}", source
 
 
-def _members(source: SourceConfig) -> Sequence[RowsConfig]:
-    """The members of a mixture, or the source itself."""
-    return source.mixture or (source,)
-
-
-def _overlap(*rows: RowsConfig) -> bool:
-    places = {(r.source, r.path, r.subset, r.split or SOURCES[r.source].splits[0]) for r in rows}
-    first, second = sorted(rows, key=lambda row: row.offset)
-    apart = first.limit is not None and second.offset >= first.offset + first.limit
-    return len(places) == 1 and not apart
-
-
 # --- refusals -------------------------------------------------------------------------------------
 
 
@@ -117,27 +103,11 @@ def _check_format(recipe: Recipe) -> None:
 
 
 def _contradictions(recipe: Recipe) -> Iterator[GrouperError]:
-    """Settings that cannot work together, and models that are not where they should be."""
-    parts = _members(recipe.data.sft or recipe.data.train)
+    """Settings that cannot work together."""
+    source = recipe.data.sft or recipe.data.train
+    parts = source.mixture or (source,)
     if not recipe.skip_sft and not any(map(_can_have_solutions, parts)):
         yield refusal("no-solutions", "data.sft", sources=", ".join(p.source for p in parts))
-    models = {"model.path": recipe.model.path, "grpo.start_from": recipe.grpo.start_from}
-    for where, path in models.items():
-        # A path that can only be local must exist; `owner/name` may be a Hub name.
-        local = path is not None and (path.startswith((".", "/", "~")) or path.count("/") > 1)
-        if local and not Path(str(path)).expanduser().exists():
-            yield refusal("no-folder", where, path=path)
-    total, new = recipe.sampling.max_total_tokens, recipe.model.new
-    wanted = total or recipe.prompt.max_prompt_tokens + recipe.sampling.max_new_tokens
-    if new is not None and wanted > new.max_position_embeddings:
-        yield refusal(
-            "no-positions",
-            "model.new.max_position_embeddings",
-            settings="max_total_tokens" if total else "max_prompt_tokens + max_new_tokens",
-            wanted=wanted,
-            positions=new.max_position_embeddings,
-            which="that" if total else "the other two",
-        )
     if recipe.model.quantization is not None and recipe.sampling.dtype not in {"auto", "same"}:
         yield refusal("quantised-copy", "sampling.dtype")
 

@@ -43,7 +43,7 @@ from grouper.sampling.kv_cache import (
 from grouper.sampling.weights import copy_dtype, describe_dtypes
 from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
-from grouper.training.prepare import Prepared, prepare
+from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 
 GIB = 2**30
@@ -368,7 +368,7 @@ class _Planner:
             self.slices["sft"] = worst_slices(recipe.sft, *longest)
         if not recipe.skip_grpo:
             self.slices["grpo"] = worst_slices(recipe.grpo, max(self.prompts), self.completion)
-        measured = recipe.evaluation.base or recipe.data.test or recipe.data.has_validation
+        measured = recipe.data.test or recipe.data.has_validation
         self.sampled = [] if recipe.skip_grpo else ["grpo sample"]
         self.sampled += ["evaluation"] if measured else []
 
@@ -385,7 +385,7 @@ class _Planner:
         elsewhere: dict[str, Any] = {"device": "cpu", "threads": None}
         elsewhere["grading"] = {"symbolic": False}
         # A dry run lists what is left out, a plan only counts.
-        return prepare(recipe.override(**elsewhere), self.sets, model=path, quiet=True)
+        return Prepared(recipe.override(**elsewhere), self.sets, model=path, quiet=True)
 
     def _lengths(self) -> tuple[list[int], list[tuple[int, int]], int]:
         """Tokens of prompts, of demonstrations (prompt and completion), and of a completion.

@@ -341,10 +341,6 @@ class Rows:
         count += max(0, left // self.completion)
         return replace(self, count=max(1, min(count, most)), per_prompt=per_prompt)
 
-    def times(self, number: int) -> Rows:
-        """So many slices of these rows."""
-        return replace(self, count=self.count * number)
-
     def batch(self, vocabulary: int) -> TrainBatch:
         """A step of nothing but these rows, every completion token a target of equal weight."""
 

@@ -333,11 +333,11 @@ def _trackers(line: CommandLine) -> Settings:
     of_all = {flag: row["of_trackers"] for flag, row in flags().items() if "of_trackers" in row}
     about = {key: _setting(flag, values[flag]) for flag, key in of_all.items() if flag in values}
     asked, wandb = _names(values.get("tracker", "")), values.get("use-wandb")
-    off = "none" in asked or values.get("no-trackers") == "true"
+    off = "none" in asked
     if (wandb == "false" and "wandb" in asked) or (
         off and ({*asked} - {"none"} or wandb == "true")
     ):
-        no, yes = ("no-trackers", "tracker") if off else ("no-wandb", "tracker wandb")
+        no, yes = ("tracker none", "tracker") if off else ("no-wandb", "tracker wandb")
         raise click.UsageError(f"--{no} and --{yes} contradict each other: give one.")
     if off or not (about or asked or wandb):
         return {TRACKERS: []} if off else {}

@@ -68,7 +68,6 @@ def evaluate(
     overrides: tuple[str, ...],
     *,
     models: tuple[str, ...],
-    others: tuple[str, ...],
     on: str | None,
     prompts: tuple[str, ...],
     split: str,
@@ -82,7 +81,7 @@ def evaluate(
     seed: int | None,
     **sampling: Any,
 ) -> None:
-    """Measure models, and print the results beside earlier ones."""
+    """Measure models, and print the results side by side."""
     given = {name: value for name, value in sampling.items() if value is not None}
     settings = [] if seed is None else [f"seed={seed}"]
     if on is None:  # a suite has its own problems and sampling
@@ -93,14 +92,10 @@ def evaluate(
     # Never in an exported folder, which a later run replaces.
     home = Path(opened.output_dir).expanduser() / opened.name if is_model(run) else run
     target = (output_dir or home / "eval_runs").expanduser()
-    folders = [Path(path).expanduser() for path in others]
-    stored = [folder for folder in folders if (folder / "evaluations").is_dir()]
-    measured = [str(folder) for folder in folders if folder not in stored]
     wanted = list(models) or [model or trained_model(opened, run)]
-    # A comparison that the user has named makes the base unnecessary.
-    implied = with_base is None and not (models or others)
+    implied = with_base is None and not models
     base = _base(opened, run, fetch=bool(with_base)) if with_base or implied else None
-    subjects = _labelled([*measured, *filter(None, [base]), *wanted])
+    subjects = _labelled([*filter(None, [base]), *wanted])
     for subject in subjects.values():
         require_model_folder(subject, where="--model")
     require_writable(target)
@@ -112,14 +107,11 @@ def evaluate(
         suites = [part.strip() for part in on.split(",")]
         bare = not (run / RECIPE_FILE).is_file()
         plans = _on_suites(opened, suites, prompts, subjects, bare=bare, **limits, **given)
-    recorded = {plan.name: [_recorded(folder, plan.name) for folder in stored] for plan in plans}
-    for plan in plans:
-        _require_shared(plan, recorded[plan.name])
     if dry_run:
         _show_sizes(plans, subjects, target)
         return
     display = progress(quiet=quiet or is_follower())
-    found = _measured(plans, subjects, recorded, target, base=base, display=display)
+    found = _measured(plans, subjects, target, base=base, display=display)
     if not is_follower():
         _show_measured(found, as_json=as_json, titles=on is not None)
         folders = [] if as_json else [target / label / "evaluations" for label in subjects]
@@ -160,17 +152,16 @@ def _warn_of_other_prompt(recipe: Recipe, run: Path) -> None:
 def _measured(
     plans: Sequence[_Measurement],
     subjects: Mapping[str, str],
-    recorded: Mapping[str, Sequence[EvaluationResult]],
     target: Path,
     *,
     base: str | None,
     display: Progress,
 ) -> dict[str, Comparison]:
-    """What was recorded and what is measured now, compared: one table per set of problems."""
+    """What is measured, compared: one table per set of problems."""
     from grouper import api
     from grouper.evaluation.compare import compare
 
-    found = {name: list(earlier) for name, earlier in recorded.items()}
+    found: dict[str, list[EvaluationResult]] = {plan.name: [] for plan in plans}
     for label, model in subjects.items():
         for plan in plans:
             if plan.only_base and model != base:
@@ -279,18 +270,6 @@ def _on_suites(
             shown = prompt if len(ways) > 1 else None
             found.append(_Measurement(changed, suite.name, suite, shown, only_base))
     return found
-
-
-def _require_shared(plan: _Measurement, recorded: Sequence[EvaluationResult]) -> None:
-    """Before anything is sampled: the problems must be among those of each recorded result."""
-    from grouper.evaluation.compare import require_shared
-
-    problems = {(problem.id, problem.answer) for problem in plan.problems.problems}
-    for result in recorded:
-        shared = problems & {(item.problem_id, item.answer) for item in result.light}
-        require_shared(len(shared), [plan.name, result.name])
-        if len(shared) < len(problems):
-            warn(f"{result.name} has {len(shared)} of the {len(problems)} problems of {plan.name}.")
 
 
 def _show_sizes(plans: Sequence[_Measurement], subjects: Mapping[str, str], target: Path) -> None:

@@ -125,7 +125,7 @@ def serve_rollouts(
     from grouper.models.device import find_device, on_device
     from grouper.models.loading import shape_of
     from grouper.sampling.vllm_server import server_command, shared_secret
-    from grouper.training.prepare import prepare
+    from grouper.training.prepare import Prepared
     from grouper.training.problem_sets import ProblemSets, load_problem_sets
 
     version = require_vllm()
@@ -134,7 +134,7 @@ def serve_rollouts(
     sets = load_problem_sets(opened) if subject is None else ProblemSets()
     folder, device = cache_folder() / "rollouts" / str(port), find_device(opened.device).type
     folder.mkdir(parents=True, exist_ok=True)
-    with prepare(opened, sets, model=subject, quiet=True) as prepared:
+    with Prepared(opened, sets, model=subject, quiet=True) as prepared:
         computed = on_device(opened.model, device).compute_dtype
         name, arguments = prepared.samplers.served(
             shape_of(prepared.model_path), folder, computed=computed, device=device

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
-from typing import Any, Literal
+from typing import Any
 
 import click
 import yaml
@@ -53,9 +53,7 @@ def fields(words: tuple[str, ...]) -> None:
     definitions([(key.replace("[]", ""), _describe(known[key])) for key in keys])
 
 
-def imported(
-    file: Path | str, output: Path | None, phase: Literal["sft", "grpo"] | None, nproc: int
-) -> None:
+def imported(file: Path | str, output: Path | None, nproc: int) -> None:
     """Print or write a recipe for another trainer's file."""
     from grouper.config.importing import import_recipe
     from grouper.data.sources import source_named
@@ -63,9 +61,7 @@ def imported(
 
     if output is not None:
         require_new(output, "--output")
-    found = import_recipe(
-        Path(file), source_named=source_named, rewards=REWARDS, phase=phase, nproc=nproc
-    )
+    found = import_recipe(file, source_named=source_named, rewards=REWARDS, nproc=nproc)
     if output is None:
         click.echo(found.text, nl=False)
         return

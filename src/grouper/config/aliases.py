@@ -5,7 +5,8 @@ phase) and `others` has one of
 
 - `to`: our key, in which `{phase}` is the phase that is configured; `values` maps their values
   to ours;
-- `computed`: the keys that are computed from it and others;
+- `computed`: the keys that are computed from it and others; `same` where its value is usually
+  theirs;
 - `why`: there is no counterpart, and this is the reason;
 - `now`: the row of its present name.
 
@@ -20,7 +21,9 @@ in `--help` where it has a `help`. It has
 - `text`: its value is never a number, `switch`: it needs no value, `list`: it takes several,
   `repeats`: it may be given more than once.
 
-`batches` has the batch sizes of the five systems.
+`batches` has the batch sizes of the five systems. `former` has `key` or `key=value` of older
+versions of Grouper, with what to write now: a key, which keeps the value that the old one was
+given, `key=value`, or a sentence. A key without a dot stands for that name in any section.
 """
 
 from __future__ import annotations
@@ -55,6 +58,12 @@ def alias(name: str) -> tuple[str, Row] | None:
     row = aliases().get(name, {})
     name = row.get("now", name)
     return (name, aliases()[name]) if name in aliases() else None
+
+
+def former() -> dict[str, str]:
+    """What to write instead of settings of older versions of Grouper."""
+    rows: dict[str, str] = _tables()["former"]
+    return rows
 
 
 def keys_of(row: Row, phase: str) -> list[str]:

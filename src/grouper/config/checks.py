@@ -1,7 +1,7 @@
 """Turn pydantic's errors into ours: the key, what is wrong, and what to write instead.
 
-An unknown key is looked up among settings of that name in other sections, then among the names of
-other trainers (`aliases`), then among similar names.
+An unknown key is looked up among settings of older versions, then among settings of that name in
+other sections, then among the names of other trainers (`aliases`), then among similar names.
 """
 
 from __future__ import annotations
@@ -13,24 +13,16 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from grouper.config.aliases import Row, alias, aliases, keys_of
+from grouper.config.aliases import Row, alias, aliases, former, keys_of
 from grouper.errors import ConfigError, did_you_mean, raise_all
 
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]
 Fields = Mapping[str, FieldInfo]
 
-# Names of other trainers whose values have another unit than our settings.
-_OTHER_UNITS = {
-    "dataset_name",
-    "generation_batch_size",
-    "gradient_accumulation_steps",
-    "per_device_train_batch_size",
-    "steps_per_generation",
-}
 # Settings that one hint names, and characters of a value that it repeats.
 _MOST_PLACES = 4
 _LONGEST_VALUE = 60
@@ -80,40 +72,25 @@ def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]
     Args:
         name: without its section.
         fields: every setting there is, by dotted key.
-        section: where the name was written; of several settings, those closest to it are taken.
+        section: where the name was written; of several settings, those in a section that it names
+            are taken (`sampling` of `vllm_sampling`).
 
     Returns:
         The row of the table of aliases (empty for a name of ours), and the keys, short ones first.
     """
-    own = f"{section}.{name}".lstrip(".")
-    if own in fields:
-        return {}, [own]
     row: Row = {}
     found = [key for key in fields if key.rpartition(".")[2] == name]
     if not found:
         _, row = alias(name) or (name, row)
-        keys = {key: None for phase in ("grpo", "sft") for key in keys_of(row, phase)}
-        found = [key for key in keys if any(_overlap(key, known) for known in fields)]
-    closeness = {key: _closeness(key, section) for key in found}
-    closest = [key for key in found if closeness[key] == max(closeness.values())]
-    return row, sorted(closest, key=lambda key: key.count("."))
+        found = [key for phase in ("grpo", "sft") for key in keys_of(row, phase)]
+    words = re.split(r"[._]", section)
+    inside = [key for key in found if key.partition(".")[0] in words]
+    return row, sorted(dict.fromkeys(inside or found), key=lambda key: key.count("."))
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The most similar name, or None if none is similar enough."""
     return next(iter(difflib.get_close_matches(name, sorted(names), n=1, cutoff=cutoff)), None)
-
-
-def _overlap(key: str, known: str) -> bool:
-    """Whether a key is a setting, a section that holds it, or a key inside its mapping."""
-    return f"{known}.".startswith(f"{key}.") or key.startswith(f"{known}.")
-
-
-def _closeness(key: str, section: str) -> int:
-    """How many words of a section, known or not (`grpo_training`), name a section of the key."""
-    sections = key.replace("[]", "").split(".")[:-1]
-    words = re.split(r"[._]", section.replace("[]", ""))
-    return sum(nearest(word, sections) is not None for word in words)
 
 
 def _raise_as_config_error(
@@ -131,7 +108,9 @@ def _raise_as_config_error(
             opened = _opened(location, value, fields)
             rows = [(inner, (what, advice(inner, v, fields))) for inner, v in opened]
         else:
-            rows = [(location, _explain(detail["type"], detail["msg"], value))]
+            what, fix = _explain(detail["type"], detail["msg"], value)
+            fix = _present(f"{_dotted(location)}{_equals(value)}", value) or fix
+            rows = [(location, (what, fix))]
         for inner, complaint in rows:
             complaints.setdefault(_dotted((*place, *inner)), []).append(complaint)
     raise_all(
@@ -187,7 +166,8 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Location, Any]]:
     """Every setting in an unknown section, each with its own location and value."""
     name = str(location[-1])
-    if isinstance(value, dict) and value and meant(name, fields) == ({}, []):
+    known = name in former() or meant(name, fields) != ({}, [])
+    if isinstance(value, dict) and value and not known:
         for name, inner in value.items():
             yield from _opened((*location, name), inner, fields)
     else:
@@ -197,48 +177,52 @@ def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Lo
 def advice(location: Location, value: Any, fields: Fields) -> str:
     """What to write instead of an unknown key."""
     name, above = str(location[-1]), _dotted(location[:-1])
+    if sentence := _present(_dotted(location), value) or _present(name, value):
+        return sentence
     section = re.sub(r"\.\d+", "[]", above)
     start = f"{section}." if section else ""
     inside = [key.removeprefix(start) for key in fields if key.startswith(start)]
     own = {re.split(r"[.\[]", key)[0] for key in inside}
-    names = {key.rpartition(".")[2] for key in fields}
-    entry = next(iter(re.findall(r"\.\d+", above)), ".0")
-    alike = nearest(name, own) or nearest(name, {*names, *aliases()}, _ALIKE) or name
-    joined = f"{section.rpartition('.')[2]}_{name}"  # wandb: {project: x}, lora: {r: 8}
-    for word in (joined, name, alike):
-        row, keys = meant(word, fields, section)
-        if word == alike and word in own:  # its section is closer than a setting elsewhere
-            keys = [key for key in keys if key == f"{start}{alike}"]
-        if "why" in row:
-            return f"{word} has no counterpart: {row['why']}."
-        if keys:
-            values = [_translated(value, word, row, fields.get(key)) for key in keys]
-            texts = [key.replace("[]", entry) + v for key, v in zip(keys, values, strict=True)]
-            return _sentence(texts[:_MOST_PLACES], guessed=word not in (joined, name))
-    if 0 < len(own) <= _FEW_NAMES or alike in own:
+    word = name
+    row, keys = meant(name, fields, section)
+    if not row and not keys:
+        word = nearest(name, own) or name
+        if f"{start}{word}" in fields:
+            keys = [f"{start}{word}"]
+        elif word not in own:
+            names = {key.rpartition(".")[2] for key in fields}
+            word = nearest(name, {*names, *aliases()}, _ALIKE) or name
+            row, keys = meant(word, fields, section)
+    if "why" in row:
+        return f"{word} has no counterpart: {row['why']}."
+    if keys:
+        entry = next(iter(re.findall(r"\.\d+", above)), ".0")
+        text = _translated(value, row)
+        texts = [key.replace("[]", entry) + text for key in keys[:_MOST_PLACES]]
+        return _sentence(texts, guessed=word != name)
+    if 0 < len(own) <= _FEW_NAMES or word in own:
         return did_you_mean(name, own)
     return "`grouper recipes fields WORD` finds settings by name and meaning."
 
 
-def _translated(value: Any, name: str, row: Row, field: FieldInfo | None) -> str:
+def _present(old: str, value: Any) -> str:
+    """What to write instead of a key, or `key=value`, of an older version; empty for others."""
+    new = former().get(old, "")
+    if not new or " " in new:
+        return new
+    return f"It has another name now: write {new if '=' in new else new + _equals(value)}."
+
+
+def _translated(value: Any, row: Row) -> str:
     """`=value` as a setting takes it; empty if another trainer's value has no counterpart."""
     if "values" in row:
         word = str(value).lower() if isinstance(value, bool | None) else str(value)
         if word not in row["values"] and row.get("otherwise") != "same":
             return ""
         value = row["values"].get(word, value)
-    elif "computed" in row and (name in _OTHER_UNITS or not _fits(value, field)):
+    elif "computed" in row and not row.get("same"):
         return ""
     return _equals(value)
-
-
-def _fits(value: Any, field: FieldInfo | None) -> bool:
-    kind: Any = field and field.annotation
-    try:
-        TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
-    except ValidationError:
-        return False
-    return True
 
 
 def _equals(value: Any) -> str:

@@ -7,6 +7,7 @@ reward or a tracker is built; its value is masked in messages and logs.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -69,7 +70,7 @@ def expanded(params: Any, *, where: str, error: type[GrouperError]) -> Any:
         GrouperError: of class `error`: a variable that is not set.
     """
     try:
-        return _expanded(params)
+        return json.loads(_REFERENCE.sub(_value, json.dumps(params)))
     except KeyError as missing:
         raise error(
             f"the environment has no variable {missing.args[0]}",
@@ -78,17 +79,7 @@ def expanded(params: Any, *, where: str, error: type[GrouperError]) -> Any:
         ) from missing
 
 
-def _expanded(value: Any) -> Any:
-    if isinstance(value, str):
-        return _REFERENCE.sub(_value, value)
-    if isinstance(value, Mapping):
-        return {key: _expanded(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_expanded(inner) for inner in value]
-    return value
-
-
 def _value(reference: re.Match[str]) -> str:
     value = os.environ[reference[1]]
     hide(value, reference[0])
-    return value
+    return json.dumps(value)[1:-1]

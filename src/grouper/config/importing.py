@@ -9,31 +9,27 @@ from __future__ import annotations
 
 import ast
 import copy
-import json
 import math
 import os
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
-from grouper.config.aliases import Row, aliases, dialect_of, dialects
+from grouper.config.aliases import Row, aliases, dialect_of
 from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe, read_text
 from grouper.config.overrides import as_json, parse_yaml, put
 from grouper.config.schema import TRACKERS, Recipe
 from grouper.errors import ConfigError, did_you_mean
 
-Phase = Literal["sft", "grpo"]
-
 # Up to this length, no similar name is proposed.
 _SHORT = 6
 # Larger numbers are neither counts nor rates; infinity and NaN fail this, too.
 _LARGEST = 1e15
-_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 _READABLE = (
     "What can be read: YAML, JSON or Python with TRL's GRPOConfig or SFTConfig, and the YAML of "
     "the set-ups that the recipes math-r1-zero and openmath-dapo follow (docs/migrating.md)."
@@ -56,7 +52,6 @@ def import_recipe(
     *,
     source_named: Callable[[str], dict[str, Any]],
     rewards: Container[str],
-    phase: Phase | None = None,
     nproc: int = 1,
 ) -> ImportedRecipe:
     """Make a recipe from a file of another trainer, which is recognised by its names.
@@ -64,17 +59,16 @@ def import_recipe(
     Settings that the file leaves out get that trainer's defaults, so that the run is the same.
 
     Args:
-        path: YAML or JSON; or Python, which is read and never executed.
+        path: YAML or JSON; or Python, whose GRPOConfig or SFTConfig is read and never executed.
         source_named: a data set's name -> the settings of `data.train`.
         rewards: the names of built-in rewards.
-        phase: that a TRL file configures; by default its names decide.
         nproc: processes the file was written for; its batch sizes are per process.
 
     Raises:
         ConfigError: it cannot be read, belongs to no known trainer, or cannot be trained.
     """
     path = Path(path).expanduser()
-    data, unread = _read_python(path, phase) if path.suffix == ".py" else (_read(path), {})
+    data, left_out = _read(path)
     dialect = dialect_of(data)
     if dialect is None or {"name", "model", "data"} <= data.keys():
         what = "its names belong to no known trainer" if dialect is None else "it is a recipe"
@@ -82,13 +76,7 @@ def import_recipe(
         raise ConfigError(
             f"there is nothing to import: {what} ({names})", where=str(path), fix=_READABLE
         )
-    if phase and dialect["recipe"]:
-        raise ConfigError(
-            f"a file for {dialect['label']} already says what it trains",
-            where="--as",
-            fix="Leave it out; it is for TRL's files.",
-        )
-    parts = _parts(data, dialect, phase, path)
+    parts = _parts(data, dialect, path, left_out)
     last = parts[-1]
     for s in parts:
         s.updates = _batch(s, nproc)
@@ -97,121 +85,68 @@ def import_recipe(
     _run(last, path)
     if dialect["recipe"] is None:
         _data(last, source_named)
-        model = last.recipe["model"]
-        if last.get("bf16") is False or last.get("fp16"):
-            model["compute_dtype"] = model["dtype"]
-        if last.phase == "grpo":
-            _clip(last)
-            _rewards(last, path.parent, rewards)
+        _of_trl(last, path, rewards)
     elif dialect["recipe"] == "openmath-dapo":
         _both_phases(last, source_named)
     for s in parts:
         s.account()
     given = {s.spelled[name]: value for s in parts for name, value in s.given.items()}
-    left_out = {**{n: why for n, why in unread.items() if n not in given}, **last.left_out}
     recipe = validate_json(Recipe, as_json(last.recipe, (), where=str(path)), where=str(path))
     head = dialect["head"].format(file=path.name, config=f"{last.phase.upper()}Config")
     lines = [*head.splitlines(), *([""] if last.notes else []), *(f"- {n}" for n in last.notes)]
-    lines += ["", "Without a counterpart:"] if left_out else []
-    for name, why in left_out.items():
+    lines += ["", "Without a counterpart:"] if last.left_out else []
+    for name, why in last.left_out.items():
         lines.append(f"  {name}: {given[name]!r} - {why}" if name in given else f"  {name}: {why}")
     settings = recipe.model_dump(mode="json", exclude_unset=True)
     body = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
     text = "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + body
-    return ImportedRecipe(recipe=recipe, text=text, left_out=left_out)
+    return ImportedRecipe(recipe=recipe, text=text, left_out=last.left_out)
 
 
-def _read(path: Path) -> dict[Any, Any]:
+def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
+    """What a file sets: its names, or a script's arguments; and why some could not be read.
+
+    Raises:
+        ConfigError: it cannot be read, or sets nothing; a script has not one configuration.
+    """
     text = read_text(path)
-    try:
-        data = json.loads(text) if path.suffix == ".json" else parse_yaml(text, str(path))
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"this is not valid JSON: {error.msg}",
-            where=f"{path}, line {error.lineno}",
-            fix="JSON has no comments, and no comma before a closing bracket.",
-        ) from error
-    if not isinstance(data, dict) or not data:
+    if path.suffix != ".py":
+        # JSON is YAML, but for the tabs before a name.
+        data = parse_yaml(text.expandtabs() if path.suffix == ".json" else text, str(path))
+        if isinstance(data, dict) and data:
+            return data, {}
         raise ConfigError("this file holds no named settings", where=str(path), fix=_READABLE)
-    return data
-
-
-def _read_python(path: Path, phase: Phase | None) -> tuple[dict[Any, Any], dict[str, str]]:
-    """Callee -> TRL's name of an argument -> its value; and arguments that could not be read."""
     try:
-        tree = ast.parse(read_text(path))
+        tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"this is not valid Python: {error}", where=str(path)) from error
-    table = dialects()[-1]["calls"]
-    calls = [
-        (name, node)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        for name in table
-        if ast.unparse(node.func).endswith(name)
-    ]
-    called = [name for name, _ in calls]
-    wanted = [f"{p.upper()}Config" for p in ("grpo", "sft") if phase in (None, p)]
-    chosen = [name for name in called if name in wanted]
-    if len(chosen) != 1:
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    named = [(ast.unparse(node.func).rpartition(".")[2], node) for node in calls]
+    found = [(name, node) for name, node in named if name in ("GRPOConfig", "SFTConfig")]
+    if len(found) != 1:
         raise ConfigError(
-            f"exactly one {' or '.join(wanted)} must say what is trained; there are {len(chosen)}",
+            f"exactly one GRPOConfig or SFTConfig must say what is trained; there are {len(found)}",
             where=str(path),
-            fix="Keep one in a copy of the file; with one of each, --as chooses.",
+            fix="Keep one in a copy of the file.",
         )
-    others = "SFT" if chosen == ["GRPOConfig"] else "GRPO"
-    data: dict[Any, dict[str, Any]] = {}
+    [(name, call)] = found
+    # TRL's rewards are given to the trainer; that there are any tells its phase.
+    data = {"reward_funcs": None} if name == "GRPOConfig" else {}
     unread: dict[str, str] = {}
-    for call, node in calls:
-        if call.startswith(others):
-            continue
-        given = data.setdefault(call, dict(table[call].get("adds", {})))
-        for key, argument in [*enumerate(node.args), *((k.arg, k.value) for k in node.keywords)]:
-            name = str(table[call]["names"].get(key, key or f"**{ast.unparse(argument)}"))
-            if name not in aliases() and not call.endswith("Config"):
-                continue  # an argument of a trainer or a loader, not a setting
-            value = _constant(argument, tree)
-            text = ast.unparse(value)
-            try:
-                if name == "reward_funcs":
-                    given[name] = _functions(value, tree, path)
-                elif called.count(call) == 1:
-                    given[name] = text if text in _DTYPES else ast.literal_eval(value)
-                else:
-                    unread[name] = f"{call} is called more than once"
-            except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-                unread[name] = f"not a literal: {text[:60]}"
-    return {call: given for call, given in data.items() if given}, unread
-
-
-def _constant(node: ast.expr, tree: ast.Module) -> ast.expr:
-    """The value of a name that is assigned once, at the top level of the file."""
-    name = node.id if isinstance(node, ast.Name) else None
-    names = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name]
-    stored = [n for n in names if isinstance(n.ctx, ast.Store)]
-    lines = (n for n in tree.body if isinstance(n, ast.Assign) and n.targets == stored)
-    return next((n.value for n in lines), node)
-
-
-def _functions(node: ast.expr, tree: ast.Module, path: Path) -> list[str]:
-    """Reward functions by names they can be loaded by; a string is one already."""
-    imported = {
-        alias.asname or alias.name: f"{n.module}.{alias.name}"
-        for n in ast.walk(tree)
-        if isinstance(n, ast.ImportFrom)
-        for alias in n.names
-    }
-    defined = {n.name: f"{path}:{n.name}" for n in tree.body if isinstance(n, ast.FunctionDef)}
-    nodes = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
-    names = [n.value if isinstance(n, ast.Constant) else ast.unparse(n) for n in nodes]
-    return [{**imported, **defined}.get(str(name), str(name)) for name in names]
+    arguments = [(keyword.arg, keyword.value) for keyword in call.keywords]
+    for key, node in [*arguments, *(("output_dir", first) for first in call.args)]:
+        try:
+            data[str(key)] = ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            unread[key or f"**{ast.unparse(node)}"] = f"not a literal: {ast.unparse(node)[:60]}"
+    return data, unread
 
 
 @dataclass
 class _Settings:
     """The settings of a file for one phase; all phases fill one recipe."""
 
-    phase: Phase
+    phase: str
     dialect: Row
     where: str
     recipe: dict[str, Any]
@@ -288,8 +223,6 @@ class _Settings:
             known = ", ".join(sorted(set(map(str, values))))
             self.leave_out(name, f"{value!r} has no counterpart, {key} keeps its default ({known})")
         elif row.get("unit") != "updates":
-            rate = self.number(row["per"]) if "per" in row else None
-            value = self.number(name) / rate if rate else value
             self.put({key: value, **row.get("also", {})})
         elif not 0 < self.number(name) < 1:
             self.put({key: math.ceil(value / self.updates), **row.get("also", {})})
@@ -335,77 +268,57 @@ def _plain(name: Any) -> str:
     return str(name).removeprefix("--").replace("-", "_")
 
 
-def _parts(data: dict[Any, Any], dialect: Row, phase: Phase | None, path: Path) -> list[_Settings]:
+def _parts(
+    data: dict[Any, Any], dialect: Row, path: Path, left_out: dict[str, str]
+) -> list[_Settings]:
     """The settings of the file by phase.
 
     Raises:
         ConfigError: a name is set twice, to different values.
     """
-    rows, headings = _flat(data, dialect)
-    notes, recipe, sections = [], {}, dialect["sections"]
-    if headings and path.suffix != ".py":
-        notes.append(f"These headings in the file were ignored: {', '.join(headings)}.")
+    recipe, sections = {}, dialect["sections"]
     if dialect["recipe"] is not None:
         recipe = load_recipe(dialect["recipe"]).model_dump(mode="json", exclude_unset=True)
     else:
-        phase = phase or _phase_of({*headings, *(name for _, name, _ in rows)})
-        sections = {"": phase or "grpo"}
-        if phase is None:
-            notes.append(
-                "Nothing in the file says GRPO or SFT: it was read as GRPO (--as sft changes that)."
-            )
-    left_out: dict[str, str] = {}
+        sections = {"": _phase_of(name for _, name, _ in _flat(data, dialect))}
+    notes: list[str] = []
     parts = {
         p: _Settings(p, dialect, str(path), recipe, notes, left_out) for p in sections.values()
     }
     for s in parts.values():
         s.put(copy.deepcopy(dialect["start"].get(s.phase, {})))
-    for section, name, value in rows:
+    for section, name, value in _flat(data, dialect):
         s = parts[sections.get(section, [*parts][-1])]
         full = f"{section}.{name}" if section else name
         key = name if section in sections and full not in dialect["rows"] else full
         row = s.row(key)
         meant = row.get("values", {}).get(_word(value), value) if "now" in row else value
         key = row.get("now", key)
-        meant = _as_meant(key, meant, s.row(key))
         if s.given.setdefault(key, meant) != meant:
             raise s.refused(f"{key} is set twice, to different values")
         s.spelled.setdefault(key, full)
     return list(parts.values())
 
 
-def _flat(data: dict[Any, Any], dialect: Row) -> tuple[list[tuple[str, str, Any]], list[str]]:
-    """(section, name, value) of every setting; and the headings that are not sections."""
-    rows, headings, known = [], [], dialect["rows"]
+def _flat(data: dict[Any, Any], dialect: Row) -> Iterator[tuple[str, str, Any]]:
+    """(section, name, value) of every setting; a heading that is no section means nothing."""
+    known = dialect["rows"]
     sections = {name.partition(".")[0] for name in known if "." in name}
-    for heading, value in data.items():
-        plain = _plain(heading)
+    for name, value in data.items():
+        section = _plain(name)
         inside = {_plain(n): v for n, v in value.items()} if isinstance(value, dict) else {}
-        if plain in sections and isinstance(value, dict | None):
-            rows += [(plain, n, v) for n, v in inside.items()]
-        elif "" in dialect["sections"] and plain not in known and inside.keys() & known.keys():
-            headings.append(str(heading))
-            rows += [("", n, v) for n, v in inside.items()]
+        if section in sections and isinstance(value, dict | None):
+            yield from ((section, n, v) for n, v in inside.items())
+        elif section not in known and inside.keys() & known.keys():
+            yield from (("", n, v) for n, v in inside.items())
         else:
-            rows.append(("", plain, value))
-    return rows, headings
+            yield "", section, value
 
 
-def _phase_of(names: set[str]) -> Phase | None:
-    """The phase that the names belong to, or None if they fit both."""
+def _phase_of(names: Iterable[str]) -> str:
+    """The phase of TRL's file: that of GRPO if any of its names is GRPO's alone."""
     rows = [aliases().get(aliases().get(name, {}).get("now", name), {}) for name in names]
-    only = {tuple(row["default"]) for row in rows if "default" in row}
-    phases: list[Phase] = ["grpo", "sft"]
-    called = [phase for phase in phases if f"{phase.upper()}Config" in names]
-    return next(iter([*called, *(phase for phase in phases if (phase,) in only)]), None)
-
-
-def _as_meant(name: str, value: Any, row: Row) -> Any:
-    """The value as TRL reads it: numbers in quotes, and the strategy `no`, false to YAML."""
-    if value is False and name.endswith("_strategy"):
-        return "no"
-    numeric = any(type(default) in (int, float) for default in row.get("default", {}).values())
-    return parse_yaml(value, name) if numeric and isinstance(value, str) else value
+    return "grpo" if any([*row.get("default", ())] == ["grpo"] for row in rows) else "sft"
 
 
 def _run(s: _Settings, path: Path) -> None:
@@ -442,14 +355,9 @@ def _batch(s: _Settings, nproc: int) -> int:
             "there is none, so that nothing would be learned",
             "Use 2 or more; 8 is usual.",
         )
-    if s.get("generation_batch_size") and s.get("steps_per_generation"):
-        what = "generation_batch_size and steps_per_generation set the same thing"
-        raise s.refused(what, "Give only one.")
     sampled = a_step
     if s.get("steps_per_generation"):
         sampled = device * s.number("steps_per_generation", whole=True)
-    elif s.get("generation_batch_size"):
-        sampled = s.number("generation_batch_size", whole=True)
     # Sampling several times before one optimizer step is sampling once: the policy is the same.
     batch = max(sampled, a_step)
     if batch % group or batch % a_step or batch % sampled:
@@ -474,11 +382,7 @@ def _trackers(s: _Settings) -> None:
         s.leave_out("report_to", f"there is no {name!r}: {', '.join(TRACKERS)}")
     fields = {"project": "project", "run_name": "run_name", "wandb_entity": "entity"}
     about = {ours: s.get(name) for name, ours in fields.items() if s.given.get(name)}
-    rows = [about | {"name": name} for name in asked if name in TRACKERS]
-    for row in rows:
-        if row["name"] == "trackio" and (space := s.get("trackio_space_id")):
-            row |= {"mode": "online", "params": {"space_id": space}}
-    if rows:
+    if rows := [about | {"name": name} for name in asked if name in TRACKERS]:
         s.put({"tracking.trackers": rows})
         s.notes.append("Trackers stay offline unless their mode is online (--online).")
 
@@ -487,17 +391,23 @@ def _listed(value: Any) -> list[str]:
     return [str(v) for v in (value if isinstance(value, list) else [value] if value else [])]
 
 
-def _clip(s: _Settings) -> None:
-    low, high = s.number("epsilon"), s.get("epsilon_high")
-    high = low if high is None else s.number("epsilon_high")
+def _of_trl(s: _Settings, path: Path, known: Container[str]) -> None:
+    """What takes more than one of TRL's settings."""
+    if path.suffix == ".py":
+        s.notes.append("Model, data, LoRA and rewards that the script sets elsewhere: set them.")
+    model = s.recipe["model"]
+    if s.get("bf16") is False or s.get("fp16"):
+        model["compute_dtype"] = model["dtype"]
+    if s.phase == "grpo":
+        _rewards(s, path.parent, known)
     if s.get("loss_type") == "cispo":  # TRL bounds the ratio itself, above only
-        low, high = 1.0, high - 1.0
-    if high < 0:
-        raise s.refused(
-            f"cispo with epsilon_high {high + 1:g} bounds every ratio below 1",
-            "It is the bound itself, not its distance from 1: 5 is usual.",
-        )
-    s.put({"grpo.clip_low": low, "grpo.clip_high": high})
+        high = s.number("epsilon_high")
+        if high < 1:
+            raise s.refused(
+                f"cispo with epsilon_high {high:g} bounds every ratio below 1",
+                "It is the bound itself, not its distance from 1: 5 is usual.",
+            )
+        s.put({"grpo.clip_low": 1.0, "grpo.clip_high": high - 1.0})
 
 
 def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
@@ -513,17 +423,10 @@ def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
         if row["name"] is None:
             unknown.append(name)
             continue
-        # Scripts name a reward's parameters after its first word (cosine_max_len).
-        for theirs in s.given:
-            key = s.row(theirs).get("computed", "")
-            if key.startswith("rewards[].params.") and theirs[:6] == row["name"][:6]:
-                row.setdefault("params", {})[key.rpartition(".")[2]] = s.get(theirs)
         rows.append(row)
     if unknown:
         why = f"no reward here (`grouper rewards` lists them): {', '.join(unknown)}"
         s.leave_out("reward_funcs", why)
-    if any(row["name"].startswith(f"{os.path.relpath(s.where)}:") for row in rows):
-        s.notes.append("Loading its reward functions runs the file: train under `__main__` only.")
     if not rows:
         s.notes.append("No reward_funcs: the reward is correctness. TRL's are given in the script.")
     boxed = all(row["name"] != "format" for row in rows)

@@ -40,7 +40,6 @@ NOT_THE_EXPERIMENT = (
     "tracking.token_groups",
     "tracking.trackers",
     "grpo.allow_truncation",
-    "grpo.preflight_prompts",
     "sampling.vllm",
     "evaluation.servers",
 )

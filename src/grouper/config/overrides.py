@@ -6,20 +6,40 @@ file, on the command line and in Python.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from grouper.config.named import PRESETS, expand_stacks
 from grouper.errors import ConfigError
 
+# Each alias is a copy. Of twenty at most, the largest settings have about 3 ** (20 / 3) copies.
+_MOST_ALIASES = 20
+
 
 class _Loader(yaml.SafeLoader):
-    """`yaml.safe_load` that reads 5e-6 as a number and refuses a key written twice."""
+    """`yaml.safe_load` that reads 5e-6 as a number, and refuses keys written twice.
+
+    What an alias names is copied: setting it in one place does not change the other.
+    """
+
+    _aliases = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        is_alias = self.check_event(yaml.AliasEvent)
+        node = super().compose_node(parent, index)
+        if node is None or not is_alias:
+            return node
+        self._aliases += 1
+        if self._aliases > _MOST_ALIASES or node.end_mark is None:
+            what = f"more than {_MOST_ALIASES} aliases, or one inside what it names"
+            raise yaml.composer.ComposerError(None, None, what, node.start_mark)
+        return copy.deepcopy(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -44,57 +64,21 @@ def parse_yaml(text: str, where: str) -> Any:
     """The value of a YAML text.
 
     Raises:
-        ConfigError: it is not YAML, has a key twice, is nested too deeply, or expands without
-            bound through aliases; with the line if it is known.
+        ConfigError: it is not YAML, has a key twice or too many aliases, or is nested too deeply;
+            with the line if it is known.
     """
     try:
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
-    except RecursionError as error:
-        raise _unbounded("brackets or sections nested too deeply", where) from error
-    except ValueError as error:  # int() of more digits than Python reads, an impossible date
-        raise ConfigError(
-            f"a value cannot be read: {str(error).split(';')[0]}", where=where
-        ) from error
-    except yaml.YAMLError as error:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
+        # ValueError: an impossible date, or int() of more digits than Python reads.
+        what = getattr(error, "problem", None) or str(error).split(";")[0]
+        if isinstance(error, RecursionError):
+            what = "brackets or sections are nested too deeply"
         raise ConfigError(
-            f"this is not valid YAML: {getattr(error, 'problem', None) or error}",
-            where=f"{where}{line}",
+            f"this is not valid YAML: {what}",
+            where=f"{where}, line {mark.line + 1}" if mark else where,
         ) from error
-    _require_bounded(value, where)
-    return value
-
-
-# A recipe has some hundreds of values; nine aliases of ten entries, each of the one before, have
-# ten to the power of nine.
-_MOST_VALUES = 100_000
-
-
-def _require_bounded(value: Any, where: str) -> None:
-    """Refuse aliases that expand to huge settings, before anything expands them.
-
-    Raises:
-        ConfigError: there are more values than any recipe has, or one contains itself.
-    """
-    waiting, count = [value], 0
-    while waiting:
-        inner = waiting.pop()
-        count += 1
-        if count > _MOST_VALUES:
-            raise _unbounded(f"more than {_MOST_VALUES:,} values, aliases written out", where)
-        if isinstance(inner, Mapping):
-            waiting += inner.values()
-        elif isinstance(inner, list):
-            waiting += inner
-
-
-def _unbounded(what: str, where: str) -> ConfigError:
-    return ConfigError(
-        f"this YAML holds {what}",
-        where=where,
-        fix="A recipe is a few sections of settings; is this the right file?",
-    )
 
 
 def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> str:
@@ -139,28 +123,17 @@ def changed(
     # The parts of the algorithm are filled in again: the changes may name another one.
     parts = PRESETS.get(section.get("algorithm"), {}).items()
     data["grpo"] = {key: value for key, value in section.items() if (key, value) not in parts}
-    _merge(data, sections)
+    # Sections as what was set on them, also inside lists.
+    _merge(data, TypeAdapter(Any).dump_python(sections, mode="json", exclude_unset=True))
     return as_json(data, overrides, where=where)
 
 
 def _merge(data: dict[str, Any], changes: Mapping[str, Any]) -> None:
     for key, value in changes.items():
-        plain = _plain(value)
-        if isinstance(plain, dict) and isinstance(data.get(key), dict):
-            _merge(data[key], plain)
+        if isinstance(value, dict) and isinstance(data.get(key), dict):
+            _merge(data[key], value)
         else:
-            data[key] = plain
-
-
-def _plain(value: Any) -> Any:
-    """Sections as what was set on them, also inside lists."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", exclude_unset=True)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return value
+            data[key] = value
 
 
 def apply(data: dict[str, Any], override: str) -> None:

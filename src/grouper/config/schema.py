@@ -80,23 +80,14 @@ class LoraConfig(Section):
 
 
 class NewModelConfig(Section):
-    """A small random model, and a tokenizer fitted to the recipe's own data."""
+    """A small random Qwen3, and a tokenizer fitted to the recipe's own data."""
 
-    hidden_size: Positive = 128
+    hidden_size: Annotated[int, Field(ge=8, multiple_of=8)] = 128
+    """shared out among four heads; two of them have the same keys and values"""
     layers: Positive = 2
-    heads: Positive = 4
-    kv_heads: Positive = 2
-    head_dim: Positive = 32
     intermediate_size: Positive = 384
     vocab_size: Positive = 512
     """upper limit of the fitted tokenizer"""
-    max_position_embeddings: Positive = 2048
-
-    def contradictions(self) -> Iterator[str]:
-        if self.heads % self.kv_heads:
-            yield f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})"
-        if self.head_dim % 2:
-            yield f"head_dim ({self.head_dim}) must be even for rotary embeddings"
 
 
 class ModelConfig(Section):
@@ -254,14 +245,7 @@ AlgorithmName = Literal[
     "grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "reinforce++"
 ]
 AdvantageName = Literal["standardised", "mean", "leave_one_out", "none", "batch_standardised"]
-WeightingName = Literal["token_mean", "sequence_mean", "constant"]
-SurrogateName = Literal["ppo_clip", "cispo", "policy_gradient"]
-RatioName = Literal["token", "sequence"]
-KLName = Literal["k1", "k2", "k3"]
-ImportanceName = Literal["none", "truncate", "mask"]
-ScheduleName = Literal["constant", "linear", "cosine"]
 EngineName = Literal["native", "vllm"]
-OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
 
 _NO_GROUP_BASELINE = ("none", "batch_standardised")
 
@@ -269,7 +253,7 @@ _NO_GROUP_BASELINE = ("none", "batch_standardised")
 class OptimizerConfig(Section):
     """Optimizer and learning-rate schedule of one phase."""
 
-    name: OptimizerName = "adamw"
+    name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     learning_rate: PositiveFloat = 1e-6
     muon_learning_rate: PositiveFloat = 0.02
     """only for muon: rate of the 2-D layer weights, AdamW takes the rest"""
@@ -277,7 +261,7 @@ class OptimizerConfig(Section):
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat | None = 1.0
-    schedule: ScheduleName = "constant"
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_ratio: Fraction = 0.0
     """share of the steps"""
     warmup_steps: NonNegative | None = None
@@ -300,16 +284,14 @@ class PhaseConfig(Section):
     difficulty band meet problems faster)"""
     tokens_per_micro_batch: Positive = 8192
     """tokens in one forward and backward; never changes the gradient"""
-    weighting: WeightingName = "token_mean"
+    weighting: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     weighting_constant: PositiveFloat | None = None
     """only for weighting: constant; what each sequence's sum is divided by (GRPO, left out:
     sampling.max_new_tokens)"""
     evaluate_every: NonNegative | Literal["epoch"] = 0
     """steps between validations (on data.validation), or epoch; 0: never"""
     checkpoint_every: NonNegative = 0
-    """steps; 0: by time only"""
-    checkpoint_minutes: NonNegativeFloat = 10.0
-    """also save this long after the last checkpoint; 0: by steps only"""
+    """steps; a checkpoint is also saved ten minutes after the last one; 0: by time only"""
     keep_checkpoints: Positive = 2
     """the newest ones, to go on from"""
 
@@ -363,24 +345,22 @@ class GRPOConfig(PhaseConfig):
     """added to the standard deviation of the rewards; left out: 1e-4"""
     decouple_rewards: bool = False
     """a baseline for each reward component, then their weighted sum (GDPO)"""
-    ratio: RatioName = "token"
+    ratio: Literal["token", "sequence"] = "token"
     """sequence: one for all its tokens (GSPO)"""
-    surrogate: SurrogateName = "ppo_clip"
+    surrogate: Literal["ppo_clip", "cispo", "policy_gradient"] = "ppo_clip"
     clip_low: Fraction = 0.2
     clip_high: NonNegativeFloat = 0.28
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """only ppo_clip: bound on the ratio where the advantage is negative"""
     beta: NonNegativeFloat = 0.0
     """weight of the KL term"""
-    kl: KLName = "k3"
-    """estimator of the KL; k1 only in the reward"""
-    kl_in_reward: bool = False
-    """take the KL off the reward, not into the loss"""
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    """estimator of the KL; k1 is taken off the reward, k2 and k3 are terms of the loss"""
     entropy_bonus: NonNegativeFloat = 0.0
     """weight of the entropy in the loss"""
     top_entropy: Share = 1.0
     """only this share of the tokens, the most uncertain ones, gets a gradient"""
-    importance: ImportanceName = "none"
+    importance: Literal["none", "truncate", "mask"] = "none"
     """weights for sampler log-probs that differ from the trainer's, bounded by 2"""
     max_staleness: Literal[0, 1] = 0
     """1: sample the rollouts of the next step while this one is trained, with weights that are one
@@ -399,10 +379,8 @@ class GRPOConfig(PhaseConfig):
     """a group without one correct answer gives no update"""
     shuffle_rewards: bool = False
     """control experiment: rewards permuted over the step; must not learn"""
-    preflight_prompts: NonNegative = 32
-    """sampled before training; 0: none"""
     allow_truncation: bool = False
-    """start although more than half of the preflight samples are cut off"""
+    """start although more than half of the 32 samples drawn before are cut off"""
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="before")
@@ -434,12 +412,8 @@ class GRPOConfig(PhaseConfig):
             yield f"advantage: {self.advantage} divides by nothing: leave advantage_eps out"
 
     def _of_the_loss(self) -> Iterator[str]:
-        if self.beta > 0 and self.kl == "k1" and not self.kl_in_reward:
-            yield "the gradient of kl: k1 is 0 in expectation: use k2, k3, or kl_in_reward: true"
-        if self.kl_in_reward and self.beta == 0:
-            yield "kl_in_reward needs a beta above 0"
         if self.kl_in_reward and self.decouple_rewards:
-            yield "kl_in_reward changes the total, decouple_rewards its components: use one"
+            yield "kl: k1 changes the total, decouple_rewards its components: use k2 or k3"
         if self.dual_clip is not None and self.surrogate != "ppo_clip":
             yield f"dual_clip is a bound of surrogate: ppo_clip, not of {self.surrogate}"
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
@@ -453,6 +427,11 @@ class GRPOConfig(PhaseConfig):
     def several_updates(self) -> bool:
         """Whether a rollout batch is stepped on more than once."""
         return self.updates_per_batch * self.num_iterations > 1
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether the KL is taken off the reward: as a loss, k1's gradient is 0 in expectation."""
+        return self.beta > 0 and self.kl == "k1"
 
     @property
     def flat_rows_matter(self) -> bool:
@@ -477,9 +456,6 @@ class VllmConfig(Section):
     """only for mode: server, one or several: a GPU, as cuda:1, on which the run starts and ends
     one; the address of one that `grouper serve-rollouts` has started, as http://127.0.0.1:8765;
     auto: the run starts one where vLLM puts it. Left out: auto"""
-    weights_dir: str | None = None
-    """a folder that trainer and servers see under the same name; left out: the shared memory of
-    this machine"""
     tolerance: PositiveFloat | None = None
     """most that log-probs may differ from the trainer's after a push of weights, mean in nats;
     left out: 1e-5 where both compute in float32, else 0.02"""
@@ -558,8 +534,6 @@ class EvaluationConfig(Section):
     servers: Servers = ()
     """vLLM servers for validation alone, named as in sampling.vllm.servers: it then runs while
     training goes on; left out: training waits for it"""
-    base: bool = True
-    """also measure the model before training"""
     rewards: bool = True
     """also format, reasoning and `rewards` of each completion"""
 
@@ -623,11 +597,9 @@ class TrackerConfig(Section):
 class TrackingConfig(Section):
     """What is recorded beside the metrics, and where else."""
 
-    token_ids: bool = False
-    """keep ids and log-probs of every rollout"""
-    token_groups: NonNegative = 2
+    token_groups: NonNegative | Literal["all"] = 2
     """groups per step whose tokens are recorded one by one: log-probs, entropy, clipping; the
-    report shows them"""
+    report shows them. all: of every group, with ids and exact log-probs"""
     log_every: Positive = 1
     """steps between lines on the console and in training.log"""
     print_every_steps: Positive | None = None

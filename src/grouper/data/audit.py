@@ -119,12 +119,13 @@ def answer_type(answer: str) -> str:
     if node.kind == "tuple":
         return "tuple" if node.text == "()" else "interval"
     if node.kind != "atom":
-        return "interval" if node.kind == "union" else node.kind
+        return node.kind
     _, equals, value = node.text.rpartition("=")
     number = read_number(value.strip())
     if number is None:
         plain = re.sub(r"\\[A-Za-z]+", " ", tidied)
         kinds = {
+            "interval": r"\cup" in tidied,
             "choice": re.fullmatch(r"\(?[A-J]\)?", tidied),
             "equation": equals,
             "text": _WORDS.search(plain),

@@ -1,7 +1,7 @@
 r"""The table of data sources: where each one is, what its columns are called, how a row is read.
 
-A new source is one row of `SOURCES`; a layout that column names cannot describe also gets a
-`parse_row`.
+A new source is one row of `sources.yaml`; a layout that column names cannot describe also gets a
+function in `LAYOUTS`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from grouper.errors import DataError, did_you_mean, raise_all
+from grouper.files import table
 from grouper.grading import extract
 from grouper.grading.normalise import tidy
 from grouper.grading.numbers import read_number
@@ -87,6 +88,8 @@ def read_response(text: str, *, opened: bool) -> str:
     return text
 
 
+# Our field -> the set's columns, of which the first that is not empty in a row is taken.
+Columns = Mapping[str, tuple[str, ...]]
 FIELDS = ("question", "answer", "solution", "response", "subject", "level", "id")
 # Our fields of one row, each as text or None.
 Fields = dict[str, str | None]
@@ -169,30 +172,16 @@ def _answer_of(response: str) -> str:
     return found.answer
 
 
-def _svamp(row: Fields) -> Fields:
+def _story(row: Fields) -> Fields:
     """The body of the story goes in front of the question."""
     body, question = row.pop("body", None) or "", row["question"] or ""
     stop = "" if not body or body.rstrip().endswith((".", "?", "!", ",")) else "."
     return {**row, "question": f"{body.rstrip()}{stop} {question}".strip()}
 
 
-QUESTION = ("question", "problem", "prompt")
-ANSWER = ("answer", "expected_answer", "ground_truth", "final_answer", "reward_model.ground_truth")
-SOLUTION = ("solution", "generated_solution", "response")
-
-ANY_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "question": QUESTION,
-    "answer": ANSWER,
-    "solution": SOLUTION,
-    "subject": ("subject",),
-    "level": ("level",),
-    "id": ("unique_id", "id"),
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One kind of problem set.
+    """One kind of problem set: a row of `sources.yaml`, which says what each field is.
 
     Example: `Source(description="...", hub="openai/gsm8k", subset="main",
     splits=("train", "test"), columns={"question": ("question",), "answer": ("answer",)})`.
@@ -200,122 +189,31 @@ class Source:
 
     description: str
     hub: str | None = None
-    """Name on the Hub; None where the recipe must give a path."""
     subset: str | None = None
-    """Hub configuration that is read unless the recipe names one."""
     splits: tuple[str, ...] = ("train",)
-    """Split names on the Hub; the first is the default. Local folders may have others."""
-    columns: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: ANY_COLUMNS)
-    """Our field -> column names to look for. Of those that the set has, a row's first that is not
-    empty counts. A name with a dot reaches into a nested column."""
+    columns: Columns
     parse_row: Callable[[Fields], Fields] = _boxed_answer
     """Turns the mapped columns into our fields. Raises `ValueError` with the reason for a row
     that cannot be used."""
     has_solutions: bool = True
-    """Whether rows can hold worked solutions, which SFT needs."""
 
 
-SOURCES: dict[str, Source] = {
-    "gsm8k": Source(
-        description="8,792 school word problems with worked solutions (MIT)",
-        hub="openai/gsm8k",
-        subset="main",
-        splits=("train", "test"),
-        columns={"question": QUESTION, "answer": ("answer", "solution")},
-        parse_row=_gsm8k,
-    ),
-    "math": Source(
-        description="MATH competition problems with subject and level (MIT); the Hub has MATH-500",
-        hub="HuggingFaceH4/MATH-500",
-        splits=("test",),
-        columns={**ANY_COLUMNS, "subject": ("subject", "type"), "id": ("unique_id",)},
-    ),
-    "math-full": Source(
-        description="MATH with all its problems: 7,500 to train on, 5,000 to test (MIT)",
-        hub="DigitalLearningGmbH/MATH-lighteval",
-        splits=("train", "test"),
-        columns={**ANY_COLUMNS, "subject": ("subject", "type"), "id": ("unique_id",)},
-    ),
-    "numina-tir": Source(
-        description=r"72,540 competition problems solved with tools, answer in \boxed{}",
-        hub="AI-MO/NuminaMath-TIR",
-        splits=("train", "test"),
-    ),
-    "dapo-math": Source(
-        description="DAPO's problems with whole-number answers and no solutions, for GRPO",
-        hub="open-r1/DAPO-Math-17k-Processed",
-        subset="en",
-        # What this set calls the solution is the answer alone.
-        columns={"question": QUESTION, "answer": ("solution", *ANSWER)},
-        has_solutions=False,
-    ),
-    "openmath-mini": Source(
-        description="OpenMathReasoning in small: problems with long worked solutions, for SFT",
-        hub="unsloth/OpenMathReasoning-mini",
-        splits=("cot",),
-        columns={
-            "question": QUESTION,
-            "answer": ("expected_answer", "answer"),
-            "solution": ("generated_solution", "solution"),
-        },
-        parse_row=_without_thinking_tags,
-    ),
-    "prompt-response": Source(
-        description="rows of whole prompt text and response, trained word for word",
-        columns={
-            **ANY_COLUMNS,
-            "question": ("prompt", *QUESTION),
-            "response": ("response", "completion"),
-            "answer": (*ANSWER, "solution"),
-            "solution": (),
-        },
-        parse_row=_prompt_response,
-    ),
-    "svamp": Source(
-        description="1,000 one-step story problems (MIT)",
-        hub="ChilleD/SVAMP",
-        splits=("train", "test"),
-        columns={
-            "question": ("Question", *QUESTION),
-            "body": ("Body",),
-            "answer": ("Answer", "answer"),
-            "subject": ("Type",),
-            "id": ("ID",),
-        },
-        parse_row=_svamp,
-        has_solutions=False,
-    ),
-    "asdiv": Source(
-        description="2,305 story problems; the unit follows the answer: `9 (apples)` (CC BY-NC)",
-        hub="EleutherAI/asdiv",
-        splits=("validation",),
-        columns={
-            "question": QUESTION,
-            "body": ("body",),
-            "answer": ("answer",),
-            "subject": ("solution_type",),
-        },
-        parse_row=_svamp,
-        has_solutions=False,
-    ),
-    "file": Source(
-        description="any JSONL, JSON, CSV or Parquet file, or a folder with one per split",
-    ),
-    "hub": Source(
-        description="any problem set on the Hub: its name is `path`",
-    ),
-    "arithmetic": Source(
-        description="generated word problems in small whole numbers; no file and no network",
-        splits=("train", "sft", "validation", "test"),
-    ),
-    "mixture": Source(
-        description="several of the others by weight: `mixture: [{source: gsm8k, weight: 2}, ...]`"
-    ),
+# How rows are read that column names cannot describe.
+LAYOUTS = {
+    "gsm8k": _gsm8k,
+    "without-thinking-tags": _without_thinking_tags,
+    "prompt-response": _prompt_response,
+    "story": _story,
 }
-
-
-# Our field -> the set's columns, of which the first that is not empty in a row is taken.
-Columns = Mapping[str, tuple[str, ...]]
+SOURCES = {
+    name: Source(
+        splits=tuple(row.pop("splits", ("train",))),
+        columns={ours: tuple(theirs) for ours, theirs in row.pop("columns").items()},
+        parse_row=LAYOUTS.get(row.pop("rows", ""), _boxed_answer),
+        **row,
+    )
+    for name, row in table("grouper.data", "sources.yaml").items()
+}
 
 
 def choose_columns(

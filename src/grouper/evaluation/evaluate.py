@@ -39,7 +39,7 @@ from grouper.evaluation.items import (
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import delete, write_lines
 from grouper.grading import by_text_alone
-from grouper.models.process_group import ProcessGroup, SingleProcess, share_of
+from grouper.models.process_group import ProcessGroup, share_of
 from grouper.rewards import Notes, RewardStack
 from grouper.rewards.builtin import format_holds
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
@@ -117,7 +117,7 @@ def evaluate(
     assert len({problem.id for problem, _ in items}) == len(items), "loading refuses repeated ids"
     for problem, prompt in items:
         assert problem.id == prompt.problem_id, f"{problem.id} has {prompt.problem_id}'s prompt"
-    processes = processes or SingleProcess()
+    processes = processes or ProcessGroup()
     card = {
         "prompt_of_item_0": items[0][1].text,
         "sampling": {**asdict(params), "stop": list(params.stop)},

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from pydantic import ConfigDict
 
-from grouper.evaluation.statistics import CONFIDENCE, Interval, mean_interval, pass_at_k
+from grouper.evaluation.statistics import Interval, mean_interval, pass_at_k
 from grouper.grading import TEXT_ALONE
 from grouper.grading.normalise import canonical, tidy
 from grouper.grading.numbers import TooLargeError, read_number
 from grouper.types import FinishReason, Verdict
 
 Thing = TypeVar("Thing")
+Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "timeout", "crash", "not_scored"]
 
@@ -101,9 +102,9 @@ class Accuracy:
     problems: int
 
     @classmethod
-    def of(cls, scores: Sequence[Sequence[float]], confidence: float) -> Accuracy:
+    def of(cls, scores: Sequence[Sequence[float]]) -> Accuracy:
         means = [math.fsum(samples) / len(samples) for samples in scores]
-        interval = mean_interval(scores, confidence)
+        interval = mean_interval(scores)
         return cls(mean=mean_of(means), interval=interval, problems=len(means))
 
     @property
@@ -153,8 +154,6 @@ class EvaluationResult:
     (`StoredItems`) are read whenever they are looked at."""
     samples: int
     """Completions per problem."""
-    confidence: float = CONFIDENCE
-    """Of every interval, for example 0.95."""
     card: Mapping[str, Any] = field(default_factory=dict)
     """What is needed to measure the same again: prompt of item 0, sampling, grader, n, k, seed."""
 
@@ -175,7 +174,7 @@ class EvaluationResult:
     @cached_property
     def overall(self) -> Accuracy:
         """Accuracy over all scored problems, with its interval."""
-        return Accuracy.of(list(self._scored.values()), self.confidence)
+        return Accuracy.of(list(self._scored.values()))
 
     @property
     def accuracy(self) -> float:
@@ -192,7 +191,7 @@ class EvaluationResult:
             return None
         items = self._scored_items
         scores = _by(items, lambda item: item.problem_id, lambda item: float(bool(item.lenient)))
-        return Accuracy.of(list(scores.values()), self.confidence)
+        return Accuracy.of(list(scores.values()))
 
     @cached_property
     def scores(self) -> dict[str, float]:
@@ -222,7 +221,7 @@ class EvaluationResult:
             return None
         ballots = _by(
             self._scored_items,
-            lambda item: f"{item.sample // self.samples} {item.problem_id}",
+            lambda item: (item.sample // self.samples, item.problem_id),
             lambda item: item,
         )
         return mean_of(_majority(ballot) for ballot in ballots.values())
@@ -276,12 +275,12 @@ class EvaluationResult:
     @cached_property
     def by_length(self) -> dict[str, Accuracy]:
         """By sampled tokens, in ranges that double; a problem is in each that a sample is in."""
-        ranges = _by(self._scored_items, lambda item: str(item.tokens.bit_length()), lambda i: i)
+        ranges = _by(self._scored_items, lambda item: item.tokens.bit_length(), lambda i: i)
         found = {}
-        for bits in sorted(map(int, ranges)):
-            scores = _by(ranges[str(bits)], lambda i: i.problem_id, lambda i: float(i.correct))
+        for bits in sorted(ranges):
+            scores = _by(ranges[bits], lambda i: i.problem_id, lambda i: float(i.correct))
             name = f"{2 ** (bits - 1)}-{2**bits - 1}"
-            found[name] = Accuracy.of(list(scores.values()), self.confidence)
+            found[name] = Accuracy.of(list(scores.values()))
         return found
 
     @cached_property
@@ -354,7 +353,7 @@ class EvaluationResult:
     def _parts(self, part_of: Callable[[EvaluationItem], str | None]) -> dict[str, Accuracy]:
         part = {item.problem_id: part_of(item) for item in self.light}
         grouped = _by(self._scored.items(), lambda pair: part[pair[0]], lambda pair: pair[1])
-        return {name: Accuracy.of(grouped[name], self.confidence) for name in sorted(grouped)}
+        return {name: Accuracy.of(grouped[name]) for name in sorted(grouped)}
 
 
 def _counted(outcomes: Iterable[Outcome | None]) -> dict[Outcome, int]:
@@ -400,10 +399,10 @@ def _mean_rewards(items: Sequence[EvaluationItem]) -> dict[str, float]:
 
 
 def _by(
-    things: Iterable[Thing], key: Callable[[Thing], str | None], value: Callable[[Thing], Value]
-) -> dict[str, list[Value]]:
+    things: Iterable[Thing], key: Callable[[Thing], Key | None], value: Callable[[Thing], Value]
+) -> dict[Key, list[Value]]:
     """Values by key, in their order; what has no key is left out."""
-    groups: dict[str, list[Value]] = {}
+    groups: dict[Key, list[Value]] = {}
     for thing in things:
         name = key(thing)
         if name is not None:

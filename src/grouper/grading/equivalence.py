@@ -123,7 +123,6 @@ def _decimal(number: re.Match[str]) -> Decimal:
 
 
 _CHOICE = re.compile(r"(?:\(([A-Ja-j])\)|([A-J])[.:)]) ?(.*)|([A-J])", re.ASCII | re.DOTALL)
-_ANOTHER_MARK = re.compile(r"\([A-J]\)|\b[A-J][.:)]", re.ASCII)
 _ANOTHER_CHOICE = re.compile(
     r"\b[A-J]\b|\([a-j]\)|\b(?:or|and|not|either|wrong|false|incorrect|except)\b|[,;/&]",
     re.ASCII,
@@ -133,11 +132,11 @@ _ANOTHER_CHOICE = re.compile(
 def choice_of(text: str) -> tuple[str, str]:
     """(letter, value) of a multiple-choice answer; either may be empty. A bare `b` is a variable.
 
-    >>> choice_of("B. 5"), choice_of("(b)"), choice_of("(A) 3, (B) 4"), choice_of("b")
-    (('B', '5'), ('B', ''), ('', '(A) 3, (B) 4'), ('', 'b'))
+    >>> choice_of("B. 5"), choice_of("(b)"), choice_of("b")
+    (('B', '5'), ('B', ''), ('', 'b'))
     """
     match = _CHOICE.fullmatch(text)
-    if match is None or _ANOTHER_MARK.search(match[3] or ""):
+    if match is None:
         return "", text
     return (match[1] or match[2] or match[4]).upper(), match[3] or ""
 
@@ -205,8 +204,6 @@ class Comparison:
 
     def _chains(self, prediction: Chain, reference: Chain) -> Outcome:
         """Whether two chains of equal sides state the same."""
-        if [*map(canonical, prediction.sides)] == [*map(canonical, reference.sides)]:
-            return True, "same text"
         if why := _misstated(prediction, reference):
             return False, why
         if reference.is_equation or (reference.label and prediction.is_equation):
@@ -290,8 +287,6 @@ class Comparison:
 
 def _misstated(prediction: Chain, reference: Chain) -> str | None:
     """Why an answer cannot state what the reference does, whatever its value; or None."""
-    if reference.is_equation and len(prediction.sides) == 1:
-        return "the reference is an equation, the answer is not"
     if len(reference.sides) == 1 < len(prediction.sides):
         if _SENTENCE_END.search(prediction.sides[0]):
             return "a sentence that ends in an equation"

@@ -65,7 +65,8 @@ def tidy(text: str) -> str:
         text = _MARKED_DIGIT.sub(r"\\dot{\1}", text).translate(_TABLE)
     text = _without_box(_without_dollars(text.strip()))
     if _BREAK.search(text):
-        text = _separated(_halved(text))
+        # Backslashes are doubled where a text went through JSON or Python.
+        text = _separated(_DOUBLED.sub(r"\\", text))
     if _TYPESET.search(text):
         text = _DELIMITERS.sub(" ", text)
         for pattern, replacement in _RULES:
@@ -127,23 +128,11 @@ def _is_statement(text: str) -> bool:
     return bool(rest and first.strip() and rest[-1].strip())
 
 
-_ESCAPED = re.compile(
-    r"\\\\(?:[dt]?frac|sqrt|pi|text|mbox|math(?:rm|bf|bb)|left|right|cdot|times|infty|circ|begin|angle"
-    r"|overline|boxed|quad|theta|alpha|beta|cup|cap|pm|sin|cos|tan|log|ln|leq?|geq?|neq?)(?![A-Za-z])"
+_DOUBLED = re.compile(
+    r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|pi|text|mbox|math(?:rm|bf|bb)|left|right|cdot|times|infty"
+    r"|circ|begin|end|angle|overline|boxed|quad|theta|alpha|beta|cup|cap|pm|sin|cos|tan|log|ln|leq?"
+    r"|geq?|neq?)(?![A-Za-z])|[{}])"
 )
-_BACKSLASHES = re.compile(r"\\+")
-
-
-def _halved(text: str) -> str:
-    r"""A text whose backslashes were all doubled, for JSON or Python, with single ones.
-
-    >>> _halved(r"\\frac{1}{2}"), _halved(r"x=7\\y=2"), _halved(r"\pi \\sqrt{2}")
-    ('\\frac{1}{2}', 'x=7\\\\y=2', '\\pi \\\\sqrt{2}')
-    """
-    runs = _BACKSLASHES.findall(text)
-    if not _ESCAPED.search(text) or any(len(run) % 2 for run in runs):
-        return text
-    return _BACKSLASHES.sub(lambda run: run.group()[::2], text)
 
 
 _BOX = re.compile(r"\\f?box(?:ed)?\s*\{")

@@ -1,4 +1,4 @@
-r"""The shape of an answer: one value, or a list, set, tuple, interval, union, matrix or equation.
+r"""The shape of an answer: one value, or a list, set, tuple, interval, matrix or equation.
 
 Shapes are compared here, part by part, with three outcomes: True, False, or None where some part
 needs another stage. The same code runs in the trainer (exact parts) and in the worker (symbolic
@@ -19,7 +19,7 @@ AtomTest = Callable[[str, str], bool | None]
 """(prediction, reference) -> equal, not equal, or not decided here."""
 
 
-Kind = Literal["atom", "list", "set", "quantity", "tuple", "union", "matrix"]
+Kind = Literal["atom", "list", "set", "quantity", "tuple", "matrix"]
 r"""What an answer is made of, and whether order counts.
 
     atom      one value, or an equation
@@ -27,7 +27,6 @@ r"""What an answer is made of, and whether order counts.
     set       {1, 2}, in any order
     quantity  2 dollars and 3 cents: one amount, not the list 2, 3
     tuple     (1, 2), and intervals; order and brackets count
-    union     parts joined by \cup, in any order
     matrix    its rows, each a tuple
 """
 
@@ -39,7 +38,7 @@ class Node(NamedTuple):
     text: str
     items: tuple[Node, ...] = ()
     label: str = ""
-    """The name before a list, set or tuple: the `x` of `x = 1, 2`."""
+    """The name before a set or tuple: the `A` of `A = (1, 2)`."""
 
 
 def atoms_of(node: Node) -> Iterator[str]:
@@ -70,7 +69,6 @@ def _outside_brackets(separator: str) -> re.Pattern[str]:
 
 
 _CONJUNCTION = _outside_brackets(r",? (?:and|or) (?=\S)|(?<=[)\]}]) ?(?:and|or) ?(?=[(\[{\\])|[,;]")
-_CUP = _outside_brackets(r"\\cup(?![A-Za-z])")
 _EQUALS = _outside_brackets("=")
 COLON = _outside_brackets(":")
 
@@ -126,7 +124,7 @@ def candidates(text: str) -> tuple[Node, ...]:
 
     >>> [node.kind for node in candidates("1,234")]
     ['atom', 'list']
-    >>> [item.text for item in candidates("x = 3, \\frac12")[0].items]
+    >>> [item.text for item in candidates("3, \\frac12")[0].items]
     ['3', '\\frac12']
     >>> candidates("(0, 1]")[0].text
     '(]'
@@ -157,22 +155,15 @@ def paired(prediction: str, reference: str) -> Iterator[tuple[Node, Node]]:
 
 def _parse(text: str) -> Node:
     text = without_builder(text.strip())
-    if _INEQUALITY.search(text) and (" or " in text or " and " in text):
-        # `x < -1 or x > 3` is a union; what is joined by `and` is one region.
-        for joint in (" or ", " and "):
-            relations = [part.rstrip(",") for part in text.split(joint)]
-            if len(relations) > 1 and all(map(_RELATION.search, relations)):
-                union = Node("union", "", tuple(map(_parse, relations)))
-                return union if joint == " or " else Node("atom", text)
+    joined = re.split(" or | and ", text)
+    if _INEQUALITY.search(text) and len(joined) > 1 and all(map(_RELATION.search, joined)):
+        return Node("atom", text)  # `x < -1 or x > 3` is one region
     # `1,000, 2,000` separates its items with a space; only then are bare commas thousands.
     spaced = ", " in text and not text.startswith(_OPENERS)
     grouped = _GROUPED.sub(lambda m: m.group().replace(",", ""), text) if spaced else text
     parts = [part for part in split(grouped, _CONJUNCTION) if part.strip()]
     if len(parts) > 1:
         return _listed(parts)
-    unions = split(text, _CUP)
-    if len(unions) > 1:
-        return Node("union", "", tuple(map(_parse, unions)))
     if matrix := _MATRIX.fullmatch(text):
         rows = re.split(r"\\\\(?:\[[^\]]*\])?", matrix[1] or matrix[2] or "")
         cells = (tuple(map(_parse, row.split("&"))) for row in rows if row.strip())
@@ -195,11 +186,8 @@ def without_builder(text: str) -> str:
 
 def _listed(parts: Sequence[str]) -> Node:
     """Values without brackets around them; one of them is that value."""
-    label, first = "", parts[0]
-    if "=" in first and not any("=" in part for part in parts[1:]):
-        label, first = _without_label(first)  # `x = 1, 2` names the list
     items: list[Node] = []
-    for node in _collection("list", "", (first, *parts[1:])).items:
+    for node in _collection("list", "", parts).items:
         # A part such as `2 \pm i` is two values; a repeated tuple or set is one member.
         for item in node.items if node.kind == "list" else (node,):
             if item.kind not in ("tuple", "set") or item not in items:
@@ -208,7 +196,7 @@ def _listed(parts: Sequence[str]) -> Node:
     measured = {unit and unit.kind for unit in units}
     kind: Kind = "quantity" if len(units) > len(measured) == 1 else "list"
     one = len(items) == 1 and len(parts) <= _MAX_PARTS
-    return items[0] if one else Node(kind, "", tuple(items), label)
+    return items[0] if one else Node(kind, "", tuple(items))
 
 
 def _enclosed(text: str) -> Node | None:
@@ -247,8 +235,7 @@ def _collection(kind: Kind, brackets: str, parts: Sequence[str]) -> Node:
 def _plus_minus(text: str) -> Node | None:
     if text.count(r"\pm") != 1:
         return None
-    _, value = _without_label(text)
-    sides = (re.sub(r"\\pm(?![A-Za-z]) ?", sign, value).strip().lstrip("+") for sign in "+-")
+    sides = (re.sub(r"\\pm(?![A-Za-z]) ?", sign, text).strip().lstrip("+") for sign in "+-")
     return Node("list", "", tuple(Node("atom", side) for side in sides))
 
 
@@ -274,11 +261,11 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
         return same(prediction.text, reference.text)
     if _other_label(prediction.label, reference.label):
         return False
-    if kinds <= {"list", "set"} or kinds in ({"union"}, {"quantity"}):
+    if kinds <= {"list", "set"} or kinds == {"quantity"}:
         if _named_apart(prediction) != _named_apart(reference):
             return _in_order(prediction.items, reference.items, same)
         return _any_order(prediction.items, reference.items, same)
-    if kinds & {"atom", "union"}:
+    if "atom" in kinds:
         atoms = [node.text for node in (prediction, reference) if node.kind == "atom"]
         return None if all(map(_SET_LIKE.search, atoms)) else False
     if kinds == {"matrix", "tuple"}:

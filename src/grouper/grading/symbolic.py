@@ -201,8 +201,6 @@ def why_unreadable(reference: str) -> str | None:
 
 
 def _problem(atom: str) -> str | None:
-    if _is_prose(atom):
-        return None
     for value in chain_of(atom).values:
         if read_number(value) is None and not _is_prose(value):
             try:
@@ -323,7 +321,6 @@ def latex_of(text: str) -> str:
     """
     latex = _PLAIN_FUNCTION.sub(r"\\\1 ", text).replace(r"\infinity", r"\infty")
     latex = latex.replace("**", "^").replace("*", r"\cdot ")
-    latex = latex.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne ")
     while (opened := _OPENER.sub(r"\1{\2}", latex)) != latex:
         latex = opened
     latex = _with_radians(braced(latex), text)
@@ -383,8 +380,6 @@ def _in_proportion(*sides: Any) -> tuple[bool, str]:
     if not all(isinstance(side, sympy.Expr) for side in sides):
         return False, "equations that cannot be compared"
     left, right = sides[0] - sides[1], sides[2] - sides[3]
-    if left.free_symbols != right.free_symbols:
-        return False, "equations in other variables"
     symbols = sorted(left.free_symbols, key=str)
     for point in _points(symbols) if 0 < len(symbols) <= len(_POINTS[0]) else ():
         a, b = _value_at(left, point), _value_at(right, point)
@@ -521,12 +516,10 @@ def _with_real_roots(expression: Any) -> Any:
             and part.exp.is_Rational
             and part.exp.q > 1
             and part.exp.q % 2 == 1
-            and not part.base.is_extended_nonnegative
         )
 
     def real_root(power: Any) -> Any:
-        size = sympy.Abs(power.base) ** power.exp
-        return size if power.exp.p % 2 == 0 else sympy.sign(power.base) * size
+        return sympy.real_root(power.base, power.exp.q) ** power.exp.p
 
     return expression.replace(is_odd_root, real_root)
 

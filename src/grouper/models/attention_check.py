@@ -54,7 +54,7 @@ def check_native_attention(policy: Policy) -> None:
     pairs = zip(OWNERS, completions, strict=True)
     rows = _Rows([prompts[owner] + text for owner, text in pairs], policy.device)
     with torch.no_grad(), _short_windows(policy.model), rows.hooks(policy.decoder):
-        with policy.attention_named(NAME), policy.autocast():
+        with policy.native_attention(NAME), policy.autocast():
             output = policy.decoder(**rows.inputs, use_cache=False, layout=rows)
         if not output.last_hidden_state.isfinite().all():
             _require_finite_weights(policy)

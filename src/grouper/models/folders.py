@@ -273,7 +273,7 @@ def with_sampling(
     At temperature 0, where all samples would be the same, one is drawn unless more are asked for.
 
     Raises:
-        ConfigError: several samples at temperature 0.
+        ConfigError: values that a recipe cannot have, several samples at temperature 0 among them.
     """
     total = recipe.sampling.max_total_tokens
     if max_new_tokens is None and recipe.evaluation.max_new_tokens is None and total is not None:
@@ -282,14 +282,5 @@ def with_sampling(
     if samples is None and temperature == 0:
         samples = 1
     given = {"temperature": temperature, "max_new_tokens": max_new_tokens, "samples": samples}
-    evaluation = recipe.evaluation.model_copy(
-        update={name: value for name, value in given.items() if value is not None}
-    )
-    if evaluation.samples > 1 and evaluation.temperature == 0:
-        raise ConfigError(
-            f"{evaluation.samples} samples at temperature 0 would all be the same",
-            where="--samples",
-            fix="Add --temperature 1.0.",
-        )
-    changes = {"evaluation": evaluation, "seed": recipe.seed if seed is None else seed}
-    return recipe.model_copy(update=changes)
+    changed = {name: value for name, value in given.items() if value is not None}
+    return recipe.override(evaluation=changed, seed=recipe.seed if seed is None else seed)

@@ -66,12 +66,17 @@ def _load(loader: Any, path: str, **options: Any) -> Any:
 
 def _unloadable(error: Exception, path: str) -> ModelError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    here = "" if looks_local(path) else "there is no such folder here, and "
-    what = f"{here}{path!r} cannot be loaded: {lines[0]}"
+    what = f"{path!r} cannot be loaded: {lines[0]}"
     fix = (
-        "Check the name; a gated model needs `hf auth login`, and without a network the model "
-        "must be a local folder or in the Hub cache already."
+        "One of its files is missing, damaged, or of a kind that this version of transformers does "
+        "not know."
     )
+    if not looks_local(path):
+        what = f"there is no such folder here, and {what}"
+        fix = (
+            "Check the name; a gated model needs `hf auth login`, and without a network the model "
+            "must be a local folder or in the Hub cache already."
+        )
     if isinstance(error, RuntimeError):
         what = (
             f"the weights in {path!r} do not have the shapes that its config.json says "

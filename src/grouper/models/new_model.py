@@ -27,6 +27,9 @@ from grouper.types import AnswerFormat, Problem
 
 END, PAD = "<|end|>", "<|pad|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+# Every model has four heads, two with keys and values of their own, and as many positions as a
+# Qwen3: they take no weights.
+_HEADS, _POSITIONS = 4, 32_768
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -123,10 +126,10 @@ def new_model_config(
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_position_embeddings,
+        num_attention_heads=_HEADS,
+        num_key_value_heads=_HEADS // 2,
+        head_dim=config.hidden_size // _HEADS,
+        max_position_embeddings=_POSITIONS,
         tie_word_embeddings=True,
         **{"eos_token_id": None, "pad_token_id": None, "bos_token_id": None, **special},
     )

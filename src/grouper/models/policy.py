@@ -125,8 +125,11 @@ class Policy(nn.Module):
         return {n: p for n, p in self.named_parameters() if p.requires_grad}
 
     @contextlib.contextmanager
-    def attention_named(self, name: str) -> Iterator[None]:
-        """Attention of that name inside this block.
+    def native_attention(self, name: str = attention.NAME) -> Iterator[None]:
+        """Attention goes through our layouts inside this block, and nowhere else.
+
+        Args:
+            name: of the attention function, as it is registered.
 
         transformers' own `set_attn_implementation` walks over all modules each time; the models
         read nothing but this attribute of their configuration.
@@ -139,10 +142,6 @@ class Policy(nn.Module):
         finally:
             for config, previous in zip(self._configs, before, strict=True):
                 config._attn_implementation = previous  # noqa: SLF001 - as above
-
-    def native_attention(self) -> contextlib.AbstractContextManager[None]:
-        """Attention goes through our layouts inside this block, and nowhere else."""
-        return self.attention_named(attention.NAME)
 
     @contextlib.contextmanager
     def _as_now(self) -> Iterator[None]:
@@ -260,9 +259,3 @@ class Policy(nn.Module):
     def snapshot(self) -> dict[str, Tensor]:
         """A frozen copy of the trainable weights: the reference of a KL term."""
         return {name: p.detach().clone() for name, p in self.trainable().items()}
-
-    @torch.no_grad()
-    def logprobs_with(self, weights: dict[str, Tensor], batch: TrainBatch) -> Tensor:
-        """Log-probs [R, T] under other weights for the trainable parameters; changes nothing."""
-        outputs: TokenOutputs = torch.func.functional_call(self, weights, (batch,))
-        return outputs.logprobs

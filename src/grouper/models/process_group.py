@@ -1,13 +1,13 @@
 """One process or many, behind one door. A run on one device uses no distributed code at all.
 
-Code that has work to share asks a `ProcessGroup`; a single process shares and gathers at no cost.
+Code that has work to share asks a `ProcessGroup`; a group of one shares and gathers at no cost.
 The group of several processes is in `training/parallel.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # a dry run loads no torch
     from torch import Tensor
@@ -15,43 +15,27 @@ if TYPE_CHECKING:  # a dry run loads no torch
 Value = TypeVar("Value")
 
 
-class ProcessGroup(Protocol):
-    """The processes that train one model together.
+class ProcessGroup:
+    """The processes that train one model together; this class itself is a group of one.
 
     Every process calls the same methods in the same order. An error on one of them ends the others:
     the launcher (torchrun) does that within seconds.
     """
 
-    rank: int
-    """0 to `size - 1`; rank 0 writes files and messages."""
-    size: int
-
-    def sum_(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over all processes, in place; every process gets the sum."""
-        ...
-
-    def gather(self, value: Value) -> list[Value]:
-        """The values of all processes by rank, on every process."""
-        ...
-
-    def on_rank0(self, work: Callable[[], Value]) -> Value:
-        """What rank 0's `work()` returns, on every process; the others do not call it."""
-        ...
-
-
-class SingleProcess:
-    """A group of one."""
-
     rank = 0
+    """0 to `size - 1`; rank 0 writes files and messages."""
     size = 1
 
     def sum_(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all processes, in place; every process gets the sum."""
         return tensor
 
     def gather(self, value: Value) -> list[Value]:
+        """The values of all processes by rank, on every process."""
         return [value]
 
     def on_rank0(self, work: Callable[[], Value]) -> Value:
+        """What rank 0's `work()` returns, on every process; the others do not call it."""
         return work()
 
 

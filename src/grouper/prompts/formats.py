@@ -39,11 +39,6 @@ def _contract(tags: tuple[str, str, str, str]) -> AnswerContract:
     )
 
 
-XML_TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
-THINK_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-BOXED = AnswerContract(kind=AnswerKind.BOXED, turn_markers=TURN_MARKERS)
-
-
 def _with_tags(tags: TagsConfig) -> AnswerFormat:
     four = (tags.reasoning_open, tags.reasoning_close, tags.answer_open, tags.answer_close)
     return AnswerFormat(
@@ -61,99 +56,31 @@ def _with_tags(tags: TagsConfig) -> AnswerFormat:
     )
 
 
-def _protocol(name: str, row: dict[str, Any]) -> AnswerFormat:
-    """A row of `protocols.yaml`: its examples stand before the question, in the same layout."""
-    layout: str = row["question"]
-    shots = [f"{layout.replace('{question}', q)} {answer}\n\n" for q, answer in row["examples"]]
-    return AnswerFormat(
-        name=name,
-        description=row["description"],
-        template=row["template"],
-        contract=AnswerContract(
-            kind=AnswerKind.PATTERN,
-            pattern=row["pattern"],
-            flexible=row.get("flexible", ""),
-            as_text=row.get("as_text", False),
-            turn_markers=tuple(row["stop"]),
-        ),
-        stop=tuple(row["stop"]),
-        chat="plain",
-        plain="".join(shots) + layout,
-    )
+def _of_the_table(name: str, row: dict[str, Any]) -> AnswerFormat:
+    """A row of `formats.yaml`; a protocol's examples stand before the question, in its layout."""
+    row = {"stop": (), **row}
+    stop, tags = tuple(row.pop("stop")), row.pop("tags", None)
+    if tags is not None:
+        tags = tuple(tags)
+        contract = _contract(tags)
+        contract = replace(contract, open=row.pop("open", contract.open))
+    elif "pattern" in row:
+        own = {key: row.pop(key) for key in ("pattern", "flexible", "as_text") if key in row}
+        contract = AnswerContract(kind=AnswerKind.PATTERN, turn_markers=stop, **own)
+    else:
+        contract = AnswerContract(kind=AnswerKind.BOXED, turn_markers=TURN_MARKERS)
+    if "plain" in row:
+        layout = row["plain"]
+        shots = [(layout.replace("{question}", q), a) for q, a in row.pop("examples", ())]
+        row["plain"] = "".join(f"{asked} {answer}\n\n" for asked, answer in shots) + layout
+        row["chat"] = "plain"
+    return AnswerFormat(name=name, contract=contract, tags=tags, stop=stop, **row)
 
 
-_TABLE = (
-    AnswerFormat(
-        name="xml",
-        description="<reasoning> and <answer> tags, each on lines of their own",
-        system=(
-            "Solve the problem. Write your answer in exactly this form:\n"
-            "<reasoning>\nyour working, step by step\n</reasoning>\n"
-            "<answer>\nthe final result and nothing else\n</answer>"
-        ),
-        template="<reasoning>\n{reasoning}\n</reasoning>\n<answer>\n{answer}\n</answer>",
-        contract=_contract(XML_TAGS),
-        tags=XML_TAGS,
-    ),
-    AnswerFormat(
-        name="compact",
-        description="the tags of xml without line breaks or instruction, for tiny models",
-        template="<reasoning>{reasoning}</reasoning><answer>{answer}</answer>",
-        contract=_contract(XML_TAGS),
-        tags=XML_TAGS,
-    ),
-    AnswerFormat(
-        name="think",
-        description="<think> and <answer> tags with a blank line between them",
-        system=(
-            "Think about the problem first, then give the result. Write in exactly this form:\n"
-            "<think>\nyour thoughts, step by step\n</think>\n\n"
-            "<answer>\nthe final result and nothing else\n</answer>"
-        ),
-        template="<think>\n{reasoning}\n</think>\n\n<answer>\n{answer}\n</answer>",
-        contract=_contract(THINK_TAGS),
-        tags=THINK_TAGS,
-    ),
-    AnswerFormat(
-        name="r1-zero",
-        description="the plain-text conversation of R1-Zero, for base models",
-        # The published prompt word for word: rows made with it must render identically.
-        system=(
-            "A conversation between User and Assistant. The User asks a question, and the "
-            "Assistant solves it. The Assistant first thinks about the reasoning process in the "
-            "mind and then provides the User with the answer. The reasoning process is enclosed "
-            "within <think> </think> and answer is enclosed within <answer> </answer> tags, "
-            "respectively, i.e., <think> reasoning process here </think> <answer> answer here "
-            "</answer>."
-        ),
-        template="<think> {reasoning} </think> <answer> {answer} </answer>",
-        # With one space between the tags: the published rewards require it.
-        contract=replace(_contract(THINK_TAGS), open="</think> <answer>"),
-        tags=THINK_TAGS,
-        prefix="<think>",
-        stop=("</answer>",),
-        chat="plain",
-        plain="{system}\nUser: {question}\nAssistant: ",
-    ),
-    AnswerFormat(
-        name="question-only",
-        description=r"the question and nothing else, answered in \boxed{}, for base models",
-        template="\n{reasoning}\n\nThe final answer is \\boxed{{answer}}.",
-        contract=BOXED,
-        chat="plain",
-        plain="{question}",
-    ),
-    AnswerFormat(
-        name="boxed",
-        description=r"free reasoning with the answer in \boxed{}",
-        system=r"Solve the problem step by step and put the final answer in \boxed{}.",
-        template="{reasoning}\n\nThe final answer is \\boxed{{answer}}.",
-        contract=BOXED,
-    ),
-    _with_tags(TagsConfig()),
-    *(_protocol(*row) for row in table("grouper.prompts", "protocols.yaml").items()),
-)
-FORMATS = {fmt.name: fmt for fmt in _TABLE}
+FORMATS = {
+    name: _of_the_table(name, row) if row else _with_tags(TagsConfig())
+    for name, row in table("grouper.prompts", "formats.yaml").items()
+}
 
 
 def make_format(config: PromptConfig) -> AnswerFormat:

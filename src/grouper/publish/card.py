@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from grouper.data import SOURCES
 from grouper.evaluation.compare import compare, render_table
 from grouper.evaluation.result import EvaluationResult
+from grouper.evaluation.statistics import CONFIDENCE
 from grouper.models.folders import base_of, looks_local, read_adapter
 from grouper.report.page import blocks
 from grouper.runs.folder import PHASES, RunFolder
@@ -132,6 +133,6 @@ def _measured(last: EvaluationResult, data: Mapping[str, Any]) -> EvalResult:
         dataset_split=rows.get("split") or "test",
         metric_type="accuracy",
         metric_value=round(last.accuracy, 4),
-        metric_name=f"accuracy ({last.confidence:.0%} interval {interval.low:.4f} to "
+        metric_name=f"accuracy ({CONFIDENCE:.0%} interval {interval.low:.4f} to "
         f"{interval.high:.4f}, {last.overall.problems} problems, {last.samples} sample(s) each)",
     )

@@ -38,7 +38,7 @@ from grouper.publish.card import CURVES_FILE, model_card, results_of
 from grouper.report.curves import draw_curves
 from grouper.runs.folder import RunFolder
 from grouper.runs.records import evaluation_summary
-from grouper.training.prepare import Prepared, prepare
+from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import ProblemSets
 from grouper.types import Problem
 
@@ -104,7 +104,7 @@ def export_model(
     tokenizer, recipe = load_tokenizer(source), _known_recipe(source)
     gap, alone, record = 0.0, False, None
     if recipe is not None:
-        with prepare(recipe, ProblemSets(), model=source, quiet=True) as prepared:
+        with Prepared(recipe, ProblemSets(), model=source, quiet=True) as prepared:
             alone = _make_portable(prepared, tokenizer)
             _set_generation(prepared, saved)
             record = _record(prepared, source, in_template=alone)

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STYLE = {
+# Distances between ticks, times a power of ten.
+NICE = [1, 2, 5, 10]
+# By what they are for, in `STYLE` and by default.
+COLORS_OF_STYLE = {"edge": "#E6E6E6", "dim": "#9A9A9A", "text": "#000000"}
+STYLE = {
     "font.size": 9.5,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
@@ -25,15 +29,13 @@ _STYLE = {
     "axes.titlepad": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": "#9A9A9A",
+    "axes.edgecolor": COLORS_OF_STYLE["dim"],
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#E6E6E6",
+    "grid.color": COLORS_OF_STYLE["edge"],
     "legend.frameon": False,
     "lines.linewidth": 2.0,
 }
-# Distances between ticks, times a power of ten.
-NICE = [1, 2, 5, 10]
 
 
 def draw_curves(run: RunFolder | RunView, path: Path | None = None) -> Path:
@@ -78,7 +80,7 @@ def compose(panels: Sequence[Panel], title: str) -> Figure:
     columns = min(4 if len(panels) > 9 else 3, max(1, len(panels)))
     rows = max(1, math.ceil(len(panels) / columns))
     width, height = 4.6 * columns + 0.4, 3.3 * rows + 0.7
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height))
         # Margins that fit every panel: to measure them anew would take as long as to draw.
         figure.subplots_adjust(
@@ -91,7 +93,11 @@ def compose(panels: Sequence[Panel], title: str) -> Figure:
         )
         FigureCanvasAgg(figure)
         for place, panel in enumerate(panels, start=1):
-            draw(figure.add_subplot(rows, columns, place), panel)
+            axes = figure.add_subplot(rows, columns, place)
+            draw(axes, panel)
+            axes.set(xlabel=f"{label(panel.phase)} step", ylabel=panel.unit, title=panel.title)
+            if any(series.name for series in panel.series):
+                axes.legend(loc="best", handlelength=1.2)
         if not panels:
             figure.text(0.5, 0.4, "Nothing has been recorded yet.", ha="center")
         figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold")
@@ -99,7 +105,7 @@ def compose(panels: Sequence[Panel], title: str) -> Figure:
 
 
 def draw(axes: Axes, panel: Panel) -> None:
-    """One panel, its axes named and ticked in whole steps."""
+    """The curves of a panel, over whole steps."""
     from matplotlib.ticker import MaxNLocator
 
     if panel.stacked:
@@ -115,14 +121,9 @@ def draw(axes: Axes, panel: Panel) -> None:
         for series in panel.series:
             _line(axes, series)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=NICE))
-    axes.set_xlabel(f"{label(panel.phase)} step")
     axes.margins(x=0 if panel.stacked else 0.02)
     if axes.dataLim.y0 >= 0:
         axes.set_ylim(bottom=0, top=panel.top)
-    axes.set_ylabel(panel.unit)
-    axes.set_title(panel.title)
-    if any(series.name for series in panel.series):
-        axes.legend(loc="best", handlelength=1.2)
 
 
 def _line(axes: Axes, series: Series) -> None:

@@ -21,6 +21,7 @@ from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 from grouper.evaluation.compare import label
 from grouper.evaluation.result import EvaluationResult
+from grouper.evaluation.statistics import CONFIDENCE
 from grouper.files import table
 from grouper.rewards.calling import reward_label
 from grouper.runs.folder import PHASES, RunFolder
@@ -277,7 +278,7 @@ def _accuracy(run: RunView, phase: str) -> Iterator[Panel]:
         intervals = np.array([[r.interval.low, r.interval.high] for _, r in points]) * 100
         series.append(
             Series(
-                name=f"{split} ({100 * points[0][1].confidence:g}% interval)",
+                name=f"{split} ({100 * CONFIDENCE:g}% interval)",
                 color=color,
                 steps=np.array([step for step, _ in points], dtype=np.float64),
                 values=np.array([100 * r.accuracy for _, r in points]),

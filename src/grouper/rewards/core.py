@@ -8,7 +8,7 @@ import inspect
 import json
 import threading
 import typing
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property, update_wrapper, wraps
@@ -233,23 +233,6 @@ class Rule:
         return self.score.__qualname__
 
 
-class _Row(Mapping[str, Any]):
-    """One completion's entry of every column; most are never asked for."""
-
-    def __init__(self, columns: Mapping[str, Any], number: int) -> None:
-        self._columns, self._number = columns, number
-
-    def __getitem__(self, name: str) -> Any:
-        entry = self._columns[name]
-        return entry[self._number] if isinstance(entry, (list, tuple)) else entry
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        return len(self._columns)
-
-
 class _InFormat:
     """A reward in a prompt format, with its parameters: what a recipe or TRL calls."""
 
@@ -268,7 +251,10 @@ class _InFormat:
         groups: dict[str, list[Completed]] = {}
         batch = []
         for row, completion in enumerate(completions):
-            own = _Row(columns, row)
+            own = {
+                name: entry[row] if isinstance(entry, (list, tuple)) else entry
+                for name, entry in columns.items()
+            }
             group = groups.setdefault(str(own["prompts"]), [])
             text = text_of(completion)
             batch.append(Completed(text=text, format=self._format, columns=own, group=group))

@@ -26,11 +26,10 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from grouper.errors import RunFolderError
@@ -58,12 +57,11 @@ from grouper.runs.records import (
     describe_changes,
     evaluation_summary,
     flat,
-    host,
     numbers_in_words,
     only_prolongs,
     recipe_changes,
 )
-from grouper.types import RolloutGroup, StepReport
+from grouper.types import StepReport
 
 Value = TypeVar("Value")
 
@@ -141,29 +139,14 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls,
-        path: Path | str,
-        *,
-        recipe_yaml: str,
-        recipe_hash: str,
-        versions: Mapping[str, str],
-        fingerprints: Mapping[str, str],
-        code: Mapping[str, str] | None = None,
-        threads: int = 0,
-        processes: int = 1,
-        **intent: Unpack[Intent],
+        cls, path: Path | str, now: RunInfo, *, recipe_yaml: str, **intent: Unpack[Intent]
     ) -> RunFolder:
         """Start a run folder, or open one to continue it.
 
         Args:
             path: `<output>/<run>`; made if it is missing.
+            now: what the run is; a folder of another recipe hash is refused.
             recipe_yaml: the resolved recipe as text.
-            recipe_hash: names the experiment; a folder of another hash is refused.
-            versions: package -> version.
-            fingerprints: data set -> hash of what was read.
-            code: file of the user's own -> hash of its source.
-            threads: CPU threads of this process; recorded.
-            processes: of the run; recorded.
             intent: what may happen to a run that is there.
 
         Raises:
@@ -172,19 +155,12 @@ class RunFolder:
                 or the data or the code changed since the run began.
         """
         folder = cls(path)
-        found = folder.check(recipe_hash, recipe_yaml, **intent)
+        found = folder.check(now.recipe_hash, recipe_yaml, **intent)
         with refusing(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             sweep(folder.path)
         if found and intent.get("overwrite"):
             folder._clear()
-        now = RunInfo(
-            recipe_hash=recipe_hash,
-            versions=dict(versions),
-            fingerprints=dict(fingerprints),
-            code=dict(code or {}),
-            host=host(threads, processes),
-        )
         if folder._info.exists():
             info = folder._continued(now, recipe_yaml, intent.get("allow_changes", False))
             folder._rewrite_metrics(lambda _: True)  # a kill may have cut its last line
@@ -402,31 +378,10 @@ class RunFolder:
 
     # --- rollouts
 
-    def write_rollouts(
-        self,
-        phase: str,
-        step: int,
-        groups: Sequence[RolloutGroup],
-        advantages: Sequence[float | None],
-        *,
-        with_ids: bool = False,
-        tokens: Mapping[tuple[int, int], records.TokenRecord] = MappingProxyType({}),
-    ) -> None:
-        """Record every rollout of a step, one line each.
-
-        Args:
-            phase: `grpo`.
-            step: as in the step's report: the first step is 1.
-            groups: all groups that were sampled, with signal or without.
-            advantages: one per rollout, in the order of the groups and of their rollouts; None for
-                a rollout that was not trained on.
-            with_ids: also keep prompt ids, sampled ids and their log-probs.
-            tokens: (group, sample) -> what is recorded of the tokens of some rollouts.
-        """
-        rows = [
-            *records.rollout_rows(phase, step, groups, advantages, with_ids=with_ids, tokens=tokens)
-        ]
-        write_lines(self.path / "rollouts" / f"{phase}-{step:06d}.jsonl.gz", rows)
+    def write_rollouts(self, phase: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Record every rollout of a step, one line each: the rows of `records.rollout_rows`."""
+        found = [*rows]
+        write_lines(self.path / "rollouts" / f"{phase}-{step:06d}.jsonl.gz", found)
 
     def read_rollouts(
         self, phase: str | None = None, step: int | None = None

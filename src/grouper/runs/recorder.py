@@ -5,21 +5,21 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from grouper.config.loading import recipe_hash, resolved_yaml
+from grouper.config.loading import resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.process_group import ProcessGroup
+from grouper.rewards.calling import reward_label
 from grouper.runs.folder import Intent, RunFolder
 from grouper.runs.lock import RunLock
-from grouper.runs.records import TokenRecord
+from grouper.runs.records import RunInfo
 from grouper.runs.samples import END, printable
-from grouper.runs.trackers import Background, Record, Sink, Step, close_all, find_trackers
-from grouper.types import RolloutGroup, StepReport
+from grouper.runs.trackers import Background, Record, Sink, close_all, find_trackers
+from grouper.types import Completion, RolloutGroup, StepReport
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +36,7 @@ DRAWING_SHARE = 0.05
 # Trackers get a table of completions every so many steps, unless the recipe prints them more often,
 # with at most so many rows.
 TABLE_EVERY, TABLE_ROWS = 25, 16
+TABLE_COLUMNS = ("problem_id", "prompt", "completion", "extracted", "answer", "verdict", "reward")
 
 
 def _on_rank0(
@@ -65,7 +66,7 @@ class Recorder(RunFolder):
         recipe: of the run; names the folder and the trackers.
         processes: of the run.
         intent: `resume`, `overwrite` and `allow_changes` of `RunFolder.create`.
-        contents: what else `RunFolder.create` records, by its names.
+        info: what the run is.
 
     Raises:
         RunFolderError: as `RunFolder.create`, or another process is writing the folder.
@@ -73,11 +74,7 @@ class Recorder(RunFolder):
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        processes: ProcessGroup,
-        intent: Intent,
-        **contents: Any,
+        self, recipe: Recipe, processes: ProcessGroup, intent: Intent, info: RunInfo
     ) -> None:
         super().__init__(Path(recipe.output_dir).expanduser() / recipe.name)
         self.processes = processes
@@ -85,31 +82,25 @@ class Recorder(RunFolder):
         self._lock: RunLock | None = None
         self._builders: dict[str, Callable[[], Sink]] = {}
         self._open: list[Background] | None = None
-        self._sampled: dict[str, Any] = {}
-        """What trackers get of the rollouts of the step that comes next."""
+        self._weights = {reward_label(one.name): one.weight for one in recipe.rewards}
+        self._sampled: list[Mapping[str, Any]] = []
+        """The rollouts of the step that comes next, for trackers."""
         self._table_every = recipe.tracking.print_every_steps or TABLE_EVERY
         self.draw: Callable[[RunFolder], object] | None = None
         self._undrawn = False
         self._draw_from = 0.0
         try:
-            processes.on_rank0(lambda: self._begin_record(recipe, intent, contents))
+            processes.on_rank0(lambda: self._begin_record(recipe, intent, info))
         except BaseException:  # the lock is given back, whatever went wrong
             self.close()
             raise
 
-    def _begin_record(self, recipe: Recipe, intent: Intent, contents: Mapping[str, Any]) -> None:
-        text, mark = resolved_yaml(recipe), recipe_hash(recipe)
+    def _begin_record(self, recipe: Recipe, intent: Intent, info: RunInfo) -> None:
+        text = resolved_yaml(recipe)
         # Before the lock, which makes the folder: one that is refused stays as it was.
-        self._is_new = not self.check(mark, text, **intent)
+        self._is_new = not self.check(info.recipe_hash, text, **intent)
         self._lock = RunLock(self.path)
-        RunFolder.create(
-            self.path,
-            recipe_yaml=text,
-            recipe_hash=mark,
-            processes=self.processes.size,
-            **contents,
-            **intent,
-        )
+        RunFolder.create(self.path, info, recipe_yaml=text, **intent)
         started = str(self.read_info().host["started"])
         self._builders = find_trackers(recipe, self.path, started=started)
 
@@ -124,32 +115,21 @@ class Recorder(RunFolder):
     def append_metrics(self, report: StepReport) -> None:
         super().append_metrics(report)
         self._undrawn = True
-        self._send(Step(report=report, **self._sampled))
-        self._sampled = {}
+        shown = report.step == 1 or report.step % self._table_every == 0
+        table = _table(self._sampled) if shown else []
+        self._send(Record.of_step(report, _rewards(self._sampled), self._weights, table))
+        self._sampled = []
 
     @_on_rank0
-    def write_rollouts(
-        self,
-        phase: str,
-        step: int,
-        groups: Sequence[RolloutGroup],
-        advantages: Sequence[float | None],
-        *,
-        with_ids: bool = False,
-        tokens: Mapping[tuple[int, int], TokenRecord] = MappingProxyType({}),
-    ) -> None:
-        super().write_rollouts(phase, step, groups, advantages, with_ids=with_ids, tokens=tokens)
-        if self._builders:
-            self._sampled = {"rewards": _rewards(groups, advantages)}
-            self._sampled["weights"] = groups[0].rollouts[0].reward.weights
-            if step == 1 or step % self._table_every == 0:
-                self._sampled["completions"] = _table(groups)
+    def write_rollouts(self, phase: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._sampled = [*rows]
+        super().write_rollouts(phase, step, self._sampled)
 
     @_on_rank0
     def write_evaluation(self, result: EvaluationResult) -> None:
         super().write_evaluation(result)
         self._undrawn = True
-        self._send(result)
+        self._send(Record.of_evaluation(result))
         if time.monotonic() >= self._draw_from:
             self.redraw()
 
@@ -194,35 +174,21 @@ class Recorder(RunFolder):
             tracker.put(record)
 
 
-def _rewards(
-    groups: Sequence[RolloutGroup], advantages: Sequence[float | None]
-) -> dict[str, tuple[float, ...]]:
+def _rewards(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Of the rollouts that took part: the total, then each component that was scored."""
-    values: dict[str, list[float]] = {"total": []}
-    rollouts = (rollout for group in groups for rollout in group.rollouts)
-    for rollout, advantage in zip(rollouts, advantages, strict=True):
-        known = {"total": rollout.reward.total, **rollout.reward.components}
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        known = {"total": row["reward"], **row["rewards"]}
         for name, value in known.items():
-            if advantage is not None and value is not None:
+            if row["advantage"] is not None and value is not None:
                 values.setdefault(name, []).append(value)
-    return {name: tuple(found) for name, found in values.items() if found}
+    return values
 
 
-def _table(groups: Sequence[RolloutGroup]) -> list[dict[str, str]]:
-    """A few rollouts of as many problems as possible, with what trackers show of them."""
-    pairs = [(group, sample) for sample in range(len(groups[0].rollouts)) for group in groups]
-    return [
-        {
-            "problem": group.problem.id,
-            "question": printable(group.problem.question)[-END:],
-            "completion": printable(rollout.completion.text)[-END:],
-            "answer": printable(str(rollout.grade.extracted)),
-            "reference": printable(group.problem.answer),
-            "verdict": rollout.grade.verdict.value,
-            "reward": f"{rollout.reward.total}",
-        }
-        for group, rollout in ((g, g.rollouts[n]) for g, n in pairs[:TABLE_ROWS])
-    ]
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """A few rollouts of as many problems as possible, as trackers show them."""
+    few = sorted(rows, key=lambda row: (row["sample"], row["group"]))[:TABLE_ROWS]
+    return [{name: printable(str(row[name]))[-END:] for name in TABLE_COLUMNS} for row in few]
 
 
 # --- what a step says about the tokens of a few rollouts ------------------------------------------
@@ -234,13 +200,17 @@ class TokenLog:
     Args:
         groups: of the step.
         advantages: per group, one for each scored rollout.
-        count: groups whose tokens are recorded; those with a signal come first.
+        count: groups whose tokens are recorded, those with a signal first; or "all".
     """
 
     def __init__(
-        self, groups: Sequence[RolloutGroup], advantages: Sequence[Sequence[float]], count: int
+        self,
+        groups: Sequence[RolloutGroup],
+        advantages: Sequence[Sequence[float]],
+        count: int | Literal["all"],
     ) -> None:
-        chosen = sorted(range(len(groups)), key=lambda g: not any(advantages[g]))[:count]
+        most = None if count == "all" else count
+        chosen = sorted(range(len(groups)), key=lambda g: not any(advantages[g]))[:most]
         self._groups = {g: groups[g] for g in sorted(chosen)}
         # Rows of a batch are numbered as the scored rollouts are.
         scored = [
@@ -271,8 +241,8 @@ class TokenLog:
 
     def records(
         self, processes: ProcessGroup, text_of: Callable[[int], str]
-    ) -> dict[tuple[int, int], TokenRecord]:
-        """(group, sample) -> the record of its tokens; every process calls this.
+    ) -> dict[tuple[int, int], dict[str, Any]]:
+        """(group, sample) -> columns of its row; every process calls this.
 
         Args:
             processes: each has seen other rows.
@@ -283,11 +253,25 @@ class TokenLog:
             for place, tokens in clipped.items():
                 self._clipped.setdefault(place, set()).update(tokens)
         return {
-            (g, sample): TokenRecord(
-                texts=[text_of(token) for token in rollout.completion.token_ids],
-                trainer_logprobs=self._logprobs.get((g, sample)),
-                clipped=sorted(self._clipped.get((g, sample), ())),
-            )
+            (g, sample): self._columns((g, sample), rollout.completion, text_of)
             for g, group in self._groups.items()
             for sample, rollout in enumerate(group.rollouts)
+        }
+
+    def _columns(
+        self, place: tuple[int, int], completion: Completion, text_of: Callable[[int], str]
+    ) -> dict[str, Any]:
+        """Those of `RolloutRow` that have an entry per token."""
+        known = {
+            "logprobs": completion.logprobs,
+            "trainer_logprobs": self._logprobs.get(place),
+            "entropies": completion.entropies,
+        }
+        return {
+            "token_texts": [text_of(token) for token in completion.token_ids],
+            "clipped": sorted(self._clipped.get(place, ())),
+            # Four decimals of a nat are enough to look at.
+            **{
+                name: [round(value, 4) for value in found] for name, found in known.items() if found
+            },
         }

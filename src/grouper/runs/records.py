@@ -12,7 +12,7 @@ import math
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Literal
@@ -49,7 +49,7 @@ class MetricsRow(BaseModel, strict=True, frozen=True, extra="allow"):
 
 
 class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
-    """One line of `rollouts/`; ids and log-probs are there where `tracking.token_ids` is on.
+    """One line of `rollouts/`; ids and log-probs are there where `tracking.token_groups` is all.
 
     Those whose tokens are recorded (`tracking.token_groups`) have all from `logprobs` on.
     """
@@ -83,15 +83,6 @@ class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
     """Of the sampler, in nats."""
     clipped: list[int] | None = None
     """Places of the tokens whose ratio was beyond its bound in some update of the step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRecord:
-    """What is recorded of each token of a rollout beside the sampler's own numbers."""
-
-    texts: Sequence[str]
-    trainer_logprobs: Sequence[float] | None
-    clipped: Sequence[int]
 
 
 # Each takes a line, or what `read_json` gave, and raises `ValueError` where it is damaged.
@@ -156,18 +147,19 @@ def rollout_rows(
     groups: Sequence[RolloutGroup],
     advantages: Sequence[float | None],
     *,
-    with_ids: bool,
-    tokens: Mapping[tuple[int, int], TokenRecord] = MappingProxyType({}),
+    with_ids: bool = False,
+    tokens: Mapping[tuple[int, int], Mapping[str, Any]] = MappingProxyType({}),
 ) -> Iterator[dict[str, Any]]:
-    """See `RolloutRow`.
+    """One row per rollout of a step; see `RolloutRow`.
 
     Args:
         phase: `grpo`.
-        step: of the phase.
-        groups: all that were drawn.
-        advantages: one per rollout, in the order of the groups.
-        with_ids: also keep ids and log-probs.
-        tokens: (group, sample) -> what is recorded of the tokens of some rollouts.
+        step: as in the step's report: the first step is 1.
+        groups: all groups that were sampled, with signal or without.
+        advantages: one per rollout, in the order of the groups and of their rollouts; None for a
+            rollout that was not trained on.
+        with_ids: also keep prompt ids, sampled ids and their log-probs.
+        tokens: (group, sample) -> the columns that say more of each token, of some rollouts.
     """
     rollouts = [
         (number, group, sample, rollout)
@@ -176,21 +168,12 @@ def rollout_rows(
     ]
     for (number, group, sample, rollout), advantage in zip(rollouts, advantages, strict=True):
         completion, grade = rollout.completion, rollout.grade
-        ids: dict[str, Any] = {}
+        columns = {**tokens.get((number, sample), {})}
         if with_ids:
-            ids = {
+            columns |= {
                 "prompt_token_ids": list(group.prompt.token_ids),
                 "token_ids": list(completion.token_ids),
                 "logprobs": list(completion.logprobs),
-            }
-        if record := tokens.get((number, sample)):
-            trained = record.trainer_logprobs
-            ids |= {
-                "token_texts": list(record.texts),
-                "logprobs": list(completion.logprobs) if with_ids else _short(completion.logprobs),
-                "clipped": list(record.clipped),
-                **({"trainer_logprobs": _short(trained)} if trained is not None else {}),
-                **({"entropies": _short(completion.entropies)} if completion.entropies else {}),
             }
         row = RolloutRow(
             phase=phase,
@@ -211,14 +194,9 @@ def rollout_rows(
             rewards=dict(rollout.reward.components),
             reward=rollout.reward.total,
             advantage=advantage,
-            **ids,
+            **columns,
         )
         yield row.model_dump(exclude_unset=True)
-
-
-def _short(values: Sequence[float]) -> list[float]:
-    """Four decimals of a nat are enough to look at."""
-    return [round(value, 4) for value in values]
 
 
 # What an evaluation is made of beside its items.
@@ -286,9 +264,9 @@ class RunInfo(BaseModel, strict=True, extra="forbid"):
     """Of packages and kernels, by name, when the run began."""
     fingerprints: dict[str, str]
     """Part of the data -> hash of its problems."""
-    code: dict[str, str]
+    code: dict[str, str] = {}
     """File of the user's own -> hash of its source."""
-    host: dict[str, str | int]
+    host: dict[str, str | int] = Field(default_factory=lambda: host(0, 1))
     """Where and how the run began."""
     changes: list[Change] = []
     resolved: dict[str, int] | None = None

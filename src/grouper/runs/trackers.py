@@ -56,10 +56,8 @@ class TrackedRun:
     name: str
     """How the tracker lists it."""
     project: str
-    entity: str | None
-    tags: tuple[str, ...]
-    online: bool
-    """Whether to send while the run goes on."""
+    settings: TrackerConfig
+    """What the recipe says of the tracker."""
     path: Path
     """The run folder; a tracker keeps what it writes below `<path>/trackers/`."""
     mark: str
@@ -69,19 +67,50 @@ class TrackedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One training step and, in GRPO, the rewards of its rollouts."""
+class Record:
+    """A step or an evaluation; trackers of numbers take what follows its first field."""
 
-    report: StepReport
-    rewards: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """`total` and each component: one value per rollout that took part. Empty in SFT."""
-    weights: Mapping[str, float] = field(default_factory=dict)
-    """Of the components."""
+    made: StepReport | EvaluationResult
+    values: Mapping[str, float]
+    histograms: Mapping[str, list[float]] = field(default_factory=dict)
+    """Of rewards, one value per rollout."""
     completions: Sequence[Mapping[str, str]] = ()
-    """Of some steps: a few rollouts as rows of a table."""
+    """A few rollouts as rows of a table."""
 
+    @classmethod
+    def of_step(
+        cls,
+        report: StepReport,
+        rewards: Mapping[str, list[float]],
+        weights: Mapping[str, float],
+        completions: Sequence[Mapping[str, str]] = (),
+    ) -> Record:
+        """The mean of each metric, rewards also times their weights.
 
-Record = Step | EvaluationResult
+        Args:
+            report: of the step.
+            rewards: `total` and each component: one value per rollout that took part.
+            weights: of the components.
+            completions: as the field.
+        """
+        means = {name: tally.mean for name, tally in report.tallies.items() if tally.count}
+        means |= {
+            f"reward_weighted/{name}": weight * means[f"reward/{name}"]
+            for name, weight in weights.items()
+            if f"reward/{name}" in means
+        }
+        histograms = {f"rewards/{name}": values for name, values in rewards.items()}
+        return cls(made=report, values=means, histograms=histograms, completions=completions)
+
+    @classmethod
+    def of_evaluation(cls, result: EvaluationResult) -> Record:
+        """Each number after its split: `test/accuracy`, its interval `test/low` and `test/high`."""
+        numbers = {
+            f"{result.split}/{name}": float(value)
+            for name, value in flat(result.numbers).items()
+            if value is not None and not name.startswith(("by_", "rewards_by_"))
+        }
+        return cls(made=result, values=numbers)
 
 
 class Sink(Protocol):
@@ -90,42 +119,6 @@ class Sink(Protocol):
     def send(self, record: Record) -> None: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """A record as trackers of numbers take it."""
-
-    phase: str
-    step: int
-    values: Mapping[str, float]
-    histograms: Mapping[str, list[float]]
-    """Of rewards, one value per rollout."""
-    completions: Sequence[Mapping[str, str]] = ()
-
-    @classmethod
-    def of(cls, record: Record) -> Numbers:
-        """The mean of each metric of a step, rewards also times their weights.
-
-        Of an evaluation each number after its split: `test/accuracy`, and the ends of its interval
-        `test/low` and `test/high`.
-        """
-        if isinstance(record, Step):
-            report = record.report
-            means = {name: tally.mean for name, tally in report.tallies.items() if tally.count}
-            rewards = {f"rewards/{name}": [*values] for name, values in record.rewards.items()}
-            means |= {
-                f"reward_weighted/{name}": weight * means[f"reward/{name}"]
-                for name, weight in record.weights.items()
-                if f"reward/{name}" in means
-            }
-            return cls(report.phase, report.step, means, rewards, record.completions)
-        numbers = {
-            f"{record.split}/{name}": float(value)
-            for name, value in flat(record.numbers).items()
-            if value is not None and not name.startswith(("by_", "rewards_by_"))
-        }
-        return cls(record.phase, record.step, numbers, {})
 
 
 class TensorBoardSink:
@@ -150,8 +143,7 @@ class TensorBoardSink:
         self._writers: dict[str, Any] = {}
 
     def send(self, record: Record) -> None:
-        numbers = Numbers.of(record)
-        phase, step = numbers.phase, numbers.step
+        phase, step = record.made.phase, record.made.step
         if phase not in self._writers:
             # Discards what an earlier process wrote about this step and later ones.
             folder = self._run.path / "trackers" / "tensorboard" / phase
@@ -159,12 +151,12 @@ class TensorBoardSink:
             # TensorBoard reads Markdown, in which text indented by four is code.
             recipe = json.dumps(dict(self._run.recipe), indent=2).replace("\n", "\n    ")
             self._writers[phase].add_text("recipe", f"    {recipe}")
-        for name, value in numbers.values.items():
+        for name, value in record.values.items():
             self._writers[phase].add_scalar(name, value, step)
-        for name, values in numbers.histograms.items():
+        for name, values in record.histograms.items():
             self._writers[phase].add_histogram(name, np.asarray(values), step)
-        if numbers.completions:
-            self._writers[phase].add_text("completions", _markdown(numbers.completions), step)
+        if record.completions:
+            self._writers[phase].add_text("completions", _markdown(record.completions), step)
 
     def close(self) -> None:
         for writer in self._writers.values():
@@ -188,13 +180,12 @@ class LoggedRun:
         self._table = table
 
     def send(self, record: Record) -> None:
-        numbers = Numbers.of(record)
-        made = {name: self._histogram(values) for name, values in numbers.histograms.items()}
-        values = {"step": numbers.step, **numbers.values, **made}
-        if rows := numbers.completions:
+        made = {name: self._histogram(values) for name, values in record.histograms.items()}
+        values = {"step": record.made.step, **record.values, **made}
+        if rows := record.completions:
             data = [[*row.values()] for row in rows]
             values["completions"] = self._table(columns=[*rows[0]], data=data)
-        self._run.log({f"{numbers.phase}/{name}": value for name, value in values.items()})
+        self._run.log({f"{record.made.phase}/{name}": value for name, value in values.items()})
 
     def close(self) -> None:
         self._run.finish()
@@ -232,7 +223,8 @@ class WandbSink(LoggedRun):
 def _open_wandb(wandb: Any, run: TrackedRun, params: dict[str, Any]) -> Any:
     folder = run.path / "trackers"
     folder.mkdir(parents=True, exist_ok=True)  # else it would write to a temporary one
-    mode = "online" if run.online else os.environ.get("WANDB_MODE", "offline")
+    online = run.settings.mode == "online"
+    mode = "online" if online else os.environ.get("WANDB_MODE", "offline")
     # A process that ends waits for W&B's own clean-up, which waits for these.
     limits = {"init_timeout": INIT_SECONDS, "finish_timeout": CLOSING_SECONDS}
     wanted = {"silent": True, "console": "off", **limits}
@@ -243,9 +235,9 @@ def _open_wandb(wandb: Any, run: TrackedRun, params: dict[str, Any]) -> Any:
     return wandb.init(
         **{
             "project": run.project,
-            "entity": run.entity,
+            "entity": run.settings.entity,
             "name": run.name,
-            "tags": run.tags,
+            "tags": run.settings.tags,
             "config": dict(run.recipe),
             "dir": str(folder),
             "mode": mode,
@@ -276,7 +268,7 @@ class TrackioSink(LoggedRun):
         import trackio
 
         for name in ELSEWHERE:
-            if params.get(name) and not run.online:
+            if params.get(name) and run.settings.mode != "online":
                 raise ValueError(f"{name} sends to another machine: add mode: online")
         # Trackio prints what it does, but the standard output of a run is for its result.
         for name, module in list(sys.modules.items()):
@@ -319,12 +311,12 @@ class UsersSink:
 
     def send(self, record: Record) -> None:
         # They get read-only views, since the run goes on with the record itself.
-        if isinstance(record, Step):
-            report = record.report
-            report = replace(report, tallies=MappingProxyType({**report.tallies}))
+        made = record.made
+        if isinstance(made, StepReport):
+            report = replace(made, tallies=MappingProxyType({**made.tallies}))
             getattr(self._made, "step", self._otherwise)(report)
         else:
-            result = replace(record, card=MappingProxyType({**record.card}))
+            result = replace(made, card=MappingProxyType({**made.card}))
             getattr(self._made, "evaluation", self._otherwise)(result)
 
     def close(self) -> None:
@@ -376,9 +368,7 @@ class Background:
         self._build = build
         self._capacity = capacity
         self._waiting: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
-        self._lost = 0
-        self._failures = 0
-        self._abandoned = False
+        self._is_full = self._has_failed = False
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
@@ -387,8 +377,8 @@ class Background:
         if self._waiting.qsize() < self._capacity:
             self._waiting.put(record)
             return
-        self._lost += 1
-        if self._lost == 1:
+        if not self._is_full:
+            self._is_full = True
             log.warning(
                 "The tracker %s is too slow: %d records wait for it, and what comes now is not "
                 "delivered. The run folder has everything.",
@@ -404,17 +394,13 @@ class Background:
         """Wait for the end, but no longer than this; reports what was not delivered."""
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
-            self._abandoned = True
+            self._has_failed = True  # what it raises later needs no second report
             log.warning(
                 "The tracker %s has not finished in time and is left behind; %d records wait for "
                 "it. The run folder has everything.",
                 self.name,
                 self._waiting.qsize() - 1,  # the last one is the request to end
             )
-        elif self._failures > 1:
-            log.warning("The tracker %s failed %d times in all.", self.name, self._failures)
-        if self._lost:
-            log.warning("%d records were not delivered to the tracker %s.", self._lost, self.name)
 
     def _work(self) -> None:
         sink = self._safely(self._build)
@@ -428,8 +414,8 @@ class Background:
         try:
             return action()
         except BaseException as error:  # noqa: BLE001 - whatever a tracker raises ends here
-            self._failures += 1
-            if self._failures == 1 and not self._abandoned:
+            if not self._has_failed:
+                self._has_failed = True
                 log.warning(
                     "The tracker %s failed, and the run goes on anyway (reported once): %s: %s",
                     self.name,
@@ -463,7 +449,7 @@ def check_trackers(tracking: TrackingConfig) -> None:
         try:
             _maker(tracker)
             if tracker.name in TRACKERS:
-                without = "none (--no-trackers)"
+                without = "none (--tracker none)"
                 require_extra(tracker.name, tracker.name, where=_WHERE, instead=without)
         except ConfigError as error:
             problems.append(error)
@@ -488,9 +474,7 @@ def find_trackers(recipe: Recipe, folder: Path, *, started: str) -> dict[str, Ca
         return TrackedRun(
             name=_chosen(tracker, "run_name") or recipe.name,
             project=_chosen(tracker, "project") or "grouper",
-            entity=tracker.entity,
-            tags=tracker.tags,
-            online=tracker.mode == "online",
+            settings=tracker,
             path=folder,
             mark=mark,
             recipe=as_json,

@@ -17,7 +17,7 @@ from grouper.errors import require_vllm
 from grouper.models.device import DTYPES
 from grouper.models.loading import context_length
 from grouper.models.policy import Policy
-from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import ModelSampler
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.vllm import (
@@ -53,7 +53,7 @@ class Samplers:
     tokenizer: Any
     stop_token_ids: Sequence[int]
     longest: int
-    processes: ProcessGroup = field(default_factory=SingleProcess)
+    processes: ProcessGroup = field(default_factory=ProcessGroup)
     ends: ExitStack = field(default_factory=ExitStack)
     """What `close` has to end."""
     _started: Engine | None = None

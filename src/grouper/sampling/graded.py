@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from grouper.models.process_group import ProcessGroup, SingleProcess, share_of
+from grouper.models.process_group import ProcessGroup, share_of
 from grouper.sampling.base import Sampler, SampleRequest
 from grouper.types import Completion, Grade, Verdict
 
@@ -55,7 +55,7 @@ def draw_and_grade(
         One per request, in order, on every process; and the seconds this process spent drawing,
         without the wait for the last grades.
     """
-    processes = processes or SingleProcess()
+    processes = processes or ProcessGroup()
     mine = share_of(requests, processes.rank, processes.size)
     started = time.perf_counter()
     drawn: dict[int, tuple[Completion, Future[Grade]]] = {}

@@ -32,7 +32,7 @@ from torch import Tensor
 from grouper.algorithms.batching import unweighted_rows
 from grouper.errors import ConfigError, ModelError, first_line
 from grouper.models.policy import Policy
-from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import SampleRequest, StopStrings, check_lengths
 from grouper.sampling.vllm_worker import BACKEND, EXTENSION, HANDED
 from grouper.sampling.weights import adapter_saver, whole_weights
@@ -144,7 +144,7 @@ class VllmSampler:
         processes: ProcessGroup | None = None,
     ) -> None:
         self._policy, self._engine = policy, engine
-        self._processes = processes or SingleProcess()
+        self._processes = processes or ProcessGroup()
         self._stop_ids = sorted(set(stop_token_ids))
         self._max_length, self._tolerance = max_length, tolerance
         self._temperature = temperature

@@ -42,6 +42,8 @@ _PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _AWAY = (429, 500, 502, 503, 504)
 # The adapter's name, where a server has one beside the weights.
 _ADAPTER = "adapter"
+# The environment variable that names the folder for weights, where a server is on another machine.
+_WEIGHTS_DIR = "GROUPER_WEIGHTS_DIR"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - files in it are named by tempfile
 # Lines of a server's log that are shown when it has ended.
 _LAST_LINES = 15
@@ -85,8 +87,7 @@ class ServerEngine:
         self._threads, self._processes = concurrency * len(urls), processes
         self._turn, self._closed = itertools.count(), threading.Event()
         shared = _SHARED_MEMORY if Path(_SHARED_MEMORY).is_dir() else None
-        folder = settings.weights_dir and Path(settings.weights_dir).expanduser()
-        self._weights_dir = folder or shared
+        self._weights_dir = os.environ.get(_WEIGHTS_DIR) or shared
 
     def require_model(self) -> None:
         """Wait for the servers. Raises `ModelError` if one has another model or tokenizer."""

@@ -20,12 +20,13 @@ import zlib
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import to_jsonable_python
+from rich.filesize import decimal
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -147,10 +148,7 @@ class TrainState:
         return {
             **{name: getattr(self, name) for name in _COUNTERS},
             "difficulty": None if self.difficulty is None else self.difficulty.seen,
-            "best_step": self.best.step,
-            "best_accuracy": self.best.accuracy,
-            "best_interval": self.best.interval,
-            "pending": self.best.pending,
+            "best": asdict(self.best),
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -161,10 +159,7 @@ class TrainState:
         total = self.total
         for name in _COUNTERS:
             setattr(self, name, saved[name])
-        self.best = BestScore(
-            saved["best_step"], saved["best_accuracy"], saved.get("best_interval")
-        )
-        self.best.pending = saved.get("pending")
+        self.best = BestScore(**saved["best"])
         if self.difficulty is not None and saved["difficulty"] is not None:
             self.difficulty.seen = dict(saved["difficulty"])
         if total > self.total:
@@ -177,7 +172,7 @@ class TrainState:
 _COUNTERS = ("step", "total", "skipped", "position", "epoch_ended", "checks", "asked")
 # What every state file has.
 _KEYS = (
-    *("phase", *_COUNTERS, "difficulty", "best_step", "best_accuracy"),
+    *("phase", *_COUNTERS, "difficulty", "best"),
     *("policy_version", "started_from", "recipe_hash", "files"),
 )
 
@@ -509,10 +504,14 @@ def is_finished(run: Path, phase: str, total: int) -> bool:
     return False
 
 
-def last_good(phase: Path, step: int) -> tuple[int, Path] | None:
-    """The newest resumable checkpoint not after `step`, else the oldest there is."""
+def last_good(phase: Path, step: int) -> str:
+    """In words: the newest resumable checkpoint not after `step`, else the oldest there is."""
     found = [(n, folder) for n, folder in numbered(phase) if _is_usable(folder)]
-    return max((one for one in found if one[0] <= step), default=found[0] if found else None)
+    if not found:
+        return "there is no checkpoint of this phase yet"
+    number, folder = max((one for one in found if one[0] <= step), default=found[0])
+    when = "from before these steps" if number <= step else "the oldest that is left"
+    return f"{folder} is {when}"
 
 
 def _is_usable(folder: Path) -> bool:
@@ -582,19 +581,7 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def size_in_words(count: float) -> str:
-    """Bytes in a readable unit.
-
-    >>> size_in_words(3_210_000_000), size_in_words(48_300_000), size_in_words(2_500)
-    ('3.2 GB', '48.3 MB', '2.5 kB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} bytes"
-
-
-def require_room(path: Path, needed: float) -> None:
+def require_room(path: Path, needed: int) -> None:
     """Refuse to start a write that cannot be finished.
 
     Args:
@@ -607,7 +594,7 @@ def require_room(path: Path, needed: float) -> None:
     free = free_bytes(path)
     if free < needed * MARGIN:
         raise RunFolderError(
-            f"this takes about {size_in_words(needed)}, and {size_in_words(free)} are free",
+            f"this takes about {decimal(needed)}, and {decimal(free)} are free",
             where=str(path),
             fix="Free some space, or set output_dir to another disk (a run can be moved as a whole "
             "and continued with --resume).",
@@ -644,8 +631,8 @@ def check_room_for_run(
             "The checkpoints of this run may take %s, and %s are free at %s. Free some space, set "
             "output_dir to another disk, or lower keep_checkpoints; a save that fails is reported "
             "and training goes on.",
-            size_in_words(wanted),
-            size_in_words(free),
+            decimal(wanted),
+            decimal(free),
             run,
         )
 

@@ -8,20 +8,17 @@ from a file (`grouper data difficulty`), from the rollouts of the run, or from b
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from grouper.config.schema import DifficultyConfig, PhaseConfig
-from grouper.errors import ConfigError, RunFolderError
-from grouper.files import refusing
-from grouper.sampling.base import Sampler, SampleRequest, draw_seed
-from grouper.sampling.graded import Grader, draw_and_grade
-from grouper.types import Problem, Prompt, RolloutGroup, SamplingParams
+from grouper.errors import ConfigError
+from grouper.sampling.base import draw_seed
+from grouper.types import RolloutGroup
 
 # --- the order of problems, and the lengths of phases --------------------------------------------
 
@@ -197,111 +194,3 @@ def read_pass_rates(path: Path) -> dict[str, tuple[int, int]]:
                 fix='A line is {"problem_id": "...", "correct": 3, "completions": 8}.',
             ) from error
     return rates
-
-
-# --- measuring pass rates ------------------------------------------------------------------------
-
-
-# Problems measured between two writes: what a stop loses at most.
-CHUNK = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassRates:
-    """How to measure, and where the lines go."""
-
-    path: Path
-    """JSON lines of problem_id, correct, completions, truncated and settings."""
-    samples: int
-    """Completions of each problem."""
-    params: SamplingParams
-    model: str
-    """What is measured, weights included: another model's lines are not mixed with these."""
-    prompts: str
-    """How it is asked."""
-    seed: int
-
-    @property
-    def settings(self) -> str:
-        """Names everything the numbers depend on but the problem."""
-        facts = [self.model, self.prompts, self.samples, self.seed, asdict(self.params)]
-        text = json.dumps(facts, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def measure_pass_rates(
-    wanted: PassRates,
-    items: Sequence[tuple[Problem, Prompt]],
-    *,
-    sampler: Sampler,
-    grader: Grader,
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[str, tuple[int, int]]:
-    """Measure the problems that the file does not hold yet, and add them to it.
-
-    Args:
-        wanted: how, and where to.
-        items: the problems with their prompts.
-        sampler: draws the completions.
-        grader: grades them.
-        progress: called with (problems known, problems in all).
-
-    Returns:
-        Problem id -> (correct, completions) of everything in the file.
-
-    Raises:
-        RunFolderError: the file holds measurements of another model or with other settings, or
-            cannot be written.
-    """
-    known, samples = _known(wanted), wanted.samples
-    left = [item for item in items if item[0].id not in known]
-    for start in range(0, len(left), CHUNK):
-        chunk = left[start : start + CHUNK]
-        requests = [
-            SampleRequest(
-                prompt=prompt,
-                params=wanted.params,
-                key=draw_seed(wanted.seed, "difficulty", problem.id, sample),
-            )
-            for problem, prompt in chunk
-            for sample in range(samples)
-        ]
-        references = [problem.answer for problem, _ in chunk for _ in range(samples)]
-        drawn, _ = draw_and_grade(requests, references, sampler=sampler, grader=grader)
-        lines = []
-        for place, (problem, _) in enumerate(chunk):
-            own = drawn[place * samples : (place + 1) * samples]
-            record = {
-                "problem_id": problem.id,
-                "correct": sum(one.grade.correct for one in own),
-                "completions": len(own),
-                "truncated": sum(one.completion.truncated for one in own),
-                "settings": wanted.settings,
-            }
-            lines.append(json.dumps(record, ensure_ascii=False) + "\n")
-        with refusing(wanted.path):
-            wanted.path.parent.mkdir(parents=True, exist_ok=True)
-            with wanted.path.open("a", encoding="utf-8") as file:
-                file.write("".join(lines))
-        if progress is not None:
-            progress(len(items) - len(left) + start + len(chunk), len(items))
-    return read_pass_rates(wanted.path)
-
-
-def _known(wanted: PassRates) -> set[str]:
-    """The problems measured already; a line that a kill has cut is taken off the file."""
-    if not wanted.path.exists():
-        return set()
-    text = wanted.path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        wanted.path.write_text(whole, encoding="utf-8")
-    found = read_pass_rates(wanted.path).keys()
-    others = {json.loads(line).get("settings") for line in whole.splitlines()} - {wanted.settings}
-    if others:
-        raise RunFolderError(
-            "the file holds pass rates of another model, or with other sampling settings",
-            where=str(wanted.path),
-            fix="Give another --output, or delete the file.",
-        )
-    return set(found)

@@ -24,8 +24,9 @@ from grouper.algorithms.losses import KL_ESTIMATORS
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
 from grouper.evaluation.items import checked
-from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.models.process_group import ProcessGroup
 from grouper.rewards import Notes, RewardStack
+from grouper.runs import records
 from grouper.runs.recorder import TokenLog
 from grouper.runs.samples import format_sample
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
@@ -76,8 +77,7 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
             orders=_orders(run, state, len(rollouts.groups)),
         )
         tokens = TokenLog(rollouts.groups, assembled.advantages, run.recipe.tracking.token_groups)
-        recorded = tokens.see if run.recipe.tracking.token_groups else None
-        objective = grpo_objective(config, recorded)
+        objective = grpo_objective(config, tokens.see)
         updates = [update_phase(state, b, objective, config) for b in assembled.batches]
     _advance(state, rollouts)
     _record(run, state, rollouts, assembled.advantages, tokens)
@@ -181,7 +181,7 @@ def collect(
             ),
         )
         for (problem, prompt), part, earned in zip(
-            items, parts, (processes or SingleProcess()).on_rank0(score), strict=True
+            items, parts, (processes or ProcessGroup()).on_rank0(score), strict=True
         )
     )
     return RolloutBatch(
@@ -270,7 +270,7 @@ def _collect_step(
         sampler: draws.
         beside: the run trains meanwhile: nothing is shown, and this process draws alone.
     """
-    processes = SingleProcess() if beside else run.processes
+    processes = ProcessGroup() if beside else run.processes
     config, train, step = run.recipe.grpo, run.prepared.train, state.step
     position, seen = state.position, Counter[str]()
     notes = Notes(place=f"grpo {step}", global_step=step, max_steps=state.total)
@@ -443,10 +443,11 @@ def _scored(rows: TrainBatch, index: Tensor, config: GRPOConfig, scores: Scorer)
     part = rows.select(index)
     changes: dict[str, Tensor] = {}
     if config.several_updates or config.kl_in_reward or config.top_entropy < 1:
-        old, entropies = scores.current(part)
-        changes["old_logprobs"] = old
+        now = scores.current(part)
+        changes["old_logprobs"] = now.logprobs
         if config.top_entropy < 1:
-            changes["selection"] = top_entropy_selection(entropies, part.mask, config.top_entropy)
+            share = config.top_entropy
+            changes["selection"] = top_entropy_selection(now.entropies, part.mask, share)
     if config.beta > 0:
         changes["reference_logprobs"] = scores.reference(part)
     for name, values in changes.items():
@@ -549,8 +550,9 @@ def _record(
     tracking = run.recipe.tracking
     drawn = (*rollouts.groups, *rollouts.replaced)
     tokens = log.records(run.processes, run.token_text)
-    ids = tracking.token_ids
-    run.folder.write_rollouts("grpo", state.step, drawn, flat, with_ids=ids, tokens=tokens)
+    ids = tracking.token_groups == "all"
+    rows = records.rollout_rows("grpo", state.step, drawn, flat, with_ids=ids, tokens=tokens)
+    run.folder.write_rollouts("grpo", state.step, rows)
     every = tracking.print_every_steps
     if every is not None and state.step % every == 0 and run.processes.rank == 0:
         run.display.sample(format_sample(drawn[0], state.step))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
@@ -31,6 +30,9 @@ log = logging.getLogger(__name__)
 
 # Skipped updates in a row (something was not finite) before the run stops.
 MOST_SKIPPED = 3
+
+# A checkpoint is saved this long after the last one, whatever the recipe says.
+SAVED_AFTER = 600.0
 
 # What a hook may request: measure the policy, save a checkpoint, end the phase.
 WORDS = ("evaluate", "save", "stop")
@@ -259,12 +261,10 @@ class _Saves:
     def _is_due(self) -> bool:
         """Whether enough steps have been taken, or enough time has passed, as rank 0 sees it."""
         config = self._state.config(self._run.recipe)
-        every, minutes = config.checkpoint_every, config.checkpoint_minutes
+        every = config.checkpoint_every
         if self._state.asked.get("save") or (every > 0 and self._state.step % every == 0):
             return True
-        return minutes > 0 and self._run.processes.on_rank0(
-            lambda: time.monotonic() - self._since >= 60 * minutes
-        )
+        return self._run.processes.on_rank0(lambda: time.monotonic() - self._since >= SAVED_AFTER)
 
     def before_leaving(self) -> None:
         """Save the step at which the run is stopped, if it is not on disk already."""
@@ -307,25 +307,17 @@ def _stop_broken(run: Run, state: TrainState) -> None:
                 f"{state.phase}-{state.step:06d}",
                 state.suspect,
                 run.prepared.tokenizer,
-                what=f"{what}: a log-prob, the loss or its gradient was infinite or not a number.",
             ),
-            _what_is_left(run.path / state.phase, state.step),
+            last_good(run.path / state.phase, state.step),
         )
     )
     raise ModelError(
         what,
         where=f"{state.phase} step {state.step}",
         fix=f"The steps, texts and metrics are in {folder}. Lower "
-        f"{state.phase}.optimizer.learning_rate or use model.compute_dtype: float32. {left}",
+        f"{state.phase}.optimizer.learning_rate or use model.compute_dtype: float32; {left}. Go on "
+        "with --resume --allow-changes.",
     )
-
-
-def _what_is_left(phase: Path, step: int) -> str:
-    """Which checkpoint a broken phase can continue from, in words."""
-    good = last_good(phase, step)
-    if good is None:
-        return f"No checkpoint of {phase.name} has been saved: it starts again."
-    return f"{good[1]} is from before: go on from it with --resume --allow-changes."
 
 
 # --- hooks of users ---------------------------------------------------------------------
@@ -376,33 +368,19 @@ class UserHook(Hook):
 # Steps whose metrics are kept.
 LAST_METRICS = 20
 
-README = """# Stopped at {folder}
 
-{what} The update was skipped every time, so the weights were never touched by these numbers.
-
-- `batch.safetensors` has every tensor of the last optimizer step that was skipped, `texts.jsonl`
-  its rows as text and what of each is not finite: `sampler_logprobs` come from the sampler,
-  `old_logprobs` from the policy, `reference_logprobs` from the reference.
-- `metrics.jsonl` has the last {count} steps. A `grad_norm` that grows for many steps means a
-  learning rate that is too high; one that jumps from nothing means a single row.
-- `rollouts.jsonl.gz`, `recipe.yaml` and `run.json` are copies of the run's. Where `model.dtype` or
-  `model.compute_dtype` is bfloat16, the same step may pass in float32.
-
-Go on from the last checkpoint with other settings: `grouper run ... --resume --allow-changes`.
-"""
-
-
-def write_nan_dump(
-    run: Path, name: str, batch: TrainBatch | None, tokenizer: Any, *, what: str
-) -> Path:
+def write_nan_dump(run: Path, name: str, batch: TrainBatch | None, tokenizer: Any) -> Path:
     """Save what is needed to understand a stop: `<run>/nan_dump/<name>/`.
+
+    `batch.safetensors` has every tensor of the last step that was skipped, `texts.jsonl` its rows
+    as text and what of each is not finite, and `metrics.jsonl` the last steps, which a resumed run
+    cuts off its own.
 
     Args:
         run: the run folder, with the metrics of the step already written.
         name: `<phase>-<step>`, the step in six digits.
         batch: the step that was skipped.
         tokenizer: to write the rows as text.
-        what: one sentence for the README.
 
     Raises:
         RunFolderError: the disk is full or not writable.
@@ -420,16 +398,7 @@ def write_nan_dump(
             text = "".join(dumps(row) + "\n" for row in rows)
             (folder / "texts.jsonl").write_text(text, encoding="utf-8")
         lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-        last = lines[-LAST_METRICS:]
-        (folder / "metrics.jsonl").write_text("".join(last), encoding="utf-8")
-        for source in (run / "recipe.yaml", run / "run.json"):
-            if source.exists():
-                shutil.copyfile(source, folder / source.name)
-        rollouts = run / "rollouts" / f"{name}.jsonl.gz"
-        if rollouts.exists():
-            shutil.copyfile(rollouts, folder / "rollouts.jsonl.gz")
-        text = README.format(folder=name, what=what, count=len(last))
-        (folder / "README.md").write_text(text, encoding="utf-8")
+        (folder / "metrics.jsonl").write_text("".join(lines[-LAST_METRICS:]), encoding="utf-8")
     return target
 
 

@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.benchmark import Timer
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.models.policy import Policy
 from grouper.types import Rollout, RolloutGroup, Tally, Verdict
 
-# Rows of the largest matrix that is tried: it must fit beside a model that fills a GPU.
-_LARGEST = 4096
 _MEASURED_SECONDS = 0.1
 # The unit in which the system counts the memory of a process.
 MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
@@ -174,30 +173,13 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, threads: int) -> float
         dtype: of the matrices.
         threads: of the CPU; another number is measured anew.
     """
-    del threads
+    # Enough for the full rate; it must fit beside a model that fills a GPU.
+    size = 1024 if device.type == "cpu" else 4096
     generator = torch.Generator(device).manual_seed(0)
-    size, seconds = 128, 0.0
-    while seconds < _MEASURED_SECONDS / 20 and size < _LARGEST:
-        size *= 2
-        matrix = torch.randn(size, size, device=device, dtype=dtype, generator=generator)
-        _seconds_of_products(matrix, 1)  # the first of a size prepares things
-        seconds = _seconds_of_products(matrix, 1)
-    several = max(1, round(_MEASURED_SECONDS / 5 / max(seconds, 1e-6)))
-    best, left = math.inf, _MEASURED_SECONDS
-    while left > 0:
-        taken = _seconds_of_products(matrix, several)
-        best, left = min(best, taken / several), left - taken
-    return 2 * size**3 / best
-
-
-def _seconds_of_products(matrix: torch.Tensor, count: int) -> float:
-    with torch.no_grad():
-        wait_for_device(matrix.device)
-        started = time.perf_counter()
-        for _ in range(count):
-            matrix @ matrix
-        wait_for_device(matrix.device)
-        return time.perf_counter() - started
+    matrix = torch.randn(size, size, device=device, dtype=dtype, generator=generator)
+    # The timer waits for the device before it looks at the clock.
+    timer = Timer("matrix @ matrix", globals={"matrix": matrix}, num_threads=threads)
+    return 2 * size**3 / min(timer.blocked_autorange(min_run_time=_MEASURED_SECONDS).times)
 
 
 # --- what the rollouts of a step were like
@@ -214,12 +196,7 @@ def rollout_tallies(
     completions = [rollout.completion for rollout in rollouts]
     solved = [(group.solved, len(group.rollouts)) for group in groups]
     totals = [r.reward.total for r in rollouts]
-    # How different a group's completions are: 0 where all are the same, 1 where no two are.
-    unique = [
-        (len({r.completion.token_ids for r in group.rollouts}) - 1) / (n - 1) if n > 1 else 1.0
-        for group, (s, n) in zip(groups, solved, strict=True)
-        if s < n
-    ]
+    unique = [group.diversity for group in groups if group.solved < len(group.rollouts)]
     tallies = {
         "reward/total": Tally.of([t for t in totals if t is not None]),
         "solve_rate": Tally.of([r.grade.correct for r in rollouts]),

@@ -28,10 +28,6 @@ class Optimizer:
         self.parts = tuple(parts)
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
-    def zero_grad(self) -> None:
-        for part in self.parts:
-            part.zero_grad(set_to_none=True)
-
     def step(self, scale: float) -> None:
         """One optimizer step at `scale` times the highest learning rates."""
         for part, rates in zip(self.parts, self._rates, strict=True):

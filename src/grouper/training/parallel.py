@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from grouper.algorithms.batching import TrainBatch, micro_batches
 from grouper.errors import GrouperError
 from grouper.models.policy import Policy, TokenOutputs
-from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.models.process_group import ProcessGroup
 
 # --- the processes that torchrun started ---------------------------------------------------------
 
@@ -29,7 +29,7 @@ from grouper.models.process_group import ProcessGroup, SingleProcess
 Value = TypeVar("Value")
 
 
-class TorchProcessGroup:
+class TorchProcessGroup(ProcessGroup):
     """The processes of `torch.distributed`'s default group."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def join_processes() -> ProcessGroup:
     A process waits half an hour for another before it gives up.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
-        return SingleProcess()
+        return ProcessGroup()
     if not dist.is_initialized():
         backend = "gloo"
         if torch.cuda.is_available():
@@ -128,7 +128,7 @@ class ParallelPolicy:
 
     def __init__(self, policy: Policy, processes: ProcessGroup | None = None) -> None:
         self.policy = policy
-        self.processes = processes or SingleProcess()
+        self.processes = processes or ProcessGroup()
 
     def slices(self, batch: TrainBatch, budget: int) -> Iterator[Slice]:
         """This process's slices of a step, in order.
@@ -166,14 +166,19 @@ class ParallelPolicy:
             self.processes.sum_(parameter.grad)
 
     @torch.no_grad()
-    def score(self, batch: TrainBatch) -> TokenOutputs:
-        """One forward without a gradient."""
-        outputs: TokenOutputs = self.policy(batch)
-        return outputs
+    def score(self, batch: TrainBatch, weights: dict[str, Tensor] | None = None) -> TokenOutputs:
+        """One forward without a gradient.
 
-    def reference_logprobs(self, weights: dict[str, Tensor], batch: TrainBatch) -> Tensor:
-        """Log-probs [R, T] under other trainable weights, from `snapshot` or `shard`."""
-        return self.policy.logprobs_with(weights, batch)
+        Args:
+            batch: the rows.
+            weights: used in place of the trainable ones; from `snapshot` or `shard`.
+        """
+        outputs: TokenOutputs = (
+            self.policy(batch)
+            if weights is None
+            else torch.func.functional_call(self.policy, weights, (batch,))
+        )
+        return outputs
 
     def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Whole trainable weights, split as this process's own are."""
@@ -214,24 +219,20 @@ class FullySharded(ParallelPolicy):
         """Do nothing: FSDP has done it in the last backward."""
 
     @torch.no_grad()
-    def score(self, batch: TrainBatch) -> TokenOutputs:
-        outputs = super().score(batch)
-        # The root keeps what it gathered until a backward, and there is none here.
-        self._sharded.reshard()
-        return outputs
-
-    @torch.no_grad()
-    def reference_logprobs(self, weights: dict[str, Tensor], batch: TrainBatch) -> Tensor:
+    def score(self, batch: TrainBatch, weights: dict[str, Tensor] | None = None) -> TokenOutputs:
         # FSDP gathers what its parameters hold, so the values are put there and restored exactly.
-        own = self.policy.snapshot()
-        parameters = self.policy.trainable()
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
+        parameters, others = self.policy.trainable(), weights or {}
+        own = {name: parameters[name].clone() for name in others}
+        for name, value in others.items():
+            parameters[name].copy_(value)
         try:
-            return self.score(batch).logprobs
+            outputs = super().score(batch)
+            # The root keeps what it gathered until a backward, and there is none here.
+            self._sharded.reshard()
+            return outputs
         finally:
-            for name, parameter in parameters.items():
-                parameter.copy_(own[name])
+            for name, value in own.items():
+                parameters[name].copy_(value)
 
     def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         parameters = self.policy.trainable()

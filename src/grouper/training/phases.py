@@ -69,7 +69,7 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
     recipe, on_rank0 = run.recipe, run.processes.on_rank0
     on_rank0(lambda: check_save_path(recipe, run.path))
     policy = None
-    if recipe.evaluation.base and run.prepared.test and run.folder.read_evaluation("base") is None:
+    if run.prepared.test and run.folder.read_evaluation("base") is None:
         policy = run.load(run.base_path)
         _measure(run, policy, "base", 0)
     if not recipe.skip_sft:
@@ -268,13 +268,9 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
     _warn_of_holes(run, phase, state.step)
     changes = run.folder.changes_begin_at(phase, state.step)
     run.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
-    for line in banner_lines(
-        run.folder.read_info(),
-        changes,
-        versions=describe_versions(run.recipe),
-        threads=torch.get_num_threads(),
-        processes=run.processes.size,
-    ):
+    host = {"CPU threads": torch.get_num_threads(), "processes": run.processes.size}
+    now = {**describe_versions(run.recipe), **host}
+    for line in banner_lines(run.folder.read_info(), changes, now):
         run.display.say(line)
     return state
 
@@ -295,22 +291,13 @@ def _warn_of_holes(run: Run, phase: str, step: int) -> None:
         )
 
 
-def banner_lines(
-    info: RunInfo,
-    changes: Changes,
-    *,
-    versions: Mapping[str, str],
-    threads: int,
-    processes: int,
-) -> Iterator[str]:
+def banner_lines(info: RunInfo, changes: Changes, now: Mapping[str, Any]) -> Iterator[str]:
     """What a resumed run prints about itself; what makes it differ is also a warning.
 
     Args:
         info: `run.json`, which lists all changes ever allowed.
         changes: in recipe, data and code, allowed by the user for this resume.
-        versions: current versions of packages and kernels.
-        threads: current CPU threads.
-        processes: current number of processes.
+        now: current versions of packages and kernels, CPU threads and number of processes.
     """
     if changes:
         yield f"  recipe: changed, as allowed: {describe_changes(changes, limit=50)}"
@@ -319,7 +306,6 @@ def banner_lines(
     else:
         yield f"  recipe: unchanged (hash {info.recipe_hash})"
     host = {"CPU threads": info.host["threads"], "processes": info.host["processes"]}
-    now: dict[str, Any] = {**versions, "CPU threads": threads, "processes": processes}
     if differ := that_differ({**info.versions, **host}, now):
         log.warning(
             "The run began with other versions, kernels or threads (%s): results will not be the "

@@ -1,6 +1,6 @@
 """The one preparation: a recipe's problems as token ids, with all that sampling and grading need.
 
-Run, dry run, preview, bench, evaluation and notebooks stand on `prepare`. No weights are loaded
+Run, dry run, preview, bench, evaluation and notebooks stand on `Prepared`. No weights are loaded
 before `load` is called, and nothing is written outside the folder of a new model.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 
 from grouper.config.loading import recipe_hash
-from grouper.config.schema import Recipe
+from grouper.config.schema import EvaluationConfig, Recipe, SamplingConfig
 from grouper.data import ProblemSet
 from grouper.errors import ConfigError, ModelError
 from grouper.evaluation.evaluate import evaluate
@@ -228,27 +228,25 @@ class Prepared:
 
     def training_params(self, *, max_new_tokens: int | None = None) -> SamplingParams:
         """How GRPO draws its rollouts, or longer ones of up to `max_new_tokens`."""
-        s = self.recipe.sampling
-        return self._params(
-            temperature=s.temperature,
-            top_p=s.top_p,
-            top_k=s.top_k,
-            min_p=s.min_p,
-            min_new_tokens=s.min_new_tokens,
-            max_new_tokens=max_new_tokens or self.max_new_tokens,
-        )
+        s, most = self.recipe.sampling, max_new_tokens or self.max_new_tokens
+        return self._params(s, min_new_tokens=s.min_new_tokens, max_new_tokens=most)
 
     def evaluation_params(self) -> SamplingParams:
         """How every model of the run is measured."""
         e = self.recipe.evaluation
-        most = e.max_new_tokens or self.max_new_tokens
-        how = {name: getattr(e, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-        return self._params(**how, max_new_tokens=most)
+        return self._params(e, max_new_tokens=e.max_new_tokens or self.max_new_tokens)
 
-    def _params(self, **settings: Any) -> SamplingParams:
+    def _params(self, drawn: SamplingConfig | EvaluationConfig, **lengths: int) -> SamplingParams:
         s = self.recipe.sampling
-        stop = self.format.stop if s.stop is None else s.stop
-        return SamplingParams(**settings, stop=stop, include_stop=s.include_stop)
+        return SamplingParams(
+            temperature=drawn.temperature,
+            top_p=drawn.top_p,
+            top_k=drawn.top_k,
+            min_p=drawn.min_p,
+            stop=self.format.stop if s.stop is None else s.stop,
+            include_stop=s.include_stop,
+            **lengths,
+        )
 
     def load(self, path: str) -> Policy:
         """Load a model folder as the policy; its version is the steps it has seen.
@@ -479,13 +477,6 @@ class Prepared:
                     "embedding (`resize_token_embeddings`) and save both.",
                 )
         return rendered.items
-
-
-def prepare(
-    recipe: Recipe, sets: ProblemSets, *, model: str | None = None, quiet: bool = False
-) -> Prepared:
-    """As `Prepared`."""
-    return Prepared(recipe, sets, model=model, quiet=quiet)
 
 
 # --- the model before training -------------------------------------------------------------------

@@ -191,7 +191,8 @@ def phase_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
 
 def _steps(config: PhaseConfig, size: int, per_step: int) -> str:
     steps = total_steps(config, size=size, per_step=per_step)
-    return f"{-(-size // per_step):,} steps per epoch; {steps:,} steps"
+    epoch = -(-size // per_step)
+    return f"{epoch:,} step{'s' * (epoch > 1)} per epoch; {steps:,} step{'s' * (steps > 1)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

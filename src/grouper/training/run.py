@@ -31,18 +31,19 @@ from grouper.models.folders import on_this_machine, read_adapter, require_model_
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
-from grouper.models.process_group import ProcessGroup, SingleProcess
+from grouper.models.process_group import ProcessGroup
 from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, setup_logging
 from grouper.runs.recorder import Recorder
+from grouper.runs.records import RunInfo, host
 from grouper.sampling.base import ModelSampler, Sampler, draw_seed
 from grouper.sampling.engines import Samplers
 from grouper.sampling.vllm import VllmSampler
 from grouper.sampling.weights import describe_dtypes
 from grouper.training.checkpoint import STATE_FILE
 from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
-from grouper.training.prepare import Items, Prepared, make_base, named_base, prepare
+from grouper.training.prepare import Items, Prepared, make_base, named_base
 from grouper.training.problem_sets import (
     ProblemSets,
     find_leaks,
@@ -97,10 +98,13 @@ class Run:
             recipe,
             self.processes,
             {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes},
-            versions=describe_versions(recipe),
-            fingerprints=sets.fingerprints,
-            code=code_fingerprints([*named, *recipe.hooks]),
-            threads=recipe.threads or torch.get_num_threads(),
+            RunInfo(
+                recipe_hash=self.hash,
+                versions=describe_versions(recipe),
+                fingerprints=sets.fingerprints,
+                code=code_fingerprints([*named, *recipe.hooks]),
+                host=host(recipe.threads or torch.get_num_threads(), self.processes.size),
+            ),
         )
         try:
             self._prepare(recipe, sets)
@@ -155,7 +159,7 @@ class Run:
             log.warning(leak.warning)
         if _needs_start(recipe, self.path):
             self._check_start(str(recipe.grpo.start_from))
-        self.prepared = prepare(recipe, sets, model=self.base_path)
+        self.prepared = Prepared(recipe, sets, model=self.base_path)
         self.prepared.samplers.processes = self.processes
         self.grader = self.prepared.grader
         self.grader.start()
@@ -281,7 +285,7 @@ class Run:
         card = self._loss_card(policy, phase, "validation")
         measure = partial(self._measure, progress=self.raise_if_ending, card=card)
         held = sampler.held()
-        return self._begin(lambda: measure(held, phase, step, "validation", SingleProcess()))
+        return self._begin(lambda: measure(held, phase, step, "validation", ProcessGroup()))
 
     def begin_ahead(self, collect: Callable[[], Any]) -> Future[Any]:
         """Begin to draw the rollouts of the next step; nothing else samples until that is done.

@@ -67,7 +67,7 @@ class UpdateResult:
 
 
 def update(
-    policy: Policy,
+    replica: ParallelPolicy,
     batch: TrainBatch,
     objective: Objective,
     optimizer: Optimizer,
@@ -76,14 +76,13 @@ def update(
     max_grad_norm: float | None,
     token_budget: int,
     dropout_seed: Callable[[int], int] | None = None,
-    replica: ParallelPolicy | None = None,
 ) -> UpdateResult:
     """Take one optimizer step on `batch`, unless something is not finite.
 
     Log-probs and advantages are checked before the forward, loss and gradient after it.
 
     Args:
-        policy: the policy; its version counts the steps applied.
+        replica: the policy, as this process runs it; its version counts the steps applied.
         batch: the step, normalisation included.
         objective: loss per token.
         optimizer: stepped once, or not at all.
@@ -91,7 +90,6 @@ def update(
         max_grad_norm: the gradient is scaled down to this 2-norm; None: never.
         token_budget: tokens in one forward and backward.
         dropout_seed: as in `accumulate_gradient`.
-        replica: as in `accumulate_gradient`.
 
     Raises:
         ModelError: memory ran out and the step cannot be run again in smaller slices.
@@ -99,15 +97,9 @@ def update(
     broken = next(broken_tensors(batch), None)
     if broken is not None:
         return UpdateResult({}, False, (f"not-finite: {broken}; update skipped",), batch)
-    replica = replica or ParallelPolicy(policy)
-    limit = policy.token_limit
+    policy, limit = replica.policy, replica.policy.token_limit
     loss, tallies = accumulate_gradient(
-        policy,
-        batch,
-        objective,
-        token_budget=token_budget,
-        dropout_seed=dropout_seed,
-        replica=replica,
+        replica, batch, objective, token_budget=token_budget, dropout_seed=dropout_seed
     )
     norm = replica.clip_grad_norm(math.inf if max_grad_norm is None else max_grad_norm)
     # An objective that reports its loss per token, as SFT's does, says more than the sum.
@@ -116,7 +108,7 @@ def update(
     if applied:
         optimizer.step(scale)
         policy.version += 1
-    optimizer.zero_grad()
+    policy.zero_grad(set_to_none=True)
     events = []
     if policy.token_limit != limit:
         events.append(
@@ -146,7 +138,7 @@ def update_phase(
     """
     state.clock.trained(batch)
     result = update(
-        state.policy,
+        state.replica,
         batch,
         objective,
         state.optimizer,
@@ -154,7 +146,6 @@ def update_phase(
         max_grad_norm=config.optimizer.max_grad_norm,
         token_budget=config.tokens_per_micro_batch,
         dropout_seed=dropout_seed,
-        replica=state.replica,
     )
     state.skipped = 0 if result.applied else state.skipped + 1
     state.suspect = result.batch
@@ -162,24 +153,22 @@ def update_phase(
 
 
 def accumulate_gradient(
-    policy: Policy,
+    replica: ParallelPolicy,
     batch: TrainBatch,
     objective: Objective,
     *,
     token_budget: int,
     dropout_seed: Callable[[int], int] | None = None,
-    replica: ParallelPolicy | None = None,
     together: bool = True,
 ) -> tuple[float, dict[str, Tally]]:
     """Set the gradients of the parameters to those of the whole step, slice by slice.
 
     Args:
-        policy: the policy; its existing gradients are discarded.
+        replica: the policy, as this process runs it; its existing gradients are discarded.
         batch: the step, the same one on every process.
         objective: loss per token.
         token_budget: tokens in one forward and backward; affects only time and memory.
         dropout_seed: micro-batch number -> seed of LoRA's dropout; None: no dropout.
-        replica: the policy as this process runs it; left out: alone.
         together: False if the gradient is not needed and each process may keep its part.
 
     Returns:
@@ -188,10 +177,9 @@ def accumulate_gradient(
     Raises:
         ModelError: memory ran out and the step cannot be run again in smaller slices.
     """
-    replica = replica or ParallelPolicy(policy)
 
     def run(slices: Iterator[Slice]) -> tuple[float, dict[str, Tally]]:
-        policy.zero_grad(set_to_none=True)
+        replica.policy.zero_grad(set_to_none=True)
         total, reports = 0.0, []
         for part in slices:
             seed = None if dropout_seed is None else dropout_seed(part.number)
@@ -371,29 +359,17 @@ class Scorer:
     on_batch: Callable[[TrainBatch], None] | None = None
     """Called with each batch that is scored."""
 
-    def current(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+    def current(self, batch: TrainBatch) -> TokenOutputs:
         """Log-probs and entropies [R, T] of the policy as it is now."""
-
-        def score(part: TrainBatch) -> list[Tensor]:
-            outputs = self.replica.score(part)
-            return [outputs.logprobs, outputs.entropies]
-
-        logprobs, entropies = self._grids(batch, score, 2)
-        return logprobs, entropies
+        return self._scores(batch, None)
 
     def reference(self, batch: TrainBatch) -> Tensor:
         """Log-probs [R, T] of the reference."""
-        weights = self.reference_weights
-        assert weights is not None, "a KL term needs its reference"
-        (logprobs,) = self._grids(
-            batch, lambda part: [self.replica.reference_logprobs(weights, part)], 1
-        )
-        return logprobs
+        assert self.reference_weights is not None, "a KL term needs its reference"
+        return self._scores(batch, self.reference_weights).logprobs
 
-    def _grids(
-        self, batch: TrainBatch, score: Callable[[TrainBatch], list[Tensor]], count: int
-    ) -> list[Tensor]:
-        """`count` grids [R, T], filled slice by slice; rows are found by their sequence id."""
+    def _scores(self, batch: TrainBatch, weights: dict[str, Tensor] | None) -> TokenOutputs:
+        """Filled slice by slice; rows are found by their sequence id."""
         replica, grids = self.replica, list[Tensor]()
         if self.on_batch is not None:
             self.on_batch(batch)
@@ -402,16 +378,16 @@ class Scorer:
 
         def run(slices: Iterator[Slice]) -> None:
             # Rows scored by one process are zero on the others, so that a sum merges them.
-            grids[:] = [batch.weights.new_zeros(batch.mask.shape) for _ in range(count)]
+            grids[:] = [batch.weights.new_zeros(batch.mask.shape) for _ in range(2)]
             for part in slices:
-                scores = score(part.batch.to(replica.policy.device))
+                scored = replica.score(part.batch.to(replica.policy.device), weights)
                 rows = place[part.batch.sequence_ids]
-                for grid, values in zip(grids, scores, strict=True):
+                for grid, values in zip(grids, (scored.logprobs, scored.entropies), strict=True):
                     if part.own:
                         grid[rows, : values.shape[1]] = values.to(grid)
 
         _in_slices(replica, batch, self.token_budget, run)
-        return [replica.processes.sum_(grid) for grid in grids]
+        return TokenOutputs(*map(replica.processes.sum_, grids))
 
 
 def validation_loss(
@@ -425,7 +401,7 @@ def validation_loss(
         token_budget: tokens in one forward.
     """
     batch = demonstration_batch(demonstrations, token_mean)
-    logprobs, _ = Scorer(replica, token_budget).current(batch)
+    logprobs = Scorer(replica, token_budget).current(batch).logprobs
     return _tally(-logprobs, batch.mask)
 
 
