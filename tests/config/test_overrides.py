@@ -81,7 +81,7 @@ BOMB = "a0: &a0 [1]\n" + "".join(
     ("text", "what"),
     [
         (BOMB, "more than 20 aliases"),
-        ("a: &a [*a]", "inside what it names"),
+        ("a: &a [*a]", "Circular reference"),
         ("a: " + "[" * 3000, "nested too deeply"),
         ("a: " + "{a: " * 3000, "nested too deeply"),
         ("seed: " + "9" * 5000, "Exceeds the limit"),

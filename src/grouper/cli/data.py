@@ -11,7 +11,7 @@ import click
 
 from grouper.cli.text import definitions, short, some, warn, write_rows
 from grouper.config.checks import validate_json
-from grouper.config.loading import is_shipped, list_recipes, load_recipe
+from grouper.config.loading import list_recipes, load_recipe, shipped_recipes
 from grouper.config.overrides import as_json
 from grouper.config.schema import Recipe, SourceConfig
 from grouper.data import SOURCES, ProblemSet, find_overlap, load_problems
@@ -145,7 +145,7 @@ def _load(
         DataError: see `load_problems`.
     """
     here = Path(source).expanduser().exists()
-    known, shipped = source in SOURCES, is_shipped(source)
+    known, shipped = source in SOURCES, source in shipped_recipes()
     if here and (known or shipped):
         kind = "source" if known else "recipe"
         warn(f"{source} is taken as the built-in {kind}; what lies here is ./{source}")

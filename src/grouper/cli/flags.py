@@ -2,6 +2,17 @@
 
 The flags are rows of `config/aliases.json`. Most set one key of the recipe and are checked by its
 own validation; what depends on the recipe, or on several flags at once, is worked out here.
+
+`also` has the other names of a flag. It is shown in `--help` where it has a `help`. A row has
+
+- `to`: the key that it sets, in which `{phases}` is each phase that runs; `values` maps what is
+  typed to the setting;
+- or `spells`: what it sets, for each value that it takes;
+- or `of_trackers`: what it sets in every tracker;
+- or none of these: `WORKED_OUT` has a function for it;
+- `first`: settings that everything else on the command line overrides;
+- `text`: its value is never a number, `switch`: it needs no value, `list`: it takes several,
+  `repeats`: it may be given more than once.
 """
 
 from __future__ import annotations
@@ -11,13 +22,13 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.config.aliases import alias, batch_of, flag_named, flags
+from grouper.config.aliases import Row, alias, aliases, tables
 from grouper.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,6 +45,38 @@ _NEARLY = 0.85
 
 # Flags about trackers change the recipe's and the overrides', so they contradict neither.
 TRACKERS = "tracking.trackers"
+
+
+@cache
+def flags() -> dict[str, Row]:
+    """Flag, with dashes -> its row; an alias with `to` is a flag that help does not show."""
+    table = dict(tables()["flags"])
+    for name, row in aliases().items():
+        flag = flag_named(name)
+        if "to" in row and flag not in table:
+            default = next(iter(row.get("default", {}).values()), None)
+            kind = {"switch": isinstance(default, bool), "text": isinstance(default, str)}
+            table[flag] = {"to": row["to"], "values": row.get("values", {}), **kind}
+    return table
+
+
+def flag_named(name: str) -> str:
+    """The flag of a name in any spelling, with dashes: `max-steps` of `steps` and `max_steps`.
+
+    A name that no flag has comes back with dashes.
+    """
+    name = name.replace("_", "-")
+    return _flag_of().get(name, name)
+
+
+@cache
+def _flag_of() -> dict[str, str]:
+    """Other name -> flag."""
+    older = {name: row["now"] for name, row in aliases().items() if "now" in row}
+    found = {name.replace("_", "-"): now.replace("_", "-") for name, now in older.items()}
+    for flag, row in tables()["flags"].items():
+        found |= dict.fromkeys(row.get("also", ()), flag)
+    return found
 
 
 # --- how they are written ------------------------------------------------------------------------
@@ -84,10 +127,10 @@ def normalised(args: Sequence[str]) -> Iterator[str]:
 
 def _ends_a_list(word: str) -> bool:
     """Whether a word after a list is the next flag, an override or RECIPE."""
-    from grouper.config.loading import is_shipped
+    from grouper.config.loading import shipped_recipes
 
     is_file = word.endswith((".yaml", ".yml")) or ("/" in word and ":" not in word)
-    return word.startswith("-") or "=" in word or is_file or is_shipped(word)
+    return word.startswith("-") or "=" in word or is_file or word in shipped_recipes()
 
 
 def hint(option: str, args: Sequence[str]) -> str | None:
@@ -353,15 +396,24 @@ def _trackers(line: CommandLine) -> Settings:
     return {TRACKERS: [{**row, **about} for row in found]}
 
 
+def batch_of(system: str, phase: str) -> tuple[int, int]:
+    """A system's batch size of a device and its accumulation steps, by its recipe's name.
+
+    1 and 1 for any other recipe.
+    """
+    size, accumulation = tables()["batches"].get(system, {}).get(phase, (1, 1))
+    return size, accumulation
+
+
 def _batch(line: CommandLine) -> tuple[Settings, str]:
     """The recipe's batch size from those of other trainers, and a note about it."""
-    from grouper.config.loading import is_shipped
+    from grouper.config.loading import shipped_recipes
 
     if not {DEVICE_BATCH, ACCUMULATION} & line.values.keys():
         return {}, ""
     phase, grpo = line.running[-1], line.recipe.grpo
     # A shipped recipe keeps its batch under another run name.
-    system = line.name if is_shipped(line.name) else line.recipe.name
+    system = line.name if line.name in shipped_recipes() else line.recipe.name
     device, accumulation = batch_of(system, phase)
     device = _count(line, DEVICE_BATCH, device)
     accumulation = _count(line, ACCUMULATION, accumulation)

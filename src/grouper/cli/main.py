@@ -15,10 +15,9 @@ from typing import Any
 import click
 import yaml
 
-from grouper.cli.flags import hint, normalised
+from grouper.cli.flags import flag_named, hint, normalised
 from grouper.cli.flags import options as flag_options
 from grouper.cli.text import is_follower
-from grouper.config.aliases import flag_named
 from grouper.errors import (
     GrouperError,
     Interrupted,
@@ -154,9 +153,9 @@ class Group(click.Group):
             place = f"{ctx.command_path} {typed}".partition(" ")[2]
             near = did_you_mean(typed, self.commands)
             instead = f"{ctx.command_path} has no command {typed!r}. {near}"
-            from grouper.config.loading import is_shipped
+            from grouper.config.loading import shipped_recipes
 
-            if typed.endswith((".yaml", ".yml")) or is_shipped(typed):
+            if typed.endswith((".yaml", ".yml")) or typed in shipped_recipes():
                 instead = f"{typed} is a recipe. Give the command, too: grouper run {typed}"
             ctx.fail(TABLE["elsewhere"].get(place, instead))
         return super().resolve_command(ctx, args)

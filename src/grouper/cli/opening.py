@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from grouper.cli.text import warn
-from grouper.config.loading import is_shipped, load_recipe, resolved_yaml
+from grouper.config.loading import load_recipe, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, DataError, GradingError
 from grouper.files import read_lines
@@ -190,7 +190,8 @@ def fallbacks(name: str, recipe: Recipe, overrides: Sequence[str]) -> Iterator[t
         overrides: `section.key=value`.
     """
     keys = {override.partition("=")[0].strip() for override in overrides}
-    for phase in ("sft", "grpo") if is_shipped(name) and not find_spec("bitsandbytes") else ():
+    shipped = name in shipped_recipes()
+    for phase in ("sft", "grpo") if shipped and not find_spec("bitsandbytes") else ():
         key = f"{phase}.optimizer.name"
         theirs = {phase, f"{phase}.optimizer", key} & keys
         wanted = getattr(recipe, phase).optimizer.name == "adamw_8bit"

@@ -19,7 +19,7 @@ from grouper.cli.flags import CommandLine, spelled_out
 from grouper.cli.measure import show_results, stages
 from grouper.cli.opening import open_recipe, require_writable, show_plan
 from grouper.cli.text import is_follower, show
-from grouper.config.loading import is_shipped, recipe_hash, resolved_yaml
+from grouper.config.loading import recipe_hash, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 from grouper.models.folders import RECIPE_FILE
@@ -162,7 +162,7 @@ def _named(
 
 def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dirs: tuple[str, ...]) -> str:
     """The folder of the run of that name; the name of a recipe stays what it is."""
-    if "/" in name or Path(name).suffix or is_shipped(name):
+    if "/" in name or Path(name).suffix or name in shipped_recipes():
         return name
     keys = [text.partition("=")[2] for text in overrides if text.startswith("output_dir=")]
     folder = Path([RUNS, *keys, *output_dirs][-1]).expanduser() / name

@@ -10,18 +10,7 @@ phase) and `others` has one of
 - `why`: there is no counterpart, and this is the reason;
 - `now`: the row of its present name.
 
-A row of `flags` is a flag of the training commands, and `also` has its other names. It is shown
-in `--help` where it has a `help`. It has
-
-- `to`: the key that it sets, in which `{phases}` is each phase that runs; `values` as above;
-- or `spells`: what it sets, for each value that it takes;
-- or `of_trackers`: what it sets in every tracker;
-- or none of these: `cli/flags.py` has a function for it;
-- `first`: settings that everything else on the command line overrides;
-- `text`: its value is never a number, `switch`: it needs no value, `list`: it takes several,
-  `repeats`: it may be given more than once.
-
-`batches` has the batch sizes of the five systems. `former` has `key` or `key=value` of older
+`flags` and `batches` are read by `cli/flags.py`. `former` has `key` or `key=value` of older
 versions of Grouper, with what to write now: a key, which keeps the value that the old one was
 given, `key=value`, or a sentence. A key without a dot stands for that name in any section.
 """
@@ -40,16 +29,17 @@ Row = dict[str, Any]
 
 
 @cache
-def _tables() -> dict[str, Any]:
+def tables() -> dict[str, Any]:
+    """`aliases.json`."""
     file = importlib.resources.files("grouper.config") / "aliases.json"
-    tables: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return tables
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
 
 
 @cache
 def aliases() -> dict[str, Row]:
     """The rows of other trainers' names, with underscores."""
-    return {**_tables()["names"], **_tables()["others"]}
+    return {**tables()["names"], **tables()["others"]}
 
 
 def alias(name: str) -> tuple[str, Row] | None:
@@ -62,7 +52,7 @@ def alias(name: str) -> tuple[str, Row] | None:
 
 def former() -> dict[str, str]:
     """What to write instead of settings of older versions of Grouper."""
-    rows: dict[str, str] = _tables()["former"]
+    rows: dict[str, str] = tables()["former"]
     return rows
 
 
@@ -95,44 +85,3 @@ def dialect_of(data: Mapping[Any, Any]) -> Row | None:
     *systems, trl = dialects()
     found = (dialect for dialect in systems if names & {*dialect["marks"]})
     return next(found, trl if any(map(alias, names)) else None)
-
-
-@cache
-def flags() -> dict[str, Row]:
-    """Flag, with dashes -> its row; an alias with `to` is a flag that help does not show."""
-    table = dict(_tables()["flags"])
-    for name, row in aliases().items():
-        flag = flag_named(name)
-        if "to" in row and flag not in table:
-            default = next(iter(row.get("default", {}).values()), None)
-            kind = {"switch": isinstance(default, bool), "text": isinstance(default, str)}
-            table[flag] = {"to": row["to"], "values": row.get("values", {}), **kind}
-    return table
-
-
-def flag_named(name: str) -> str:
-    """The flag of a name in any spelling, with dashes: `max-steps` of `steps` and `max_steps`.
-
-    A name that no flag has comes back with dashes.
-    """
-    name = name.replace("_", "-")
-    return _flag_of().get(name, name)
-
-
-@cache
-def _flag_of() -> dict[str, str]:
-    """Other name -> flag."""
-    older = {name: row["now"] for name, row in aliases().items() if "now" in row}
-    found = {name.replace("_", "-"): now.replace("_", "-") for name, now in older.items()}
-    for flag, row in _tables()["flags"].items():
-        found |= dict.fromkeys(row.get("also", ()), flag)
-    return found
-
-
-def batch_of(system: str, phase: str) -> tuple[int, int]:
-    """A system's batch size of a device and its accumulation steps, by its recipe's name.
-
-    1 and 1 for any other recipe.
-    """
-    size, accumulation = _tables()["batches"].get(system, {}).get(phase, (1, 1))
-    return size, accumulation

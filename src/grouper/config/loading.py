@@ -10,39 +10,30 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
+from pydantic import BaseModel
 
 from grouper.config.aliases import dialect_of
 from grouper.config.checks import validate_json
 from grouper.config.overrides import as_json, parse_yaml
-from grouper.config.schema import Recipe
+from grouper.config.schema import ASIDE, Recipe
 from grouper.errors import ConfigError, did_you_mean
 from grouper.files import table
 
-# Settings that may differ between two runs of the same experiment.
-NOT_THE_EXPERIMENT = (
-    "output_dir",
-    "save_path",
-    "push_to",
-    "description",
-    "note",
-    "threads",
-    "device",
-    "parallel",
-    "skip_sft",
-    "skip_grpo",
-    "on_finding",
-    "hooks",
-    "tracking.print_every_steps",
-    "tracking.token_groups",
-    "tracking.trackers",
-    "grpo.allow_truncation",
-    "sampling.vllm",
-    "evaluation.servers",
-)
+
+def _aside(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if ASIDE in field.metadata:
+            yield f"{prefix}{name}"
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _aside(field.annotation, f"{prefix}{name}.")
+
+
+# Settings and sections that may differ between two runs of the same experiment.
+NOT_THE_EXPERIMENT = tuple(_aside(Recipe))
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -79,15 +70,16 @@ def _foreign(what: str, where: str) -> ConfigError:
     return ConfigError(f"this is {what}, not a recipe", where=where, fix=fix)
 
 
-def is_shipped(name: str) -> bool:
-    """Whether a name is that of a shipped recipe, not a path."""
-    return name in _shipped()
+def shipped_recipes() -> list[str]:
+    """Their names."""
+    folder = importlib.resources.files("grouper.config") / "recipes"
+    return sorted(Path(file.name).stem for file in folder.iterdir() if ".yaml" in file.name)
 
 
 def list_recipes() -> list[tuple[str, str]]:
     """(name, description) of every shipped recipe, by name."""
-    names = _shipped()
-    return [(n, table("grouper.config", f"recipes/{n}.yaml")["description"]) for n in names]
+    tables = {n: table("grouper.config", f"recipes/{n}.yaml") for n in shipped_recipes()}
+    return [(name, recipe["description"]) for name, recipe in tables.items()]
 
 
 def resolved_yaml(recipe: Recipe) -> str:
@@ -98,22 +90,15 @@ def resolved_yaml(recipe: Recipe) -> str:
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """16 hex digits that name the experiment.
-
-    Settings in `NOT_THE_EXPERIMENT` do not count: texts, the machine, which phases are skipped.
-    """
+    """16 hex digits that name the experiment: all its settings but those marked `ASIDE`."""
     data = recipe.model_dump(mode="json")
-    for name in NOT_THE_EXPERIMENT:
-        section, _, key = name.rpartition(".")
-        del (data[section] if section else data)[key]
+    for key in NOT_THE_EXPERIMENT:
+        *sections, name = key.split(".")
+        inner = data
+        for section in sections:
+            inner = inner[section]
+        del inner[name]
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _shipped() -> list[str]:
-    folder = importlib.resources.files("grouper.config") / "recipes"
-    return sorted(
-        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
-    )
 
 
 def _read(name_or_path: str | Path) -> tuple[str, str]:
@@ -128,7 +113,7 @@ def _read(name_or_path: str | Path) -> tuple[str, str]:
                 "there is no recipe file of this name", where=name, fix=did_you_mean(name, near)
             )
         return read_text(path), name
-    shipped = _shipped()
+    shipped = shipped_recipes()
     if name not in shipped:
         raise ConfigError(
             f"there is no recipe {name!r}",

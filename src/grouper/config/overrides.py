@@ -6,7 +6,6 @@ file, on the command line and in Python.
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,28 +17,12 @@ from pydantic import TypeAdapter
 from grouper.config.named import PRESETS, expand_stacks
 from grouper.errors import ConfigError
 
-# Each alias is a copy. Of twenty at most, the largest settings have about 3 ** (20 / 3) copies.
+# Of twenty aliases at most, the largest settings have about 3 ** (20 / 3) copies.
 _MOST_ALIASES = 20
 
 
 class _Loader(yaml.SafeLoader):
-    """`yaml.safe_load` that reads 5e-6 as a number, and refuses keys written twice.
-
-    What an alias names is copied: setting it in one place does not change the other.
-    """
-
-    _aliases = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        is_alias = self.check_event(yaml.AliasEvent)
-        node = super().compose_node(parent, index)
-        if node is None or not is_alias:
-            return node
-        self._aliases += 1
-        if self._aliases > _MOST_ALIASES or node.end_mark is None:
-            what = f"more than {_MOST_ALIASES} aliases, or one inside what it names"
-            raise yaml.composer.ComposerError(None, None, what, node.start_mark)
-        return copy.deepcopy(node)
+    """`yaml.safe_load` that reads 5e-6 as a number, and refuses keys written twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -63,15 +46,22 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, where: str) -> Any:
     """The value of a YAML text.
 
+    What an alias names is copied: setting it in one place does not change the other.
+
     Raises:
         ConfigError: it is not YAML, has a key twice or too many aliases, or is nested too deeply;
             with the line if it is known.
     """
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+        events = yaml.parse(text) if "*" in text else ()
+        aliases = sum(isinstance(event, yaml.AliasEvent) for event in events)
+        if aliases > _MOST_ALIASES:
+            raise ValueError(f"more than {_MOST_ALIASES} aliases")
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+        return json.loads(json.dumps(value, default=str)) if aliases else value
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        # ValueError: an impossible date, or int() of more digits than Python reads.
+        # ValueError: an impossible date, int() of more digits than Python reads, or aliases.
         what = getattr(error, "problem", None) or str(error).split(";")[0]
         if isinstance(error, RecursionError):
             what = "brackets or sections are nested too deeply"

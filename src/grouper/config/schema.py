@@ -42,6 +42,9 @@ def _check_servers(names: tuple[str, ...]) -> tuple[str, ...]:
 
 Servers = Annotated[Names, AfterValidator(_check_servers)]
 
+# Marks what may differ between two runs of one experiment: texts, the machine, which phases run.
+ASIDE = "no part of the experiment"
+
 # What a reward's value, its weight and their product may be at most: a float64 still tells totals
 # 0.1 apart, and the square of a gradient is finite in float32.
 LARGEST = 1e15
@@ -379,7 +382,7 @@ class GRPOConfig(PhaseConfig):
     """a group without one correct answer gives no update"""
     shuffle_rewards: bool = False
     """control experiment: rewards permuted over the step; must not learn"""
-    allow_truncation: bool = False
+    allow_truncation: Annotated[bool, ASIDE] = False
     """start although more than half of the 32 samples drawn before are cut off"""
     optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -494,7 +497,7 @@ class SamplingConfig(Section):
     CUDA also of float32 weights), else same"""
     engine: EngineName = "native"
     """native: Grouper's own, on the training device; vllm: needs vLLM, see docs/vllm.md"""
-    vllm: VllmConfig = VllmConfig()
+    vllm: Annotated[VllmConfig, ASIDE] = VllmConfig()
     """only for engine: vllm"""
 
     def contradictions(self) -> Iterator[str]:
@@ -531,7 +534,7 @@ class EvaluationConfig(Section):
     validation_minutes: PositiveFloat | None = None
     """about as long as a validation may take: the first one finds how many problems of
     data.validation fit, in an order by seed, and every later one has the same problems"""
-    servers: Servers = ()
+    servers: Annotated[Servers, ASIDE] = ()
     """vLLM servers for validation alone, named as in sampling.vllm.servers: it then runs while
     training goes on; left out: training waits for it"""
     rewards: bool = True
@@ -597,14 +600,14 @@ class TrackerConfig(Section):
 class TrackingConfig(Section):
     """What is recorded beside the metrics, and where else."""
 
-    token_groups: NonNegative | Literal["all"] = 2
+    token_groups: Annotated[NonNegative | Literal["all"], ASIDE] = 2
     """groups per step whose tokens are recorded one by one: log-probs, entropy, clipping; the
     report shows them. all: of every group, with ids and exact log-probs"""
     log_every: Positive = 1
     """steps between lines on the console and in training.log"""
-    print_every_steps: Positive | None = None
+    print_every_steps: Annotated[Positive | None, ASIDE] = None
     """GRPO steps between samples shown on the console; left out: none"""
-    trackers: Annotated[tuple[TrackerConfig, ...], Field(strict=False)] = ()
+    trackers: Annotated[tuple[TrackerConfig, ...], Field(strict=False), ASIDE] = ()
     """where else each step is reported; the run folder is always written"""
 
     def contradictions(self) -> Iterator[str]:
@@ -622,25 +625,25 @@ class Recipe(Section):
     """A whole run."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    description: str = ""
-    note: str = ""
+    description: Annotated[str, ASIDE] = ""
+    note: Annotated[str, ASIDE] = ""
     """printed at the end: what the result is and is not"""
     seed: Seed = 0
-    output_dir: str = "outputs"
-    save_path: str | None = None
+    output_dir: Annotated[str, ASIDE] = "outputs"
+    save_path: Annotated[str | None, ASIDE] = None
     """a folder for what was trained, the adapter alone where there is one"""
-    push_to: str | None = None
+    push_to: Annotated[str | None, ASIDE] = None
     """owner/name on the Hub: each checkpoint is pushed as a revision, the result with its card"""
-    threads: Positive | None = None
+    threads: Annotated[Positive | None, ASIDE] = None
     """CPU threads; left out: PyTorch's choice"""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    parallel: Literal["ddp", "fsdp"] = "ddp"
+    device: Annotated[Literal["auto", "cpu", "cuda", "mps"], ASIDE] = "auto"
+    parallel: Annotated[Literal["ddp", "fsdp"], ASIDE] = "ddp"
     """several processes: fsdp splits the weights over them, ddp copies them"""
-    on_finding: Literal["warn", "stop"] = "warn"
+    on_finding: Annotated[Literal["warn", "stop"], ASIDE] = "warn"
     """when a check finds that GRPO is going wrong: warn, or stop the run and keep what was saved
     before"""
-    skip_sft: bool = False
-    skip_grpo: bool = False
+    skip_sft: Annotated[bool, ASIDE] = False
+    skip_grpo: Annotated[bool, ASIDE] = False
     model: ModelConfig
     data: DataConfig
     prompt: PromptConfig = PromptConfig()
@@ -653,7 +656,7 @@ class Recipe(Section):
     grading: GradingConfig = GradingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     tracking: TrackingConfig = TrackingConfig()
-    hooks: Names = ()
+    hooks: Annotated[Names, ASIDE] = ()
     """your own `path/to/file.py:function`, called after each step"""
 
     @model_validator(mode="before")
