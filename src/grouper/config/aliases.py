@@ -62,6 +62,11 @@ def keys_of(row: Row, phase: str) -> list[str]:
     return keys.split(", ") if keys else []
 
 
+def word_of(value: Any) -> str:
+    """How a row's `values` has a value: `true`, `none`, or as it is written."""
+    return str(value).lower() if isinstance(value, bool | None) else str(value)
+
+
 @cache
 def dialects() -> tuple[Row, ...]:
     """The tables that files of other trainers are read by: `dialects/`, with TRL's last.

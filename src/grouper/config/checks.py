@@ -11,12 +11,12 @@ import json
 import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from grouper.config.aliases import Row, alias, aliases, former, keys_of
+from grouper.config.aliases import Row, alias, aliases, former, keys_of, word_of
 from grouper.errors import ConfigError, did_you_mean, raise_all
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -47,7 +47,31 @@ def validate_json(model: type[Model], text: str, *, where: str, place: Sequence[
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        _raise_as_config_error(error, model, where=where, place=place)
+        details = error.errors(include_url=False)
+    fields = dict(settings(model))
+    complaints: dict[str, list[tuple[str, str]]] = {}
+    for detail in details:
+        location = tuple(part for part in detail["loc"] if not _is_union_tag(part))
+        value = detail.get("input")
+        if detail["type"] == "extra_forbidden":
+            noun = "section" if isinstance(value, dict) else "setting"
+            what = f"there is no {noun} {location[-1]!r} here"
+            opened = _opened(location, value, fields)
+            rows = [(inner, (what, advice(inner, v, fields))) for inner, v in opened]
+        else:
+            what, fix = _explain(detail["type"], detail["msg"], value)
+            fix = _present(f"{_dotted(location)}{_equals(value)}", value) or fix
+            rows = [(location, (what, fix))]
+        for inner, complaint in rows:
+            complaints.setdefault(_dotted((*place, *inner)), []).append(complaint)
+    raise_all(
+        [
+            ConfigError(what, where=f"{where}: {key}" if key else where, fix=fix)
+            for key, of_key in complaints.items()
+            for what, fix in _as_one(of_key)
+        ]
+    )
+    raise AssertionError("a ValidationError has at least one problem")
 
 
 def settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -91,36 +115,6 @@ def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The most similar name, or None if none is similar enough."""
     return next(iter(difflib.get_close_matches(name, sorted(names), n=1, cutoff=cutoff)), None)
-
-
-def _raise_as_config_error(
-    error: ValidationError, model: type[BaseModel], *, where: str, place: Sequence[str]
-) -> NoReturn:
-    """Raise one `ConfigError` that carries every problem of `error`."""
-    fields = dict(settings(model))
-    complaints: dict[str, list[tuple[str, str]]] = {}
-    for detail in error.errors(include_url=False):
-        location = tuple(part for part in detail["loc"] if not _is_union_tag(part))
-        value = detail.get("input")
-        if detail["type"] == "extra_forbidden":
-            noun = "section" if isinstance(value, dict) else "setting"
-            what = f"there is no {noun} {location[-1]!r} here"
-            opened = _opened(location, value, fields)
-            rows = [(inner, (what, advice(inner, v, fields))) for inner, v in opened]
-        else:
-            what, fix = _explain(detail["type"], detail["msg"], value)
-            fix = _present(f"{_dotted(location)}{_equals(value)}", value) or fix
-            rows = [(location, (what, fix))]
-        for inner, complaint in rows:
-            complaints.setdefault(_dotted((*place, *inner)), []).append(complaint)
-    raise_all(
-        [
-            ConfigError(what, where=f"{where}: {key}" if key else where, fix=fix)
-            for key, of_key in complaints.items()
-            for what, fix in _as_one(of_key)
-        ]
-    )
-    raise AssertionError("a ValidationError has at least one problem")
 
 
 def _as_one(complaints: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
@@ -216,7 +210,7 @@ def _present(old: str, value: Any) -> str:
 def _translated(value: Any, row: Row) -> str:
     """`=value` as a setting takes it; empty if another trainer's value has no counterpart."""
     if "values" in row:
-        word = str(value).lower() if isinstance(value, bool | None) else str(value)
+        word = word_of(value)
         if word not in row["values"] and row.get("otherwise") != "same":
             return ""
         value = row["values"].get(word, value)

@@ -12,14 +12,14 @@ import copy
 import math
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from grouper.config.aliases import Row, aliases, dialect_of
+from grouper.config.aliases import Row, alias, dialect_of, word_of
 from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe, read_text
 from grouper.config.overrides import as_json, parse_yaml, put
@@ -212,7 +212,7 @@ class _Settings:
                 self._move(name, row, self.get(name))
 
     def _move(self, name: str, row: Row, value: Any) -> None:
-        word, values, notes = _word(value), row.get("values", {}), row.get("notes", {})
+        word, values, notes = word_of(value), row.get("values", {}), row.get("notes", {})
         if note := notes.get(word, "" if word in values else notes.get("*")):
             self.notes.append(note)
         key = row.get("to", "").format(phase=self.phase)
@@ -249,15 +249,11 @@ class _Settings:
                 continue
             elif off:
                 self.leave_out(name, row["needs"][off[0]])
-            elif why and _word(value) not in row.get("values", {}):
+            elif why and word_of(value) not in row.get("values", {}):
                 self.leave_out(name, why)
             elif "computed" in row and name not in self.used:
                 keys = row["computed"].format(phase=self.phase)
                 self.leave_out(name, f"not read from such a file: set {keys} in the recipe")
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 def _is_on(value: Any) -> bool:
@@ -276,23 +272,26 @@ def _parts(
     Raises:
         ConfigError: a name is set twice, to different values.
     """
-    recipe, sections = {}, dialect["sections"]
+    recipe, sections, flat = {}, dialect["sections"], list(_flat(data, dialect))
     if dialect["recipe"] is not None:
         recipe = load_recipe(dialect["recipe"]).model_dump(mode="json", exclude_unset=True)
     else:
-        sections = {"": _phase_of(name for _, name, _ in _flat(data, dialect))}
+        # GRPO if any of the names is GRPO's alone.
+        rows = [row for _, name, _ in flat for _, row in filter(None, [alias(name)])]
+        grpo = any([*row.get("default", ())] == ["grpo"] for row in rows)
+        sections = {"": "grpo" if grpo else "sft"}
     notes: list[str] = []
     parts = {
         p: _Settings(p, dialect, str(path), recipe, notes, left_out) for p in sections.values()
     }
     for s in parts.values():
         s.put(copy.deepcopy(dialect["start"].get(s.phase, {})))
-    for section, name, value in _flat(data, dialect):
+    for section, name, value in flat:
         s = parts[sections.get(section, [*parts][-1])]
         full = f"{section}.{name}" if section else name
         key = name if section in sections and full not in dialect["rows"] else full
         row = s.row(key)
-        meant = row.get("values", {}).get(_word(value), value) if "now" in row else value
+        meant = row.get("values", {}).get(word_of(value), value) if "now" in row else value
         key = row.get("now", key)
         if s.given.setdefault(key, meant) != meant:
             raise s.refused(f"{key} is set twice, to different values")
@@ -313,12 +312,6 @@ def _flat(data: dict[Any, Any], dialect: Row) -> Iterator[tuple[str, str, Any]]:
             yield from (("", n, v) for n, v in inside.items())
         else:
             yield "", section, value
-
-
-def _phase_of(names: Iterable[str]) -> str:
-    """The phase of TRL's file: that of GRPO if any of its names is GRPO's alone."""
-    rows = [aliases().get(aliases().get(name, {}).get("now", name), {}) for name in names]
-    return "grpo" if any([*row.get("default", ())] == ["grpo"] for row in rows) else "sft"
 
 
 def _run(s: _Settings, path: Path) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import importlib.resources
 import json
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from pathlib import Path
 
 import yaml
@@ -94,10 +95,7 @@ def recipe_hash(recipe: Recipe) -> str:
     data = recipe.model_dump(mode="json")
     for key in NOT_THE_EXPERIMENT:
         *sections, name = key.split(".")
-        inner = data
-        for section in sections:
-            inner = inner[section]
-        del inner[name]
+        del reduce(dict.__getitem__, sections, data)[name]
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
