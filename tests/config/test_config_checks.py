@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -156,3 +157,14 @@ def test_the_changelog_lists_former_settings() -> None:
     listed = {name for cell in first for name in re.findall(r"`([a-z_.]+)", cell)}
     leaves = {old.partition("=")[0].rpartition(".")[2] for old in former()}
     assert {name.rpartition(".")[2] for name in listed} == leaves
+
+
+def test_a_default_is_that_of_the_section_and_not_of_its_class():
+    fields = dict(settings(Recipe))
+    assert fields["sft.optimizer.learning_rate"].default == 2e-5
+    assert fields["grpo.optimizer.learning_rate"].default == 1e-6
+    recipe = validate_json(Recipe, json.dumps(SMALL), where="x")
+    for key, field in fields.items():
+        if key.startswith(("sft.", "grpo.optimizer.", "sampling.", "evaluation.", "tracking.log")):
+            value = functools.reduce(getattr, key.split("."), recipe)
+            assert value == field.default, key

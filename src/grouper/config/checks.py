@@ -6,6 +6,7 @@ other sections, then among the names of other trainers (`aliases`), then among s
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import re
@@ -74,20 +75,27 @@ def validate_json(model: type[Model], text: str, *, where: str, place: Sequence[
     raise AssertionError("a ValidationError has at least one problem")
 
 
-def settings(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def settings(
+    model: type[BaseModel], prefix: str = "", usual: BaseModel | None = None
+) -> Iterator[tuple[str, FieldInfo]]:
     """(dotted key, field) of every setting, sections opened; `rewards[].weight` is of each entry.
 
     Args:
         model: the class of a section.
-        prefix: the key of that section, with a dot behind it.
+        prefix: the key of that section, with a dot after it.
+        usual: the section where a recipe leaves it out, whose values are the defaults.
     """
     for name, field in model.model_fields.items():
+        default = field.default if usual is None else getattr(usual, name)
         section = next(_models_in(field.annotation), None)
-        if section is None:
-            yield f"{prefix}{name}", field
-        else:
+        if section is not None:
             entries = "[]" if typing.get_origin(field.annotation) is tuple else ""
-            yield from settings(section, f"{prefix}{name}{entries}.")
+            inner = default if isinstance(default, section) else None
+            yield from settings(section, f"{prefix}{name}{entries}.", inner)
+        else:
+            shown = copy.copy(field)
+            shown.default = default
+            yield f"{prefix}{name}", shown
 
 
 def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]:
