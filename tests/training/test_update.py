@@ -29,6 +29,7 @@ from grouper.sampling.weights import SamplingWeights
 from grouper.training.optimizers import make_optimizer, schedule
 from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import (
+    Objective,
     UpdateResult,
     accumulate_gradient,
     grpo_objective,
@@ -136,17 +137,16 @@ def test_a_gradient_that_is_not_finite_is_told_and_skipped() -> None:
     """The loss is finite, only its derivative is not: of sqrt at zero."""
     policy = Policy(tiny_model())
 
-    def objective(outputs: TokenOutputs, piece: TrainBatch) -> Any:
+    def root(outputs: TokenOutputs, piece: TrainBatch) -> Any:
         logprobs = outputs.logprobs
         return (logprobs - logprobs.detach()).abs().sqrt(), {}
 
-    objective.entropy_gradient = False  # type: ignore[attr-defined]  # a function with an attribute
     before = weights_of(policy)
     optimizer = make_optimizer(policy, OptimizerConfig(weight_decay=0.5))
     result = update(
         ParallelPolicy(policy),
         make_batch(),
-        objective,  # type: ignore[arg-type]  # the attribute is invisible to mypy
+        Objective(root),
         optimizer,
         scale=1.0,
         max_grad_norm=1.0,

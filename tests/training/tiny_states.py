@@ -140,8 +140,8 @@ class TinyPhase:
     def step(self, run: TinyRun, state: TrainState) -> StepReport:
         number = state.step
         take_step(state)
-        stream, per_step = state.stream, 4
-        state.epoch_ended = stream.epoch(per_step * (number + 1)) > stream.epoch(per_step * number)
+        size, per_step = state.stream.size, 4
+        state.epoch_ended = per_step * (number + 1) // size > per_step * number // size
         run.saw(state.step)
         return StepReport(
             phase=state.phase,

@@ -17,7 +17,7 @@ import json
 import logging
 import shutil
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -46,6 +46,7 @@ from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes
 from grouper.training.parallel import ParallelPolicy, split_as, whole
+from grouper.training.update import UpdateResult
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +143,20 @@ class TrainState:
         """The settings of the phase."""
         config: SFTConfig | GRPOConfig = getattr(recipe, self.phase)
         return config
+
+    def advance(self, updates: Sequence[UpdateResult], before: int, after: int) -> None:
+        """Count a step.
+
+        Args:
+            updates: what its updates did.
+            before: position in the problem stream at its beginning.
+            after: and at its end.
+        """
+        for result in updates:
+            self.skipped = 0 if result.applied else self.skipped + 1
+            self.suspect = result.batch
+        self.step += 1
+        self.epoch_ended = after // self.stream.size > before // self.stream.size
 
     def counters(self) -> dict[str, Any]:
         """What `trainer_state.json` holds of the state, apart from weights and optimizer."""
