@@ -44,7 +44,7 @@ FILES = [
     "training/update.py",
     "types.py",
 ]
-FUNCTIONS = 105
+FUNCTIONS = 103
 # With the other rooms.
 ALL_FILES = 45
 

@@ -241,7 +241,8 @@ def real(groups: Sequence[RolloutGroup], settings: GRPOConfig) -> tuple[Policy, 
     policy = Policy(tiny_model("qwen3"))
     reference = policy.snapshot() if settings.beta else None
     scores = Scorer(ParallelPolicy(policy), 40, reference)
-    return policy, list(assemble(groups, settings, scores, max_new_tokens=8).batches)
+    orders = [None] * settings.num_iterations
+    return policy, list(assemble(groups, settings, scores, max_new_tokens=8, orders=orders).batches)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])

@@ -135,10 +135,6 @@ class TrainState:
     suspect: TrainBatch | None = None
     """The batch of the last step, if it was skipped; not saved."""
 
-    @property
-    def policy(self) -> Policy:
-        return self.replica.policy
-
     def config(self, recipe: Recipe) -> SFTConfig | GRPOConfig:
         """The settings of the phase."""
         config: SFTConfig | GRPOConfig = getattr(recipe, self.phase)
@@ -224,7 +220,9 @@ def save_checkpoint(
     target = run / state.phase / ("final" if final else f"checkpoint-{state.step}")
     processes, resumable = state.replica.processes, resumable and not final
     moments = state.optimizer.state_dict().values() if resumable else ()
-    needed = weight_bytes(state.policy) + sum(m.nbytes for m in moments if isinstance(m, Tensor))
+    needed = weight_bytes(state.replica.policy) + sum(
+        m.nbytes for m in moments if isinstance(m, Tensor)
+    )
 
     @refusing(target)
     def begin() -> Path:
@@ -233,7 +231,7 @@ def save_checkpoint(
 
     @refusing(target)
     def finish() -> None:
-        save_policy(state.policy, tokenizer, folder, weights)
+        save_policy(state.replica.policy, tokenizer, folder, weights)
         # Where drawing has failed, the next step says so.
         if resumable and state.ahead is not None and state.ahead.exception() is None:
             drawn = to_jsonable_python(state.ahead.result(), fallback=str)
@@ -244,7 +242,7 @@ def save_checkpoint(
         RunFolder(run).flush_metrics()
         record = {
             "phase": state.phase,
-            "policy_version": state.policy.version,
+            "policy_version": state.replica.policy.version,
             "started_from": state.started_from,
             "recipe_hash": recipe_hash,
             **state.counters(),

@@ -211,7 +211,7 @@ def collect(
 
 def _rollouts(run: Run, state: TrainState) -> RolloutBatch:
     """The rollouts of this step; those of the next one are begun where the recipe says so."""
-    sampler, started = run.sampler(state.policy), time.perf_counter()
+    sampler, started = run.sampler(state.replica.policy), time.perf_counter()
     earlier = dict(sampler.seconds)
     if state.ahead is None:
         rollouts = _collect_step(run, state, sampler)
@@ -365,11 +365,12 @@ def assemble(
         orders: one per pass: the order in which groups are assigned to its optimizer steps; None:
             as they are.
     """
+    several = len(orders) * config.updates_per_batch > 1
     rows = rollout_rows(groups, mask_truncated=config.overlong == "mask")
     tallies: dict[str, Tally] = {}
     penalties = None
     if rows is not None and config.kl_in_reward:
-        rows = _scored(rows, torch.arange(rows.rows), config, scores)
+        rows = _scored(rows, torch.arange(rows.rows), config, scores, old=True)
         penalties = _penalties(rows, config, tallies)
     advantages = advantages_of(groups, config, penalties)
     if rows is None:
@@ -378,8 +379,8 @@ def assemble(
     rows = replace(rows, advantages=flat)
     if not config.kl_in_reward:
         needed = torch.ones_like(flat) if config.flat_rows_matter else flat
-        rows = _scored(rows, needed.nonzero().flatten(), config, scores)
-    if not config.several_updates:
+        rows = _scored(rows, needed.nonzero().flatten(), config, scores, old=several)
+    if not several:
         # The old log-probs are the current ones, detached: the ratio is exactly 1.
         rows = replace(rows, old_logprobs=None)
     drawn = torch.arange(rows.mask.shape[1]) < rows.completion_lengths[:, None]
@@ -445,18 +446,21 @@ def advantages_of(
     return tuple(found)
 
 
-def _scored(rows: TrainBatch, index: Tensor, config: GRPOConfig, scores: Scorer) -> TrainBatch:
-    """The rows with old and reference log-probs and the token selection of those at `index`.
+def _scored(
+    rows: TrainBatch, index: Tensor, config: GRPOConfig, scores: Scorer, *, old: bool
+) -> TrainBatch:
+    """The rows with reference log-probs, token selection and, if `old`, old log-probs.
 
-    The log-probs of the other rows are not needed: they have no gradient.
+    Only of those at `index`: the other rows have no gradient.
     """
     if not index.numel():
         return rows
     part = rows.select(index)
     changes: dict[str, Tensor] = {}
-    if config.several_updates or config.kl_in_reward or config.top_entropy < 1:
+    if old or config.top_entropy < 1:
         now = scores.current(part)
-        changes["old_logprobs"] = now.logprobs
+        if old:
+            changes["old_logprobs"] = now.logprobs
         if config.top_entropy < 1:
             share = config.top_entropy
             changes["selection"] = top_entropy_selection(now.entropies, part.mask, share)
@@ -546,7 +550,7 @@ def _report(
     if config.dynamic_sampling_rounds:
         tallies["groups/replaced"] = Tally.of([len(rollouts.replaced)])
         tallies["resample_rounds"] = Tally.of([rollouts.rounds])
-    gap = run.sampler(state.policy).gap
+    gap = run.sampler(state.replica.policy).gap
     if gap is not None:
         tallies["sampler_push_gap"] = Tally.of([gap])
     if state.difficulty is not None:

@@ -94,9 +94,9 @@ def run_phase(
         ModelError: a log-prob, the loss or its gradient was not finite several times in a row.
         RunFolderError: the metrics, or the checkpoint after an interrupt, cannot be written.
     """
+    loop = _Loop(run, state, hooks)
     for hook in hooks:
         hook.phase_begins(run, state)
-    loop = _Loop(run, state, hooks)
     tidy(run, state)  # a kill may have come before it
     loop.restart_validation()
     with run.display.track(f"training {state.phase}", state.total) as task:
@@ -135,6 +135,7 @@ class _Loop:
         # Step and time of the last resumable checkpoint; the first step needs none.
         self.saved, self.since = state.step, time.monotonic()
         self.validation: Future[EvaluationResult] | None = None
+        self.token_limit = state.replica.policy.token_limit
         # Failures since the last step.
         self.events: list[str] = []
 
@@ -144,9 +145,17 @@ class _Loop:
         self.events.append(event)
 
     def take_step(self, step: Callable[[Run, TrainState], StepReport]) -> None:
-        """Take one step, call the hooks, and record it with the events before it."""
+        """Take one step, call the hooks, and record it with the events before it.
+
+        That memory ran out makes a run irreproducible, whether in this step or since the last.
+        """
         run, state = self.run, self.state
         report = step(run, state)
+        limit = state.replica.policy.token_limit
+        if limit != self.token_limit:
+            split = f"memory split, at most {limit} tokens per slice from now on"
+            self.events.append(f"nondeterministic_event: {split}")
+            self.token_limit = limit
         asked = [hook.after_step(run, state, report) for hook in self.hooks]
         state.asked = {word: who for one in asked for word, who in one.asks.items()}
         texts = [text for one in asked for text in one.events]
@@ -178,9 +187,11 @@ class _Loop:
             return False
         result = run.folder.read_evaluation(validation_name(state.phase, step))
         if result is None and run.recipe.evaluation.servers:
-            return self.begin_validation(step, lambda: state.policy)
+            return self.begin_validation(step, lambda: state.replica.policy)
         if result is None:
-            result = run.evaluate(state.policy, phase=state.phase, step=step, split="validation")
+            result = run.evaluate(
+                state.replica.policy, phase=state.phase, step=step, split="validation"
+            )
         return state.best.offer(step, result.accuracy, result.interval)
 
     def restart_validation(self) -> None:

@@ -61,7 +61,7 @@ class UpdateResult:
     applied: bool
     """False when the loss or gradient was not finite: the optimizer was not stepped."""
     events: tuple[str, ...] = ()
-    """What makes the step irreproducible (it was split because memory ran out), or blocked it."""
+    """What blocked it."""
     batch: TrainBatch | None = None
     """The step, if it was not applied."""
 
@@ -97,7 +97,7 @@ def update(
     broken = next(broken_tensors(batch), None)
     if broken is not None:
         return UpdateResult({}, False, (f"not-finite: {broken}; update skipped",), batch)
-    policy, limit = replica.policy, replica.policy.token_limit
+    policy, events = replica.policy, []
     loss, tallies = accumulate_gradient(
         replica, batch, objective, token_budget=token_budget, dropout_seed=dropout_seed
     )
@@ -110,12 +110,6 @@ def update(
         optimizer.step(scale)
         policy.version += 1
     policy.zero_grad(set_to_none=True)
-    events = []
-    if policy.token_limit != limit:
-        events.append(
-            f"nondeterministic_event: memory split, at most {policy.token_limit} tokens per slice "
-            "from now on"
-        )
     if not applied:
         events.append(f"not-finite: loss {loss:g}, gradient norm {norm:g}; update skipped")
     return UpdateResult(tallies, applied, tuple(events), None if applied else batch)
