@@ -95,7 +95,7 @@ def watched(found: dict[str, Any], part: str, run: Callable[[], Any]) -> Any:
 def profiled_step(steps: GrouperSteps) -> dict[str, Any]:
     """One step, its parts under the profiler."""
     found: dict[str, Any] = {}
-    plain_sample, plain_update = NativeSampler.sample, vars(grpo)["update_phase"]
+    plain_sample, plain_update = NativeSampler.sample, vars(grpo)["update"]
 
     def sample(sampler: NativeSampler, requests: Any) -> Any:
         return iter(watched(found, "sample", lambda: list(plain_sample(sampler, requests))))
@@ -103,7 +103,7 @@ def profiled_step(steps: GrouperSteps) -> dict[str, Any]:
     def update(*arguments: Any, **options: Any) -> Any:
         return watched(found, "update", lambda: plain_update(*arguments, **options))
 
-    with patch.object(NativeSampler, "sample", sample), patch.object(grpo, "update_phase", update):
+    with patch.object(NativeSampler, "sample", sample), patch.object(grpo, "update", update):
         steps.step()
     return found
 

@@ -260,11 +260,11 @@ class _Letters:
         return self._size
 
 
-def _on_policy(outputs: TokenOutputs, batch: TrainBatch, _: dict[str, Tally]) -> Tensor:
+def _on_policy(outputs: TokenOutputs, batch: TrainBatch) -> tuple[Tensor, dict[str, Tally]]:
     """GRPO's clipped surrogate where old log-probs are the current ones."""
     ratios = outputs.logprobs - outputs.logprobs.detach()
     bounds = Bounds(low=0.2, high=0.2)
-    return -ppo_clip(ratios, outputs.logprobs, batch.advantages[:, None], bounds)
+    return -ppo_clip(ratios, outputs.logprobs, batch.advantages[:, None], bounds), {}
 
 
 ON_POLICY = Objective(_on_policy)

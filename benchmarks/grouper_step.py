@@ -159,7 +159,7 @@ class GrouperSteps:
         rows = rollout_rows(groups, advantages_of(groups, config))
         assert rows is not None
         (batch,) = step_batches(rows, token_mean)
-        policy = self._state.policy
+        policy = self._state.replica.policy
         accumulate_gradient(
             ParallelPolicy(policy),
             batch,

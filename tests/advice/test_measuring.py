@@ -103,9 +103,9 @@ def test_the_weights_stay_what_they_are_and_the_folder_goes(
 
     def watched(run: Run, state: TrainState) -> StepReport:
         assert list(scratch.iterdir())
-        before = state.policy.snapshot()
+        before = state.replica.policy.snapshot()
         report = grpo_step(run, state)
-        after = state.policy.snapshot()
+        after = state.replica.policy.snapshot()
         # Weights that are exactly 0 move by what no sum would ever notice.
         moved.append(max(float((before[n] - after[n]).abs().max()) for n in before))
         return report

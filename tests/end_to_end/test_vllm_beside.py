@@ -200,13 +200,13 @@ def test_a_validation_that_was_running_is_started_again(world: World) -> None:
     blocking = numbers(run(world, "blocking"))
     world.step, world.waits, world.stop_after = 0, True, 3
     world.fails = {2}  # as a run that is closed gives it up
-    settle = loop._BackgroundValidation.settle
+    settle = loop._Loop.settle_validation
     with pytest.MonkeyPatch.context() as patch:
         # The failure is seen by nobody before the run ends.
         patch.setattr(
-            loop._BackgroundValidation,
-            "settle",
-            lambda self, **how: self._state.best.pending == 2 or settle(self, **how),
+            loop._Loop,
+            "settle_validation",
+            lambda self, **how: self.state.best.pending == 2 or settle(self, **how),
         )
         with pytest.raises(Interrupted):
             run(world, "cut", BESIDE)

@@ -141,7 +141,7 @@ def test_the_stop_token_has_a_gradient(name: str) -> None:
     logprobs = policy(batch).logprobs.detach().requires_grad_()
     outputs = policy(batch)
     outputs = type(outputs)(logprobs, outputs.entropies)
-    per_token, _ = objective(outputs, batch)
+    per_token, _ = objective.loss(outputs, batch)
     (per_token * batch.weights).sum().backward()
     assert logprobs.grad is not None
     last = batch.completion_lengths - 1
@@ -168,7 +168,7 @@ def test_the_gradient_matches_finite_differences() -> None:
         with torch.no_grad():
             for p, d in zip(parameters, direction, strict=True):
                 p.add_(d, alpha=step)
-            per_token, _ = objective(policy(batch), batch)
+            per_token, _ = objective.loss(policy(batch), batch)
             value = float((per_token * batch.weights).sum())
             for p, d in zip(parameters, direction, strict=True):
                 p.sub_(d, alpha=step)
@@ -181,6 +181,6 @@ def test_the_gradient_matches_finite_differences() -> None:
 def test_on_policy_ratio_is_exactly_one_at_any_temperature() -> None:
     """T2, T18: at temperature 0.5 the surrogate is minus the advantage, bit for bit."""
     batch = replace(make_batch(), temperature=0.5)
-    per_token, _ = GRPO(Policy(tiny_model())(batch), batch)
+    per_token, _ = GRPO.loss(Policy(tiny_model())(batch), batch)
     expected = (-batch.advantages[:, None]).expand_as(per_token)
     assert torch.equal(per_token[batch.mask], expected[batch.mask])

@@ -20,7 +20,7 @@ from grouper.errors import CheckpointError, Interrupted, RunFolderError
 from grouper.runs import folder as run_folder
 from grouper.runs.progress import Progress
 from grouper.training import checkpoint, loop
-from grouper.training.checkpoint import STATE_FILE, TrainState, is_complete
+from grouper.training.checkpoint import STATE_FILE, is_complete
 from grouper.training.run import Run
 
 OPTIMIZER_FILE = "optimizer/0.safetensors"
@@ -141,17 +141,17 @@ def test_a_kill_between_checkpoints_loses_only_what_came_after(
     class Killed(BaseException):
         pass
 
-    honest = loop._evaluate_if_due
+    honest = loop._Loop.validate_if_due
 
-    def die(open_run: Run, state: TrainState, *more: Any) -> bool:
-        if (state.phase, state.step) == ("grpo", 5):
+    def die(between: loop._Loop) -> bool:
+        if (between.state.phase, between.state.step) == ("grpo", 5):
             raise Killed
-        return honest(open_run, state, *more)
+        return honest(between)
 
-    monkeypatch.setattr(loop, "_evaluate_if_due", die)
+    monkeypatch.setattr(loop._Loop, "validate_if_due", die)
     with pytest.raises(Killed):
         run("cut")
-    monkeypatch.setattr(loop, "_evaluate_if_due", honest)
+    monkeypatch.setattr(loop._Loop, "validate_if_due", honest)
     assert not (workplace / "cut/demo/grpo/checkpoint-5").exists()
     assert record(run("cut", resume=True)) == whole
 

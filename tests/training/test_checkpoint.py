@@ -111,13 +111,13 @@ def test_the_optimizer_goes_on_as_if_nothing_had_happened(tmp_path: Path, lora: 
     weights = load_file(folder / ("adapter_model.safetensors" if lora else "model.safetensors"))
     assert weights
     back = tiny_state(lora=lora)
-    back.policy.load_state_dict(state.policy.state_dict())
+    back.replica.policy.load_state_dict(state.replica.policy.state_dict())
     load_optimizer(back.optimizer, folder / OPTIMIZER_FOLDER)
     back.restore(read_state(folder))
     for _ in range(2):
         take_step(back)
-    for name, value in straight.policy.trainable().items():
-        assert torch.equal(value, back.policy.trainable()[name]), name
+    for name, value in straight.replica.policy.trainable().items():
+        assert torch.equal(value, back.replica.policy.trainable()[name]), name
 
 
 def test_a_checkpoint_of_an_earlier_format_is_refused_and_not_passed_over(tmp_path: Path) -> None:
@@ -308,7 +308,9 @@ def test_a_save_that_breaks_off_leaves_nothing_behind(
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_estimate_is_what_a_checkpoint_takes(tmp_path: Path, lora: bool) -> None:
     state = tiny_state(lora=lora)
-    estimate = weight_bytes(state.policy) + state_bytes(OptimizerConfig(), state.policy)
+    estimate = weight_bytes(state.replica.policy) + state_bytes(
+        OptimizerConfig(), state.replica.policy
+    )
     take_step(state)
     folder = save(tmp_path, state)
     written = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
@@ -320,13 +322,13 @@ def test_a_run_is_refused_where_not_even_its_models_fit_and_warned_of_its_checkp
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = tiny_state()
-    weights = weight_bytes(state.policy)
-    moments = state_bytes(OptimizerConfig(), state.policy)
+    weights = weight_bytes(state.replica.policy)
+    moments = state_bytes(OptimizerConfig(), state.replica.policy)
     phases = {"sft": SFTConfig(), "grpo": GRPOConfig(checkpoint_every=5, keep_checkpoints=3)}
 
     def check(free: float) -> None:
         monkeypatch.setattr(checkpoint, "free_bytes", lambda _: int(free))
-        check_room_for_run(tmp_path, state.policy, phases)
+        check_room_for_run(tmp_path, state.replica.policy, phases)
 
     with pytest.raises(RunFolderError, match="are free"):
         check(1.9 * weights)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from threading import Semaphore
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,15 +21,17 @@ from torch import Tensor
 from grouper.algorithms.batching import TrainBatch, broken_tensors
 from grouper.config.schema import GRPOConfig, PromptConfig, RewardConfig
 from grouper.models.policy import Policy, TokenOutputs
+from grouper.models.process_group import ProcessGroup
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
 from grouper.sampling.base import SampleRequest, ScriptedSampler
+from grouper.training import grpo
+from grouper.training.curriculum import ProblemStream
 from grouper.training.grpo import (
     RolloutBatch,
     advantages_of,
     assemble,
     collect,
-    dynamically,
     shuffle_rewards,
     top_entropy_selection,
 )
@@ -193,7 +197,7 @@ def test_the_constant_weighting_divides_by_the_completion_budget() -> None:
     settings = GRPOConfig(algorithm="dr-grpo")
     assembled = assemble(some_groups(), settings, Noted(), max_new_tokens=50)
     (step,) = assembled.batches
-    assert step.weights[step.mask].tolist() == pytest.approx([1 / (16 * 50)] * step.target_tokens)
+    assert step.weights[step.mask].tolist() == pytest.approx([1 / (16 * 50)] * int(step.mask.sum()))
 
 
 def test_a_kl_in_the_reward_is_taken_off_before_the_baseline() -> None:
@@ -237,7 +241,8 @@ def real(groups: Sequence[RolloutGroup], settings: GRPOConfig) -> tuple[Policy, 
     policy = Policy(tiny_model("qwen3"))
     reference = policy.snapshot() if settings.beta else None
     scores = Scorer(ParallelPolicy(policy), 40, reference)
-    return policy, list(assemble(groups, settings, scores, max_new_tokens=8).batches)
+    orders = [None] * settings.num_iterations
+    return policy, list(assemble(groups, settings, scores, max_new_tokens=8, orders=orders).batches)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
@@ -409,8 +414,23 @@ def ids(groups: tuple[RolloutGroup, ...]) -> list[str]:
 
 
 def run(kinds: list[str], *, wanted: int, rounds: int) -> tuple[Source, RolloutBatch]:
-    source = Source(kinds)
-    return source, dynamically(source, wanted=wanted, rounds=rounds)
+    source, stream = Source(kinds), ProblemStream(size=10, seed=0, phase="grpo")
+    state: Any = SimpleNamespace(step=0, total=1, position=0, stream=stream, difficulty=None)
+    opened: Any = SimpleNamespace(
+        recipe=SimpleNamespace(
+            grpo=config(prompts_per_step=wanted, dynamic_sampling_rounds=rounds), seed=0
+        ),
+        prepared=SimpleNamespace(train=range(10)),
+        processes=ProcessGroup(),
+        display=SimpleNamespace(within=lambda *_: nullcontext()),
+        rewards=SimpleNamespace(raise_if_failing=lambda _: None),
+        **dict.fromkeys(("grader", "params", "moved", "raise_if_ending"), print),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo, "collect", lambda drawn, **_: source(len(drawn)))
+        found = grpo._collect_step(opened, state, ScriptedSampler(lambda *_: ""))
+    assert found.position == len(source.drawn)
+    return source, found
 
 
 def test_flat_groups_are_replaced_by_correctness() -> None:

@@ -17,7 +17,8 @@ from grouper.config.schema import GRPOConfig
 from grouper.errors import CheckError, Interrupted, ModelError, RunFolderError
 from grouper.training import checkpoint, loop
 from grouper.training.checkpoint import BEST_FILE, OPTIMIZER_FOLDER, TrainState, numbered
-from grouper.training.loop import run_phase
+from grouper.training.loop import Hook, run_phase
+from grouper.training.run import Run
 from grouper.types import StepReport, Tally
 
 
@@ -110,6 +111,34 @@ def test_the_last_save_of_a_run_that_is_stopped_must_not_fail(
     with pytest.raises(RunFolderError, match="No space left"):
         run(tmp_path, desk={"stop_at": 3}, checkpoint_every=2)
     assert saved(tmp_path) == {2: "o"}
+
+
+class SplitPhase(TinyPhase):
+    """Memory runs out in the third step, while log-probs are scored."""
+
+    def step(self, desk: TinyRun, state: TrainState) -> StepReport:
+        if state.step == 2:
+            state.replica.policy.token_limit = 12
+        return super().step(desk, state)
+
+
+class SplitRehearsal(Hook):
+    """Memory runs out before the first step."""
+
+    def phase_begins(self, run: Run, state: TrainState) -> None:
+        state.replica.policy.token_limit = 24
+
+
+def test_that_memory_ran_out_is_recorded_wherever_it_did(tmp_path: Path) -> None:
+    desk = TinyRun(tmp_path)
+    phase = SplitPhase(desk, tiny_state(), GRPOConfig(), 4)
+    run_phase(desk, phase.state, phase.step, [SplitRehearsal()])  # type: ignore[arg-type]  # as above
+    events = {report.step: report.events for report in desk.folder.read_metrics()}
+    what = "nondeterministic_event: memory split, at most {} tokens per slice from now on"
+    assert {step: found for step, found in events.items() if found} == {
+        1: (what.format(24),),
+        3: (what.format(12),),
+    }
 
 
 class BrokenPhase(TinyPhase):

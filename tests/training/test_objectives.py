@@ -34,7 +34,7 @@ def test_nothing_off_the_mask_reaches_the_loss() -> None:
     bad = torch.where(batch.mask, outputs.logprobs.detach(), torch.nan).requires_grad_()
     objective = grpo_objective(config(beta=0.1, importance="truncate"))
     batch = replace(batch, reference_logprobs=torch.where(batch.mask, -1.0, -torch.inf))
-    loss, tallies = objective(TokenOutputs(bad, outputs.entropies), batch)
+    loss, tallies = objective.loss(TokenOutputs(bad, outputs.entropies), batch)
     (loss * batch.weights).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     assert torch.isfinite(loss).all()
     assert bad.grad is not None
@@ -47,14 +47,14 @@ def test_the_kl_term_is_added_once() -> None:
     batch = make_batch()
     outputs = outputs_of(batch)
     batch = replace(batch, reference_logprobs=outputs.logprobs.detach() - 0.5)
-    plain, _ = grpo_objective(config())(outputs, batch)
+    plain, _ = grpo_objective(config()).loss(outputs, batch)
     for name, value in {"k2": 0.125, "k3": torch.tensor(-0.5).exp().item() - 0.5}.items():
-        with_kl, tallies = grpo_objective(config(beta=0.3, kl=name))(outputs, batch)
+        with_kl, tallies = grpo_objective(config(beta=0.3, kl=name)).loss(outputs, batch)
         added = (with_kl - plain)[batch.mask]
         assert added.tolist() == pytest.approx([0.3 * value] * len(added), abs=1e-6)
         assert tallies["policy/kl"].mean == pytest.approx(value, abs=1e-6)
     in_reward = grpo_objective(config(beta=0.3, kl="k1"))
-    assert in_reward(outputs, batch)[0].equal(plain)
+    assert in_reward.loss(outputs, batch)[0].equal(plain)
 
 
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
@@ -64,8 +64,8 @@ def test_importance_weights_are_of_the_trainer_over_the_sampler(mode: str) -> No
     gap = torch.zeros(batch.mask.shape)
     gap[:, 0] = 5.0  # the trainer finds the first token of every row far more likely
     batch = replace(batch, sampler_logprobs=outputs.logprobs.detach() - gap)
-    plain, _ = grpo_objective(config())(outputs, batch)
-    weighed, tallies = grpo_objective(config(importance=mode))(outputs, batch)
+    plain, _ = grpo_objective(config()).loss(outputs, batch)
+    weighed, tallies = grpo_objective(config(importance=mode)).loss(outputs, batch)
     factor = {"truncate": 2.0, "mask": 0.0}[mode]
     torch.testing.assert_close(weighed[:, 0], factor * plain[:, 0])
     assert weighed[:, 1:].equal(plain[:, 1:])
@@ -76,7 +76,7 @@ def test_the_clip_fraction_counts_what_the_clip_silences() -> None:
     batch = make_batch()
     outputs = outputs_of(batch)
     batch = replace(batch, old_logprobs=outputs.logprobs.detach() - 1.0)
-    loss, tallies = grpo_objective(config())(outputs, batch)
+    loss, tallies = grpo_objective(config()).loss(outputs, batch)
     (gradient,) = torch.autograd.grad((loss * batch.weights).sum(), outputs.logprobs)
     silent = (gradient == 0) & batch.mask & (batch.advantages[:, None] != 0)
     assert tallies["policy/clip_fraction"].sum == int(silent.sum()) > 0
@@ -108,7 +108,7 @@ def test_the_entropy_bonus_raises_entropy() -> None:
 def test_log_probs_and_entropy_of_what_is_trained_are_reported() -> None:
     batch = make_batch()
     outputs = outputs_of(batch)
-    _, tallies = grpo_objective(config())(outputs, batch)
+    _, tallies = grpo_objective(config()).loss(outputs, batch)
     assert outputs.entropies is not None
     for name, values in (("logprob", outputs.logprobs.detach()), ("entropy", outputs.entropies)):
         wanted = float(values[batch.mask].double().mean())

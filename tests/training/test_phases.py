@@ -47,16 +47,16 @@ class Seen:
             self.held = {
                 "optimizer": weakref.ref(state.optimizer),
                 "moments": weakref.ref(moments[0]),
-                "policy": weakref.ref(state.policy),
+                "policy": weakref.ref(state.replica.policy),
             }
-            self.trained = state.policy.snapshot()
+            self.trained = state.replica.policy.snapshot()
             return report
 
         def step_of_grpo(open_run, state):
             if self.alive is None:
                 self.alive = [name for name, ref in self.held.items() if ref() is not None]
                 self.policies = sum(type(o) is Policy for o in gc.get_objects())
-                self.started = state.policy.snapshot()
+                self.started = state.replica.policy.snapshot()
             return grpo_step(open_run, state)
 
         monkeypatch.setattr(phases, "sft_step", step_of_sft)

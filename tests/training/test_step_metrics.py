@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -27,13 +28,13 @@ def times(monkeypatch: pytest.MonkeyPatch) -> StepClock:
     return StepClock(Policy(tiny_model()))
 
 
-def means(times: StepClock) -> dict[str, float]:
-    return {name.removeprefix("time."): t.mean for name, t in times.tallies().items()}
+def means(times: StepClock, **work: Any) -> dict[str, float]:
+    return {name.removeprefix("time."): t.mean for name, t in times.tallies(**work).items()}
 
 
 def test_the_parts_add_up_to_the_step(times: StepClock) -> None:
     times.begin()
-    times.took(prefill=0.001, decode=0.002, grade=0.001)
+    times.seconds |= {"prefill": 0.001, "decode": 0.002, "grade": 0.001}
     with times.updating():
         time.sleep(0.01)
     time.sleep(0.02)
@@ -50,11 +51,8 @@ def test_utilisation_is_flops_over_what_the_device_could_have_done(times: StepCl
     head = policy.model.get_output_embeddings().weight.numel()
     group, batch = make_group(0, [1.0, 0.0], [3, 7], prompt_length=4), make_batch()
     times.begin()
-    times.took(prefill=0.25, decode=0.5)
-    times.sampled([group])
-    times.took(update=0.5)
-    times.trained(batch)
-    found = means(times)
+    times.seconds |= {"prefill": 0.25, "decode": 0.5, "update": 0.5}
+    found = means(times, drawn=[group], trained=[batch])
     drawn = 2 * body * (4 + 3 + 7) + 2 * head * (3 + 7)
     rows = [(4, [3, 7, 1, 5]), (7, [9, 2, 6]), (1, [4, 8, 3])]
     scored = sum(sum(lengths) for _, lengths in rows)
@@ -63,7 +61,7 @@ def test_utilisation_is_flops_over_what_the_device_could_have_done(times: StepCl
     assert found["mfu_update"] == pytest.approx(learned / (0.5 * RATE))
     assert found["mfu"] == pytest.approx((drawn + learned) / (found["step"] * RATE))
     assert found["sampled_tokens_per_second"] == pytest.approx(10 / 0.75)
-    assert found["trained_tokens_per_second"] == pytest.approx(batch.target_tokens / 0.5)
+    assert found["trained_tokens_per_second"] == pytest.approx(int(batch.mask.sum()) / 0.5)
 
 
 def test_a_forward_without_a_gradient_counts_as_a_third(times: StepClock) -> None:
@@ -71,29 +69,25 @@ def test_a_forward_without_a_gradient_counts_as_a_third(times: StepClock) -> Non
     found = []
     for passes in (1, 4):
         times.begin()
-        times.took(update=1.0)
-        times.trained(make_batch())
-        for _ in range(passes):
-            times.scored(make_batch())
-        found.append(means(times)["mfu_update"])
+        times.seconds["update"] = 1.0
+        work = {"scored": [make_batch()] * passes, "trained": [make_batch()]}
+        found.append(means(times, **work)["mfu_update"])
     assert found[1] / found[0] == pytest.approx(7 / 4)
 
 
 def test_a_step_without_an_update_has_no_speed_of_one(times: StepClock) -> None:
     times.begin()
-    times.took(prefill=0.1, decode=0.1)
-    times.sampled([make_group(0, [1.0], [3])])
+    times.seconds |= {"prefill": 0.1, "decode": 0.1}
     with times.updating():
         pass
-    found = means(times)
+    found = means(times, drawn=[make_group(0, [1.0], [3])])
     assert "trained_tokens_per_second" not in found
     assert found["mfu"] > 0
 
 
 def test_a_new_step_begins_at_nothing(times: StepClock) -> None:
     times.begin()
-    times.took(update=5.0)
-    times.trained(make_batch())
+    times.seconds["update"] = 5.0
     times.begin()
     found = means(times)
     assert "update" not in found
@@ -106,9 +100,8 @@ def test_more_processes_could_have_done_more(monkeypatch: pytest.MonkeyPatch) ->
     found = []
     for processes in (1, 4):
         times = StepClock(Policy(tiny_model()), processes)
-        times.took(update=1.0)
-        times.trained(make_batch())
-        found.append(means(times)["mfu_update"])
+        times.seconds["update"] = 1.0
+        found.append(means(times, trained=[make_batch()])["mfu_update"])
     assert found[0] == pytest.approx(4 * found[1])
 
 
@@ -126,9 +119,8 @@ def test_a_mixture_of_experts_has_no_utilisation(monkeypatch: pytest.MonkeyPatch
     policy = Policy(tiny_model())
     policy.model.config.num_experts = 8
     times = StepClock(policy)
-    times.took(update=1.0)
-    times.trained(make_batch())
-    found = means(times)
+    times.seconds["update"] = 1.0
+    found = means(times, trained=[make_batch()])
     assert "trained_tokens_per_second" in found
     assert "mfu" not in found
 

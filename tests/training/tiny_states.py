@@ -56,12 +56,12 @@ def tiny_state(phase: str = "grpo", *, lora: bool = False, **changes: Any) -> Tr
 def take_step(state: TrainState) -> None:
     """One optimizer step in a direction that depends on the step's number."""
     generator = torch.Generator().manual_seed(state.step)
-    for parameter in state.policy.trainable().values():
+    for parameter in state.replica.policy.trainable().values():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
     state.optimizer.step(1.0)
-    state.policy.zero_grad()
+    state.replica.policy.zero_grad()
     state.step += 1
-    state.policy.version += 1
+    state.replica.policy.version += 1
 
 
 class QuietDisplay:
@@ -140,8 +140,8 @@ class TinyPhase:
     def step(self, run: TinyRun, state: TrainState) -> StepReport:
         number = state.step
         take_step(state)
-        stream, per_step = state.stream, 4
-        state.epoch_ended = stream.epoch(per_step * (number + 1)) > stream.epoch(per_step * number)
+        size, per_step = state.stream.size, 4
+        state.epoch_ended = per_step * (number + 1) // size > per_step * number // size
         run.saw(state.step)
         return StepReport(
             phase=state.phase,

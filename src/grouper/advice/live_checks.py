@@ -115,7 +115,7 @@ def _sample(
     drawn, processes = [], run.processes
     mine = [requests[i] for i in share_of(requests, processes.rank, processes.size)]
     with run.display.track(f"{purpose}: sampling", len(mine)) as task:
-        for _, completion in run.sampler(state.policy).sample(mine):
+        for _, completion in run.sampler(state.replica.policy).sample(mine):
             drawn.append((len(completion.token_ids), not completion.truncated))
             task.advance()
             run.raise_if_stopped()
@@ -141,7 +141,7 @@ class Rehearsal(Hook):
         Raises:
             ModelError: not even one row fits.
         """
-        config, policy = state.config(run.recipe), state.policy
+        config, policy = state.config(run.recipe), state.replica.policy
         if state.step >= state.total or policy.device.type not in self.devices:
             return
         budget = config.tokens_per_micro_batch

@@ -166,7 +166,7 @@ def bench(
                     state = begin(run, "grpo", None)
                 Rehearsal().phase_begins(run, state)
                 _take(warmup, run, state, progress, "warming up")
-                policy, threads = state.policy, torch.get_num_threads()
+                policy, threads = state.replica.policy, torch.get_num_threads()
                 device, cuda = policy.device, policy.device.type == "cuda"
                 if cuda:
                     torch.cuda.reset_peak_memory_stats(device)

@@ -76,10 +76,6 @@ class TrainBatch:
     def rows(self) -> int:
         return self.completion_ids.shape[0]
 
-    @property
-    def target_tokens(self) -> int:
-        return int(self.mask.sum())
-
     def select(self, index: Tensor) -> TrainBatch:
         """The rows `index` [rows] int64 as a batch of their own, trimmed to their lengths.
 
@@ -124,9 +120,9 @@ def unweighted_rows(
     """
     prompt_of_row = torch.tensor(prompt_index)
     lengths = torch.tensor([len(row) for row in completions])
-    ids = _pad(completions, torch.int64)
+    ids = pad_sequence([torch.tensor(row) for row in completions], batch_first=True)
     return TrainBatch(
-        prompt_ids=_pad(prompts, torch.int64),
+        prompt_ids=pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True),
         prompt_lengths=torch.tensor([len(prompt) for prompt in prompts]),
         prompt_index=prompt_of_row,
         completion_ids=ids,
@@ -137,11 +133,6 @@ def unweighted_rows(
         group_ids=prompt_of_row,
         advantages=torch.zeros(len(completions)),
     )
-
-
-def _pad(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
-    """[rows, longest], padded on the right with 0."""
-    return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True)
 
 
 def demonstration_batch(
@@ -188,11 +179,12 @@ def rollout_rows(
         mask &= ~torch.tensor([completion.truncated for _, completion in scored])[:, None]
     if advantages:
         values = torch.tensor([a for group in advantages for a in group], dtype=torch.float32)
+    logprobs = [torch.tensor(completion.logprobs) for _, completion in scored]
     return replace(
         rows,
         mask=mask,
         advantages=values,
-        sampler_logprobs=_pad([completion.logprobs for _, completion in scored], torch.float32),
+        sampler_logprobs=pad_sequence(logprobs, batch_first=True),
         temperature=groups[0].params.temperature,
     )
 

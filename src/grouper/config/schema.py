@@ -427,11 +427,6 @@ class GRPOConfig(PhaseConfig):
             yield "surrogate: policy_gradient has no ratio; leave ratio at token"
 
     @property
-    def several_updates(self) -> bool:
-        """Whether a rollout batch is stepped on more than once."""
-        return self.updates_per_batch * self.num_iterations > 1
-
-    @property
     def kl_in_reward(self) -> bool:
         """Whether the KL is taken off the reward: as a loss, k1's gradient is 0 in expectation."""
         return self.beta > 0 and self.kl == "k1"

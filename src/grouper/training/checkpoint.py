@@ -17,7 +17,7 @@ import json
 import logging
 import shutil
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -46,6 +46,7 @@ from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes
 from grouper.training.parallel import ParallelPolicy, split_as, whole
+from grouper.training.update import UpdateResult
 
 log = logging.getLogger(__name__)
 
@@ -134,14 +135,24 @@ class TrainState:
     suspect: TrainBatch | None = None
     """The batch of the last step, if it was skipped; not saved."""
 
-    @property
-    def policy(self) -> Policy:
-        return self.replica.policy
-
     def config(self, recipe: Recipe) -> SFTConfig | GRPOConfig:
         """The settings of the phase."""
         config: SFTConfig | GRPOConfig = getattr(recipe, self.phase)
         return config
+
+    def advance(self, updates: Sequence[UpdateResult], before: int, after: int) -> None:
+        """Count a step.
+
+        Args:
+            updates: what its updates did.
+            before: position in the problem stream at its beginning.
+            after: and at its end.
+        """
+        for result in updates:
+            self.skipped = 0 if result.applied else self.skipped + 1
+            self.suspect = result.batch
+        self.step += 1
+        self.epoch_ended = after // self.stream.size > before // self.stream.size
 
     def counters(self) -> dict[str, Any]:
         """What `trainer_state.json` holds of the state, apart from weights and optimizer."""
@@ -209,7 +220,9 @@ def save_checkpoint(
     target = run / state.phase / ("final" if final else f"checkpoint-{state.step}")
     processes, resumable = state.replica.processes, resumable and not final
     moments = state.optimizer.state_dict().values() if resumable else ()
-    needed = weight_bytes(state.policy) + sum(m.nbytes for m in moments if isinstance(m, Tensor))
+    needed = weight_bytes(state.replica.policy) + sum(
+        m.nbytes for m in moments if isinstance(m, Tensor)
+    )
 
     @refusing(target)
     def begin() -> Path:
@@ -218,7 +231,7 @@ def save_checkpoint(
 
     @refusing(target)
     def finish() -> None:
-        save_policy(state.policy, tokenizer, folder, weights)
+        save_policy(state.replica.policy, tokenizer, folder, weights)
         # Where drawing has failed, the next step says so.
         if resumable and state.ahead is not None and state.ahead.exception() is None:
             drawn = to_jsonable_python(state.ahead.result(), fallback=str)
@@ -229,7 +242,7 @@ def save_checkpoint(
         RunFolder(run).flush_metrics()
         record = {
             "phase": state.phase,
-            "policy_version": state.policy.version,
+            "policy_version": state.replica.policy.version,
             "started_from": state.started_from,
             "recipe_hash": recipe_hash,
             **state.counters(),

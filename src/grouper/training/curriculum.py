@@ -76,10 +76,6 @@ class ProblemStream:
             taken.append(index)
         return taken, position
 
-    def epoch(self, position: int) -> int:
-        """The epoch of a position, counted from 0."""
-        return position // self.size
-
 
 def first_met(size: int, count: int, *, seed: int) -> list[int]:
     """Indices of the problems that GRPO meets first, each once: a fair sample of all of them.

@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -36,11 +36,10 @@ from grouper.training.checkpoint import AHEAD_FILE, TrainState
 from grouper.training.metrics import rollout_tallies, status_of
 from grouper.training.optimizers import schedule
 from grouper.training.run import Run
-from grouper.training.update import Scorer, UpdateResult, grpo_objective, update_phase
+from grouper.training.update import Scorer, UpdateResult, grpo_objective, update
 from grouper.types import (
     Problem,
     Prompt,
-    Reward,
     Rollout,
     RolloutGroup,
     SamplingParams,
@@ -65,23 +64,42 @@ def grpo_step(run: Run, state: TrainState) -> StepReport:
         RewardError: a reward function failed on too many groups of the step.
         ModelError: memory ran out and the step cannot be run again in smaller slices.
     """
-    config, clock = run.recipe.grpo, state.clock
+    config, clock, seed = run.recipe.grpo, state.clock, run.recipe.seed
     clock.begin()
     rollouts = _rollouts(run, state)
     with clock.updating():
+        scorer = Scorer(state.replica, config.tokens_per_micro_batch, state.reference)
+        keys = [draw_seed(seed, "deal", state.step, n) for n in range(config.num_iterations)]
+        shuffled = [np.random.default_rng(key).permutation(len(rollouts.groups)) for key in keys]
         assembled = assemble(
             rollouts.groups,
             config,
-            Scorer(state.replica, config.tokens_per_micro_batch, state.reference, clock.scored),
+            scorer,
             max_new_tokens=run.prepared.max_new_tokens,
-            orders=_orders(run, state, len(rollouts.groups)),
+            orders=[order.tolist() for order in shuffled],
         )
         tokens = TokenLog(rollouts.groups, assembled.advantages, run.recipe.tracking.token_groups)
         objective = grpo_objective(config, tokens.see)
-        updates = [update_phase(state, b, objective, config) for b in assembled.batches]
-    _advance(state, rollouts)
+        updates = [
+            update(
+                state.replica,
+                batch,
+                objective,
+                state.optimizer,
+                scale=schedule(config.optimizer, state.step, state.total),
+                max_grad_norm=config.optimizer.max_grad_norm,
+                token_budget=config.tokens_per_micro_batch,
+            )
+            for batch in assembled.batches
+        ]
+    drawn = (*rollouts.groups, *rollouts.replaced)
+    if state.difficulty is not None:
+        state.difficulty.update(drawn, state.position // state.stream.size)
+    state.advance(updates, state.position, rollouts.position)
+    state.position = rollouts.position
     _record(run, state, rollouts, assembled.advantages, tokens)
-    return _report(run, state, rollouts, assembled, updates)
+    times = clock.tallies(() if rollouts.beside else drawn, scorer.scored, assembled.batches)
+    return _report(run, state, rollouts, assembled, updates, times=times)
 
 
 # --- sample, grade, reward -----------------------------------------------------------------------
@@ -106,6 +124,8 @@ class RolloutBatch:
     """What reward functions have logged, as metrics."""
     failed: list[str] = field(default_factory=list)
     """Where they failed, as events."""
+    beside: bool = False
+    """They were drawn while the step before was trained."""
 
 
 def collect(
@@ -158,8 +178,8 @@ def collect(
     )
     parts = [drawn[start : start + group_size] for start in range(0, len(drawn), group_size)]
 
-    def score() -> list[list[Reward]]:
-        return [
+    earned = (processes or ProcessGroup()).on_rank0(
+        lambda: [
             rewards.score(
                 problem=problem,
                 prompt=prompt,
@@ -169,7 +189,7 @@ def collect(
             )
             for (problem, prompt), part in zip(items, parts, strict=True)
         ]
-
+    )
     groups = tuple(
         RolloutGroup(
             problem=problem,
@@ -177,12 +197,10 @@ def collect(
             params=params,
             rollouts=tuple(
                 Rollout(completion=one.completion, grade=one.grade, reward=reward)
-                for one, reward in zip(part, earned, strict=True)
+                for one, reward in zip(part, scored, strict=True)
             ),
         )
-        for (problem, prompt), part, earned in zip(
-            items, parts, (processes or ProcessGroup()).on_rank0(score), strict=True
-        )
+        for (problem, prompt), part, scored in zip(items, parts, earned, strict=True)
     )
     return RolloutBatch(
         groups=groups,
@@ -191,57 +209,24 @@ def collect(
     )
 
 
-def dynamically(draw: Callable[[int], RolloutBatch], *, wanted: int, rounds: int) -> RolloutBatch:
-    """Draw groups until `wanted` of them are mixed (DAPO, arXiv 2503.14476, section 3.2).
-
-    Only correctness counts: a group whose rewards differ by format alone is replaced as well. The
-    groups kept are the whole step: only they count in its denominators.
-
-    Args:
-        draw: collects a number of groups of problems not yet drawn in this step.
-        wanted: groups of the step.
-        rounds: maximum number of further draws; what is still missing then is filled up with the
-            first flat groups. 0: no dynamic sampling.
-    """
-    drawn = [draw(wanted)]
-    groups = [*drawn[0].groups]
-    while len(drawn) <= rounds and (missing := wanted - sum(group.mixed for group in groups)) > 0:
-        drawn.append(draw(missing))
-        groups += drawn[-1].groups
-    # Stable: mixed groups first, each kind in the order it was drawn.
-    ranked = sorted(range(len(groups)), key=lambda i: not groups[i].mixed)
-    return RolloutBatch(
-        groups=tuple(groups[i] for i in sorted(ranked[:wanted])),
-        replaced=tuple(groups[i] for i in sorted(ranked[wanted:])),
-        rounds=len(drawn) - 1,
-        position=drawn[-1].position,
-        sample_seconds=math.fsum(batch.sample_seconds for batch in drawn),
-        grade_seconds=math.fsum(batch.grade_seconds for batch in drawn),
-    )
-
-
 def _rollouts(run: Run, state: TrainState) -> RolloutBatch:
     """The rollouts of this step; those of the next one are begun where the recipe says so."""
-    sampler, started = run.sampler(state.policy), time.perf_counter()
-    earlier, ahead = dict(sampler.seconds), state.ahead
-    if ahead is None:
+    sampler, started = run.sampler(state.replica.policy), time.perf_counter()
+    earlier = dict(sampler.seconds)
+    if state.ahead is None:
         rollouts = _collect_step(run, state, sampler)
-    else:
-        rollouts = run.processes.on_rank0(ahead.result)
-    state.ahead = None
-    spent = {name: value - earlier[name] for name, value in sampler.seconds.items()}
-    sample_seconds, grade_seconds = rollouts.sample_seconds, rollouts.grade_seconds
-    if ahead is None:
-        state.clock.sampled((*rollouts.groups, *rollouts.replaced))
-    else:  # only the wait for them was of this step
+        sample_seconds, grade_seconds = rollouts.sample_seconds, rollouts.grade_seconds
+    else:  # only the wait for them is of this step
+        rollouts = run.processes.on_rank0(state.ahead.result)
         sample_seconds, grade_seconds = time.perf_counter() - started, 0.0
-    state.clock.took(
-        **spent, decode=sample_seconds - math.fsum(spent.values()), grade=grade_seconds
-    )
+        state.ahead = None
+    spent = {name: value - earlier[name] for name, value in sampler.seconds.items()}
+    decode = sample_seconds - math.fsum(spent.values())
+    state.clock.seconds |= {**spent, "decode": decode, "grade": grade_seconds}
     if run.recipe.grpo.max_staleness and state.step + 1 < state.total:
         assert isinstance(sampler, VllmSampler)
         held = sampler.held()
-        state.clock.took(push=sampler.seconds["push"] - earlier["push"] - spent["push"])
+        state.clock.seconds["push"] = sampler.seconds["push"] - earlier["push"]
         # As they are now: this step changes all of it.
         position, band = rollouts.position, copy.deepcopy(state.difficulty)
         later = replace(state, step=state.step + 1, position=position, difficulty=band)
@@ -264,55 +249,67 @@ def _collect_step(
 ) -> RolloutBatch:
     """The rollouts of the next step of a state, without problems outside the difficulty band.
 
+    With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) groups are drawn until enough of
+    them are mixed, in at most `dynamic_sampling_rounds` further draws; what is still missing then
+    is filled up with the first flat groups. Only correctness counts: a group whose rewards differ
+    by format alone is replaced as well. The groups kept are the whole step: only they count in its
+    denominators.
+
     Args:
         run: as in `grpo_step`.
         state: of which step, position and difficulty are read.
         sampler: draws.
         beside: the run trains meanwhile: nothing is shown, and this process draws alone.
     """
+    config, seed, train, step = run.recipe.grpo, run.recipe.seed, run.prepared.train, state.step
     processes = ProcessGroup() if beside else run.processes
-    config, train, step = run.recipe.grpo, run.prepared.train, state.step
     position, seen = state.position, Counter[str]()
     notes = Notes(place=f"grpo {step}", global_step=step, max_steps=state.total)
-
     band = state.difficulty
-    wanted = None if band is None else lambda index, epoch: band.allows(train[index][0].id, epoch)
+    allowed = None if band is None else lambda index, epoch: band.allows(train[index][0].id, epoch)
 
-    def draw(count: int) -> RolloutBatch:
-        nonlocal position
-        indices, position = state.stream.take(position, count, wanted)
-        shown = run.display.within("sampling", count * config.group_size)
+    wanted = missing = config.prompts_per_step
+    drawn: list[RolloutBatch] = []
+    groups: list[RolloutGroup] = []
+    while missing > 0 and len(drawn) <= config.dynamic_sampling_rounds:
+        indices, position = state.stream.take(position, missing, allowed)
+        shown = run.display.within("sampling", missing * config.group_size)
         with nullcontext(run.raise_if_ending) if beside else shown as task:
-
-            def progress(done: int, total: int) -> None:
-                task(done, total)
-                if not beside:
-                    # Ctrl-C in the middle of sampling: the step has changed nothing yet.
-                    run.raise_if_stopped(f"sampling of grpo step {step}")
-
-            drawn = collect(
+            # Ctrl-C in the middle of sampling: the step has changed nothing yet.
+            moved = partial(run.moved, task, f"sampling of grpo step {step}")
+            found = collect(
                 [train[i] for i in indices],
                 sampler=sampler,
                 grader=run.grader,
                 rewards=run.rewards,
                 params=run.params,
                 group_size=config.group_size,
-                key=(run.recipe.seed, "grpo", step),
+                key=(seed, "grpo", step),
                 seen=seen,
                 notes=notes,
                 processes=processes,
-                progress=progress,
+                progress=task if beside else moved,
             )
-        return replace(drawn, position=position)
-
-    rollouts = dynamically(
-        draw, wanted=config.prompts_per_step, rounds=config.dynamic_sampling_rounds
-    )
+        drawn.append(found)
+        groups += found.groups
+        missing = wanted - sum(group.mixed for group in groups)
     processes.on_rank0(lambda: run.rewards.raise_if_failing(notes))
+    # Stable: mixed groups first, each kind in the order it was drawn.
+    ranked = sorted(range(len(groups)), key=lambda i: not groups[i].mixed)
+    kept = tuple(groups[i] for i in sorted(ranked[:wanted]))
     if config.shuffle_rewards:  # the control experiment
-        dealt = shuffle_rewards(rollouts.groups, draw_seed(run.recipe.seed, "shuffle", step))
-        rollouts = replace(rollouts, groups=dealt)
-    return replace(rollouts, logged=notes.tallies(), failed=notes.events)
+        kept = shuffle_rewards(kept, draw_seed(seed, "shuffle", step))
+    return RolloutBatch(
+        groups=kept,
+        replaced=tuple(groups[i] for i in sorted(ranked[wanted:])),
+        rounds=len(drawn) - 1,
+        position=position,
+        sample_seconds=math.fsum(batch.sample_seconds for batch in drawn),
+        grade_seconds=math.fsum(batch.grade_seconds for batch in drawn),
+        logged=notes.tallies(),
+        failed=notes.events,
+        beside=beside,
+    )
 
 
 def shuffle_rewards(groups: Sequence[RolloutGroup], key: int) -> tuple[RolloutGroup, ...]:
@@ -368,11 +365,12 @@ def assemble(
         orders: one per pass: the order in which groups are assigned to its optimizer steps; None:
             as they are.
     """
+    several = len(orders) * config.updates_per_batch > 1
     rows = rollout_rows(groups, mask_truncated=config.overlong == "mask")
     tallies: dict[str, Tally] = {}
     penalties = None
     if rows is not None and config.kl_in_reward:
-        rows = _scored(rows, torch.arange(rows.rows), config, scores)
+        rows = _scored(rows, torch.arange(rows.rows), config, scores, old=True)
         penalties = _penalties(rows, config, tallies)
     advantages = advantages_of(groups, config, penalties)
     if rows is None:
@@ -380,14 +378,29 @@ def assemble(
     flat = torch.tensor([a for values in advantages for a in values], dtype=torch.float32)
     rows = replace(rows, advantages=flat)
     if not config.kl_in_reward:
-        live = torch.ones_like(flat) if config.flat_rows_matter else flat
-        rows = _scored(rows, live.nonzero().flatten(), config, scores)
-    if not config.several_updates:
+        needed = torch.ones_like(flat) if config.flat_rows_matter else flat
+        rows = _scored(rows, needed.nonzero().flatten(), config, scores, old=several)
+    if not several:
         # The old log-probs are the current ones, detached: the ratio is exactly 1.
         rows = replace(rows, old_logprobs=None)
-    batches = [
-        batch for order in orders for batch in _steps_of_pass(rows, config, max_new_tokens, order)
-    ]
+    drawn = torch.arange(rows.mask.shape[1]) < rows.completion_lengths[:, None]
+    assert rows.sampler_logprobs is not None
+    if not rows.sampler_logprobs[drawn].isfinite().all():
+        # The model is broken, whether or not rows have a signal: `update` has to see it.
+        broken = (replace(rows, mask=drawn),) * len(orders)
+        return Assembled(advantages=advantages, batches=broken, tallies=tallies)
+    batches: list[TrainBatch] = []
+    for order in orders:
+        parts = step_batches(
+            rows,
+            WEIGHTINGS[config.weighting],
+            weighting_constant=config.weighting_constant or float(max_new_tokens),
+            updates=config.updates_per_batch,
+            order=order,
+        )
+        if not config.flat_rows_matter:
+            parts = [live for part in parts if (live := with_gradient(part)) is not None]
+        batches += [part for part in parts if part.weights.any()]
     return Assembled(advantages=advantages, batches=tuple(batches), tallies=tallies)
 
 
@@ -433,18 +446,21 @@ def advantages_of(
     return tuple(found)
 
 
-def _scored(rows: TrainBatch, index: Tensor, config: GRPOConfig, scores: Scorer) -> TrainBatch:
-    """The rows with old and reference log-probs and the token selection of those at `index`.
+def _scored(
+    rows: TrainBatch, index: Tensor, config: GRPOConfig, scores: Scorer, *, old: bool
+) -> TrainBatch:
+    """The rows with reference log-probs, token selection and, if `old`, old log-probs.
 
-    The log-probs of the other rows are not needed: they have no gradient.
+    Only of those at `index`: the other rows have no gradient.
     """
     if not index.numel():
         return rows
     part = rows.select(index)
     changes: dict[str, Tensor] = {}
-    if config.several_updates or config.kl_in_reward or config.top_entropy < 1:
+    if old or config.top_entropy < 1:
         now = scores.current(part)
-        changes["old_logprobs"] = now.logprobs
+        if old:
+            changes["old_logprobs"] = now.logprobs
         if config.top_entropy < 1:
             share = config.top_entropy
             changes["selection"] = top_entropy_selection(now.entropies, part.mask, share)
@@ -488,50 +504,7 @@ def _penalties(
     return tuple((config.beta * kl.sum(1)).tolist())
 
 
-def _steps_of_pass(
-    rows: TrainBatch, config: GRPOConfig, max_new_tokens: int, order: Sequence[int] | None
-) -> list[TrainBatch]:
-    """The optimizer steps of one pass over the rows, each normalised over what it holds."""
-    if rows.sampler_logprobs is not None:
-        drawn = torch.arange(rows.mask.shape[1]) < rows.completion_lengths[:, None]
-        if not rows.sampler_logprobs[drawn].isfinite().all():
-            # The model is broken, whether or not rows have a signal: `update` has to see it.
-            return [replace(rows, mask=drawn)]
-    parts = step_batches(
-        rows,
-        WEIGHTINGS[config.weighting],
-        weighting_constant=config.weighting_constant or float(max_new_tokens),
-        updates=config.updates_per_batch,
-        order=order,
-    )
-    if config.flat_rows_matter:
-        return [part for part in parts if part.weights.any()]
-    return [live for part in parts if (live := with_gradient(part)) is not None]
-
-
-def _orders(run: Run, state: TrainState, groups: int) -> list[list[int] | None]:
-    """Per pass, the order in which groups are assigned to its optimizer steps."""
-    config = run.recipe.grpo
-    if not config.several_updates:
-        return [None]
-    keys = [
-        draw_seed(run.recipe.seed, "deal", state.step, number)
-        for number in range(config.num_iterations)
-    ]
-    return [np.random.default_rng(key).permutation(groups).tolist() for key in keys]
-
-
-# --- count, record, report -----------------------------------------------------------------------
-
-
-def _advance(state: TrainState, rollouts: RolloutBatch) -> None:
-    """Advance the state; so far the step has changed nothing but weights and optimizer."""
-    epoch = state.stream.epoch(state.position)
-    state.step += 1
-    state.position = rollouts.position
-    state.epoch_ended = state.stream.epoch(rollouts.position) > epoch
-    if state.difficulty is not None:
-        state.difficulty.update((*rollouts.groups, *rollouts.replaced), epoch)
+# --- record, report ------------------------------------------------------------------------------
 
 
 def _record(
@@ -564,6 +537,8 @@ def _report(
     rollouts: RolloutBatch,
     assembled: Assembled,
     updates: Sequence[UpdateResult],
+    *,
+    times: Mapping[str, Tally],
 ) -> StepReport:
     config = run.recipe.grpo
     scale = schedule(config.optimizer, state.step - 1, state.total)
@@ -575,12 +550,12 @@ def _report(
     if config.dynamic_sampling_rounds:
         tallies["groups/replaced"] = Tally.of([len(rollouts.replaced)])
         tallies["resample_rounds"] = Tally.of([rollouts.rounds])
-    gap = run.sampler(state.policy).gap
+    gap = run.sampler(state.replica.policy).gap
     if gap is not None:
         tallies["sampler_push_gap"] = Tally.of([gap])
     if state.difficulty is not None:
         ids = [problem.id for problem, _ in run.prepared.train]
-        left_out = state.difficulty.left_out(ids, state.stream.epoch(state.position))
+        left_out = state.difficulty.left_out(ids, state.position // state.stream.size)
         tallies["problems/left_out"] = Tally.of([left_out])
     # What makes a run irreproducible is recorded: a grader that timed out or crashed.
     broken = [
@@ -598,7 +573,7 @@ def _report(
             "updates": Tally.of([sum(result.applied for result in updates)]),
             "rewards/failed": Tally.of([len(rollouts.failed)]),
             "learning_rate": Tally.of([scale * config.optimizer.learning_rate]),
-            **state.clock.tallies(),
+            **times,
         },
         status=status_of(
             rollouts.groups,

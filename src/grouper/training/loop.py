@@ -94,113 +94,125 @@ def run_phase(
         ModelError: a log-prob, the loss or its gradient was not finite several times in a row.
         RunFolderError: the metrics, or the checkpoint after an interrupt, cannot be written.
     """
+    loop = _Loop(run, state, hooks)
     for hook in hooks:
         hook.phase_begins(run, state)
-    saves = _Saves(run, state, hooks)
-    background = _BackgroundValidation(run, state, saves)
     tidy(run, state)  # a kill may have come before it
-    background.restart()
+    loop.restart_validation()
     with run.display.track(f"training {state.phase}", state.total) as task:
         try:
             while True:
                 task(state.step)
-                background.settle()
-                better = _evaluate_if_due(run, state, background)
-                ended = _has_ended(run, state)
-                saves.at_this_step(better=better, last=ended)
+                loop.settle_validation()
+                better = loop.validate_if_due()
+                ended = loop.has_ended()
+                loop.save_if_due(better=better, last=ended)
                 if ended:
-                    background.settle(wait=True)
+                    loop.settle_validation(wait=True)
                 run.raise_if_stopped(f"{state.phase} step {state.step}", together=True)
                 if ended:
                     break
-                _take_step(run, state, step, hooks, saves.take_events())
+                loop.take_step(step)
         except Interrupted:
-            saves.before_leaving()
+            if state.step != loop.saved:
+                loop.save(resumable=True)
             raise
     for hook in hooks:
         hook.phase_ends(run, state)
 
 
-def _take_step(
-    run: Run,
-    state: TrainState,
-    step: Callable[[Run, TrainState], StepReport],
-    hooks: Sequence[Hook],
-    events: tuple[str, ...],
-) -> None:
-    """Take one step, call the hooks, and record it with the events before it."""
-    report = step(run, state)
-    asked = [hook.after_step(run, state, report) for hook in hooks]
-    state.asked = {word: who for one in asked for word, who in one.asks.items()}
-    texts = tuple(text for one in asked for text in one.events)
-    report = replace(report, events=(*events, *report.events, *texts))
-    run.folder.append_metrics(report)
-    run.display.step(report, state.total)
-    if state.skipped >= MOST_SKIPPED:
-        _stop_broken(run, state)
-    for text in texts if run.processes.rank == 0 else ():
-        log.warning("%s step %d: %s", state.phase, report.step, text)
-    for error in filter(None, (one.error for one in asked)):
-        raise error
+class _Loop:
+    """What is done between the steps of a phase, and what a failure of it leaves to report.
 
-
-def _evaluate_if_due(run: Run, state: TrainState, background: _BackgroundValidation) -> bool:
-    """Measure the policy on the validation problems if due; whether it may be the best so far."""
-    step, config = state.step, state.config(run.recipe)
-    total = step if state.asked.get("stop") else state.total
-    due = evaluation_is_due(config, step, total=total, epoch_ended=state.epoch_ended)
-    due = due or "evaluate" in state.asked
-    if not run.prepared.validation or not due:
-        return False
-    result = run.folder.read_evaluation(validation_name(state.phase, step))
-    if result is None and run.recipe.evaluation.servers:
-        return background.begin(step, lambda: state.policy)
-    if result is None:
-        result = run.evaluate(state.policy, phase=state.phase, step=step, split="validation")
-    return state.best.offer(step, result.accuracy, result.interval)
-
-
-def _has_ended(run: Run, state: TrainState) -> bool:
-    """Whether all steps are done, or a hook has requested the end."""
-    if state.step >= state.total:
-        return True
-    who = state.asked.get("stop")
-    if who is None:
-        return False
-    run.display.say(f"{state.phase} ends at step {state.step}: {who} asks for it.")
-    return True
-
-
-class _BackgroundValidation:
-    """Validations that run while a phase trains, one at a time.
-
-    The weights that are validated are saved, since they may be the best. A checkpoint says which
-    validation was still running, and a resumed run starts it again.
+    A validation may run while the phase trains, one at a time. The weights that are validated are
+    saved, since they may be the best. A checkpoint says which validation was still running, and a
+    resumed run starts it again.
     """
 
-    def __init__(self, run: Run, state: TrainState, saves: _Saves) -> None:
-        self._run, self._state, self._saves = run, state, saves
-        self._open: Future[EvaluationResult] | None = None
+    def __init__(self, run: Run, state: TrainState, hooks: Sequence[Hook]) -> None:
+        self.run, self.state, self.hooks = run, state, hooks
+        self.config = state.config(run.recipe)
+        # Step and time of the last resumable checkpoint; the first step needs none.
+        self.saved, self.since = state.step, time.monotonic()
+        self.validation: Future[EvaluationResult] | None = None
+        self.token_limit = state.replica.policy.token_limit
+        # Failures since the last step.
+        self.events: list[str] = []
 
-    def restart(self) -> None:
+    def report(self, event: str) -> None:
+        """Warn of what does not stop training, and put it into the metrics of the next step."""
+        log.warning("Training goes on with %s", event.partition(": ")[2])
+        self.events.append(event)
+
+    def take_step(self, step: Callable[[Run, TrainState], StepReport]) -> None:
+        """Take one step, call the hooks, and record it with the events before it.
+
+        That memory ran out makes a run irreproducible, whether in this step or since the last.
+        """
+        run, state = self.run, self.state
+        report = step(run, state)
+        limit = state.replica.policy.token_limit
+        if limit != self.token_limit:
+            split = f"memory split, at most {limit} tokens per slice from now on"
+            self.events.append(f"nondeterministic_event: {split}")
+            self.token_limit = limit
+        asked = [hook.after_step(run, state, report) for hook in self.hooks]
+        state.asked = {word: who for one in asked for word, who in one.asks.items()}
+        texts = [text for one in asked for text in one.events]
+        report = replace(report, events=(*self.events, *report.events, *texts))
+        self.events = []
+        run.folder.append_metrics(report)
+        run.display.step(report, state.total)
+        if state.skipped >= MOST_SKIPPED:
+            _stop_broken(run, state)
+        for text in texts if run.processes.rank == 0 else ():
+            log.warning("%s step %d: %s", state.phase, report.step, text)
+        for error in filter(None, (one.error for one in asked)):
+            raise error
+
+    def has_ended(self) -> bool:
+        """Whether all steps are done, or a hook has requested the end."""
+        state, who = self.state, self.state.asked.get("stop")
+        if who is not None and state.step < state.total:
+            self.run.display.say(f"{state.phase} ends at step {state.step}: {who} asks for it.")
+        return who is not None or state.step >= state.total
+
+    def validate_if_due(self) -> bool:
+        """Measure the policy on the validation problems if due; whether it may be the best."""
+        run, state, step = self.run, self.state, self.state.step
+        total = step if state.asked.get("stop") else state.total
+        due = evaluation_is_due(self.config, step, total=total, epoch_ended=state.epoch_ended)
+        due = due or "evaluate" in state.asked
+        if not run.prepared.validation or not due:
+            return False
+        result = run.folder.read_evaluation(validation_name(state.phase, step))
+        if result is None and run.recipe.evaluation.servers:
+            return self.begin_validation(step, lambda: state.replica.policy)
+        if result is None:
+            result = run.evaluate(
+                state.replica.policy, phase=state.phase, step=step, split="validation"
+            )
+        return state.best.offer(step, result.accuracy, result.interval)
+
+    def restart_validation(self) -> None:
         """Start the validation again that was running at the checkpoint, unless it is due now."""
-        run, state, step = self._run, self._state, self._state.best.pending
+        run, state, step = self.run, self.state, self.state.best.pending
         state.best.pending = None
         if step not in (None, state.step) and run.recipe.evaluation.servers:
             weights = run.path / state.phase / f"checkpoint-{step}"
-            self.begin(step, lambda: run.load(str(weights)))
+            self.begin_validation(step, lambda: run.load(str(weights)))
 
-    def begin(self, step: int, policy: Callable[[], Policy]) -> bool:
+    def begin_validation(self, step: int, policy: Callable[[], Policy]) -> bool:
         """Begin one, once the one before it has ended; whether it has begun."""
-        self.settle(wait=True)
-        self._state.best.pending = step
-        with self._reported():
-            self._open = self._run.begin_validation(policy(), phase=self._state.phase, step=step)
-        return self._open is not None
+        self.settle_validation(wait=True)
+        self.state.best.pending = step
+        with self._failure_reported():
+            self.validation = self.run.begin_validation(policy(), phase=self.state.phase, step=step)
+        return self.validation is not None
 
-    def settle(self, *, wait: bool = False) -> None:
+    def settle_validation(self, *, wait: bool = False) -> None:
         """Record what the open one has found, if it has ended; what fails is only reported."""
-        run, state, future = self._run, self._state, self._open
+        run, state, future = self.run, self.state, self.validation
         if future is None:
             return
         on_rank0 = run.processes.on_rank0
@@ -209,85 +221,58 @@ class _BackgroundValidation:
                 return
             run.raise_if_stopped("waiting for the validation", together=True)
             futures.wait([future], timeout=0.1)
-        self._open = None
-        with self._reported():
+        self.validation = None
+        with self._failure_reported():
             result = run.record(on_rank0(future.result))
             state.best.offer(result.step, result.accuracy, result.interval)
         state.best.pending = None
         tidy(run, state)
 
     @contextlib.contextmanager
-    def _reported(self) -> Iterator[None]:
+    def _failure_reported(self) -> Iterator[None]:
         """Report what goes wrong with a validation, and go on training."""
         # Of several processes only Grouper's own errors are raised on all.
-        reported = Exception if self._run.processes.size == 1 else GrouperError
+        reported = Exception if self.run.processes.size == 1 else GrouperError
         try:
             yield
         except reported as error:
-            step, self._state.best.pending = self._state.best.pending, None
+            step, self.state.best.pending = self.state.best.pending, None
             what = error.paragraph() if isinstance(error, GrouperError) else repr(error)
-            self._saves.report(f"validation-failed: no validation at step {step}: {what}")
+            self.report(f"validation-failed: no validation at step {step}: {what}")
 
-
-class _Saves:
-    """The checkpoints of one phase: when they are written, and what happens when that fails."""
-
-    def __init__(self, run: Run, state: TrainState, hooks: Sequence[Hook]) -> None:
-        self._run, self._state, self._hooks = run, state, hooks
-        # Step and time of the last resumable checkpoint; the first step needs none.
-        self._saved, self._since = state.step, time.monotonic()
-        self._events: list[str] = []
-
-    def at_this_step(self, *, better: bool, last: bool) -> None:
+    def save_if_due(self, *, better: bool, last: bool) -> None:
         """Save what is due; a failure is reported, and retried when the next checkpoint is due.
 
-        Also after the last step of a phase, so that a finished run can be extended. The policy with
-        the best evaluation so far is saved as well, without the optimizer state.
+        Enough steps have been taken since the last checkpoint, or enough time has passed, as rank 0
+        sees it. Also after the last step of a phase, so that a finished run can be extended. The
+        policy with the best evaluation so far is saved as well, without the optimizer state.
         """
-        state = self._state
-        due = state.step != self._saved and (last or self._is_due())
-        if not due and not better:
-            return
+        state, every, since = self.state, self.config.checkpoint_every, self.since
+        due = state.step != self.saved and (
+            last
+            or "save" in state.asked
+            or (every > 0 and state.step % every == 0)
+            or self.run.processes.on_rank0(lambda: time.monotonic() - since >= SAVED_AFTER)
+        )
         try:
-            self._save(resumable=due)
+            if due or better:
+                self.save(resumable=due)
         except RunFolderError as error:
             self.report(f"save-failed: no checkpoint at step {state.step}: {error.paragraph()}")
 
-    def report(self, event: str) -> None:
-        """Warn of what does not stop training, and put it into the metrics of the next step."""
-        log.warning("Training goes on with %s", event.partition(": ")[2])
-        self._events.append(event)
-
-    def _is_due(self) -> bool:
-        """Whether enough steps have been taken, or enough time has passed, as rank 0 sees it."""
-        config = self._state.config(self._run.recipe)
-        every = config.checkpoint_every
-        if self._state.asked.get("save") or (every > 0 and self._state.step % every == 0):
-            return True
-        return self._run.processes.on_rank0(lambda: time.monotonic() - self._since >= SAVED_AFTER)
-
-    def before_leaving(self) -> None:
-        """Save the step at which the run is stopped, if it is not on disk already."""
-        if self._state.step != self._saved:
-            self._save(resumable=True)
-
-    def take_events(self) -> tuple[str, ...]:
-        """Failures since the last step."""
-        events, self._events = tuple(self._events), []
-        return events
-
-    def _save(self, *, resumable: bool) -> None:
-        run, state = self._run, self._state
+    def save(self, *, resumable: bool) -> None:
+        """Save a checkpoint of this step, or its weights alone."""
+        run, state = self.run, self.state
         # The checkpoint that the run resumed from is never replaced by weights alone.
-        if resumable or state.step != self._saved:
+        if resumable or state.step != self.saved:
             tokenizer, mark = run.prepared.tokenizer, run.hash
             folder = save_checkpoint(
                 run.path, state, tokenizer, recipe_hash=mark, resumable=resumable
             )
-            for hook in self._hooks:
+            for hook in self.hooks:
                 hook.checkpoint_saved(run, state, folder)
         if resumable:
-            self._saved, self._since = state.step, time.monotonic()
+            self.saved, self.since = state.step, time.monotonic()
         tidy(run, state)
 
 

@@ -32,14 +32,8 @@ MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def wait_for_device(device: torch.device) -> None:
-    """Return once a device has done what it was given; the CPU always has."""
-    if device.type in ("cuda", "mps"):
-        torch.accelerator.synchronize(device)
-
-
 class StepClock:
-    """Collects what one step did and turns it into metrics.
+    """Takes the time of one step after the other, and turns what it did into metrics.
 
     Args:
         policy: whose model FLOPs are counted.
@@ -58,75 +52,87 @@ class StepClock:
     def begin(self) -> None:
         """A new step begins."""
         self._started = time.perf_counter()
-        self._seconds: dict[str, float] = {}
-        self._flops = {"sample": 0, "update": 0}
-        self._tokens = {"sample": 0, "update": 0}
-
-    def took(self, **seconds: float) -> None:
-        """Seconds of one or more parts of the step, named as the metrics are."""
-        for name, value in seconds.items():
-            self._seconds[name] = self._seconds.get(name, 0.0) + value
+        self.seconds: dict[str, float] = {}
+        """Of parts of the step, named as the metrics are."""
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
         """What happens inside this block is the update."""
         started = time.perf_counter()
         yield
-        wait_for_device(self._device)
-        self.took(update=time.perf_counter() - started)
+        if self._device.type in ("cuda", "mps"):  # the CPU has done what it was given
+            torch.accelerator.synchronize(self._device)
+        self.seconds["update"] = time.perf_counter() - started
 
-    def sampled(self, groups: Sequence[RolloutGroup]) -> None:
-        """These rollouts were drawn."""
-        drawn = sum(len(r.completion.token_ids) for g in groups for r in g.rollouts)
-        self._tokens["sample"] += drawn
-        prompts = sum(len(g.prompt.token_ids) for g in groups)
-        self._flops["sample"] += self._forward(prompts + drawn, drawn)
-
-    def scored(self, batch: TrainBatch) -> None:
-        """These rows went through a forward."""
-        scored = int(batch.completion_lengths.sum())
-        self._flops["update"] += self._forward(int(batch.prompt_lengths.sum()) + scored, scored)
-
-    def trained(self, batch: TrainBatch) -> None:
-        """These rows went through a forward and a backward."""
-        self._tokens["update"] += batch.target_tokens
-        scored = int(batch.completion_lengths.sum())
-        tokens = int(batch.prompt_lengths.sum()) + scored
-        trained = self._matrices.trained_body * tokens + self._matrices.trained_head * scored
-        self._flops["update"] += 2 * self._forward(tokens, scored) + 2 * trained
-
-    def _forward(self, tokens: int, scored: int) -> int:
-        """FLOPs of a forward over `tokens`, each prompt once, of which the head scores `scored`."""
-        return 2 * (self._matrices.body * tokens + self._matrices.head * scored)
-
-    def tallies(self) -> dict[str, Tally]:
+    def tallies(
+        self,
+        drawn: Sequence[RolloutGroup] = (),
+        scored: Sequence[TrainBatch] = (),
+        trained: Sequence[TrainBatch] = (),
+    ) -> dict[str, Tally]:
         """The metrics of the step that is over now.
 
         `time.prefill`, `time.decode`, `time.grade` (waiting for grades and rewards),
         `time.update` and `time.other` add up to `time.step`; `time.sample` is the first two.
         `memory.peak_gib` is that of the run so far.
+
+        Args:
+            drawn: the rollouts that were sampled in it.
+            scored: what went through a forward in its update.
+            trained: what went through a forward and a backward.
         """
-        wait_for_device(self._device)
         whole = time.perf_counter() - self._started
-        seconds = {**self._seconds, "other": whole - math.fsum(self._seconds.values())}
+        seconds = {**self.seconds, "other": whole - math.fsum(self.seconds.values())}
         if "prefill" in seconds:
             seconds["sample"] = seconds["prefill"] + seconds["decode"]
         values = {**seconds, "step": whole}
+        tokens = {
+            "sample": sum(len(r.completion.token_ids) for group in drawn for r in group.rollouts),
+            "update": sum(int(batch.mask.sum()) for batch in trained),
+        }
+        read = sum(len(group.prompt.token_ids) for group in drawn)
+        passes = [*((batch, False) for batch in scored), *((batch, True) for batch in trained)]
+        flops = {
+            "sample": self._flops(read, tokens["sample"]),
+            "update": sum(
+                self._flops(
+                    int(batch.prompt_lengths.sum()),
+                    int(batch.completion_lengths.sum()),
+                    backward=backward,
+                )
+                for batch, backward in passes
+            ),
+        }
         # Speeds and utilisations of what happened in this step at all.
-        done = [part for part in self._tokens if seconds.get(part) and self._tokens[part]]
+        done = [part for part in tokens if seconds.get(part) and tokens[part]]
         for part in done:
             name = {"sample": "sampled", "update": "trained"}[part]
-            values[f"{name}_tokens_per_second"] = self._tokens[part] / seconds[part]
+            values[f"{name}_tokens_per_second"] = tokens[part] / seconds[part]
             if not self._is_mixture:
-                values[f"mfu_{part}"] = self._flops[part] / (seconds[part] * self._rate)
+                values[f"mfu_{part}"] = flops[part] / (seconds[part] * self._rate)
         if done and not self._is_mixture:
-            values["mfu"] = sum(self._flops.values()) / (whole * self._rate)
+            values["mfu"] = sum(flops.values()) / (whole * self._rate)
         times = {f"time.{name}": Tally.of([value]) for name, value in values.items()}
         # Of a GPU what was allocated; elsewhere what the process held.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_BYTES
         if self._device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self._device)
         return {**times, "memory.peak_gib": Tally.of([peak / 2**30])}
+
+    def _flops(self, prompts: int, completions: int, *, backward: bool = False) -> int:
+        """Of a pass over tokens, each prompt once, of which the head scores those of completions.
+
+        Args:
+            prompts: tokens.
+            completions: tokens.
+            backward: there is one after the forward.
+        """
+        body, trained_body, head, trained_head = self._matrices
+        tokens = prompts + completions
+        forward = 2 * (body * tokens + head * completions)
+        if not backward:
+            return forward
+        return 2 * forward + 2 * (trained_body * tokens + trained_head * completions)
 
 
 class Matrices(NamedTuple):

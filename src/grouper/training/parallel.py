@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -160,7 +160,7 @@ class ParallelPolicy:
 
     def sum_gradients(self) -> None:
         """Sum the gradients of all processes, after each has run its slices of a step."""
-        for parameter in self.policy.trainable().values() if self.processes.size > 1 else ():
+        for parameter in self.policy.trainable().values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             self.processes.sum_(parameter.grad)
@@ -187,11 +187,6 @@ class ParallelPolicy:
     def whole_weights(self) -> dict[str, Tensor] | None:
         """All weights unsharded for saving, or None if the model holds them unsharded."""
         return None
-
-    def clip_grad_norm(self, bound: float) -> float:
-        """Scale the whole gradient down to a 2-norm of at most `bound`; returns its norm before."""
-        norm = nn.utils.clip_grad_norm_(self.policy.trainable().values(), bound)
-        return float(whole(norm))
 
 
 class FullySharded(ParallelPolicy):

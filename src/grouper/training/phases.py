@@ -108,11 +108,11 @@ def _phase(run: Run, name: str, policy: Policy | None, hooks: Sequence[Hook]) ->
         policy = run.load(str(final))
     else:
         state = begin(run, name, policy)
-        policy, recipe = state.policy, run.recipe
+        policy, recipe = state.replica.policy, run.recipe
         left = {name: state.config(recipe)}
         if name == "sft" and not recipe.skip_grpo:
             left["grpo"] = recipe.grpo
-        run.processes.on_rank0(lambda: check_room_for_run(run.path, state.policy, left))
+        run.processes.on_rank0(lambda: check_room_for_run(run.path, state.replica.policy, left))
         run_phase(run, state, {"sft": sft_step, "grpo": grpo_step}[name], hooks)
         # First: once the final folder exists, nothing else of the phase is looked at.
         tidy(run, state)
@@ -258,7 +258,7 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
         if saved["recipe_hash"] == run.hash:
             raise
         log.warning("The optimizer starts anew, since the recipe changed: %s", error.what)
-        state.optimizer = make_optimizer(state.policy, state.config(run.recipe).optimizer)
+        state.optimizer = make_optimizer(state.replica.policy, state.config(run.recipe).optimizer)
     state.restore(saved)
     if saved["recipe_hash"] == run.hash:
         state.ahead = read_ahead(folder)

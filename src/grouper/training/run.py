@@ -257,12 +257,8 @@ class Run:
         if self._ahead is not None:
             wait([self._ahead])  # it may use the same engine, with other weights
         with self.display.track(f"evaluating {phase} on {split}") as task:
-
-            def progress(done: int, total: int) -> None:
-                task(done, total)
-                self.raise_if_stopped(f"evaluation of {phase} on {split}")
-
-            what = {"card": self._loss_card(policy, phase, split), "progress": progress}
+            moved = partial(self.moved, task, f"evaluation of {phase} on {split}")
+            what = {"card": self._loss_card(policy, phase, split), "progress": moved}
             sampler = self.sampler(policy)
             result = self._measure(sampler, phase, step, split, self.processes, **what)
         # An evaluation may need far more cache than a training step.
@@ -370,6 +366,18 @@ class Run:
         loss = validation_loss(self.replica(policy), held_out, token_budget=budget)
         self.display.say(f"Validation loss: {loss.mean:.4f} over {loss.count:,.0f} tokens.")
         return {"loss": loss.mean, "loss_tokens": loss.count}
+
+    def moved(self, task: Callable[[int, int], None], what: str, done: int, total: int) -> None:
+        """Show how far something is, and raise `Interrupted` once the user has asked to stop.
+
+        Args:
+            task: shows it.
+            what: is being done.
+            done: so far.
+            total: to do.
+        """
+        task(done, total)
+        self.raise_if_stopped(what)
 
     def raise_if_stopped(self, what: str = "", *, together: bool = False) -> None:
         """Raise `Interrupted` once the user has asked to stop; also feeds the watchdog.

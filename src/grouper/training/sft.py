@@ -8,7 +8,7 @@ from grouper.sampling.base import draw_seed
 from grouper.training.checkpoint import TrainState
 from grouper.training.optimizers import schedule
 from grouper.training.run import Run
-from grouper.training.update import sft_objective, update_phase
+from grouper.training.update import sft_objective, update
 from grouper.types import StepReport, Tally
 
 
@@ -31,25 +31,27 @@ def sft_step(run: Run, state: TrainState) -> StepReport:
         WEIGHTINGS[config.weighting],
         weighting_constant=config.weighting_constant or 0.0,
     )
-    rate = schedule(config.optimizer, step, state.total) * config.optimizer.learning_rate
+    scale = schedule(config.optimizer, step, state.total)
     with clock.updating():
-        result = update_phase(
-            state,
+        result = update(
+            state.replica,
             batch,
             sft_objective,
-            config,
-            lambda number: draw_seed(run.recipe.seed, "dropout", step, number),
+            state.optimizer,
+            scale=scale,
+            max_grad_norm=config.optimizer.max_grad_norm,
+            token_budget=config.tokens_per_micro_batch,
+            dropout_seed=lambda number: draw_seed(run.recipe.seed, "dropout", step, number),
         )
-    state.step += 1
-    state.epoch_ended = state.stream.epoch(after) > state.stream.epoch(before)
+    state.advance([result], before, after)
     return StepReport(
         phase="sft",
         step=state.step,
         tallies={
             **result.tallies,
-            "learning_rate": Tally.of([rate]),
-            "tokens": Tally.of([batch.target_tokens]),
-            **clock.tallies(),
+            "learning_rate": Tally.of([scale * config.optimizer.learning_rate]),
+            "tokens": Tally.of([int(batch.mask.sum())]),
+            **clock.tallies(trained=[batch]),
         },
         status="learning" if result.applied else "skipped:not-finite",
         events=result.events,

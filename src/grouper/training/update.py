@@ -13,11 +13,12 @@ import gc
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from grouper.algorithms.batching import TrainBatch, broken_tensors, demonstration_batch
 from grouper.algorithms.losses import (
@@ -34,13 +35,12 @@ from grouper.algorithms.weighting import token_mean
 from grouper.errors import ModelError, first_line, is_out_of_memory
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.sampling.native import keep_no_engines
-from grouper.training.optimizers import Optimizer, schedule
-from grouper.training.parallel import ParallelPolicy, Slice
+from grouper.training.optimizers import Optimizer
+from grouper.training.parallel import ParallelPolicy, Slice, whole
 from grouper.types import Demonstration, Tally, merge_tallies
 
 if TYPE_CHECKING:
-    from grouper.config.schema import GRPOConfig, SFTConfig
-    from grouper.training.checkpoint import TrainState
+    from grouper.config.schema import GRPOConfig
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class UpdateResult:
     applied: bool
     """False when the loss or gradient was not finite: the optimizer was not stepped."""
     events: tuple[str, ...] = ()
-    """What makes the step irreproducible (it was split because memory ran out), or blocked it."""
+    """What blocked it."""
     batch: TrainBatch | None = None
     """The step, if it was not applied."""
 
@@ -97,11 +97,12 @@ def update(
     broken = next(broken_tensors(batch), None)
     if broken is not None:
         return UpdateResult({}, False, (f"not-finite: {broken}; update skipped",), batch)
-    policy, limit = replica.policy, replica.policy.token_limit
+    policy, events = replica.policy, []
     loss, tallies = accumulate_gradient(
         replica, batch, objective, token_budget=token_budget, dropout_seed=dropout_seed
     )
-    norm = replica.clip_grad_norm(math.inf if max_grad_norm is None else max_grad_norm)
+    bound = math.inf if max_grad_norm is None else max_grad_norm
+    norm = float(whole(nn.utils.clip_grad_norm_(policy.trainable().values(), bound)))
     # An objective that reports its loss per token, as SFT's does, says more than the sum.
     tallies = {"loss": Tally.of([loss]), **tallies, "grad_norm": Tally.of([norm])}
     applied = math.isfinite(loss) and math.isfinite(norm)
@@ -109,47 +110,9 @@ def update(
         optimizer.step(scale)
         policy.version += 1
     policy.zero_grad(set_to_none=True)
-    events = []
-    if policy.token_limit != limit:
-        events.append(
-            f"nondeterministic_event: memory split, at most {policy.token_limit} tokens per slice "
-            "from now on"
-        )
     if not applied:
         events.append(f"not-finite: loss {loss:g}, gradient norm {norm:g}; update skipped")
     return UpdateResult(tallies, applied, tuple(events), None if applied else batch)
-
-
-def update_phase(
-    state: TrainState,
-    batch: TrainBatch,
-    objective: Objective,
-    config: SFTConfig | GRPOConfig,
-    dropout_seed: Callable[[int], int] | None = None,
-) -> UpdateResult:
-    """Take one optimizer step of a phase as its settings have it, and count it.
-
-    Args:
-        state: of the phase.
-        batch: as in `update`, likewise what follows.
-        objective: loss per token.
-        config: of the phase.
-        dropout_seed: as in `accumulate_gradient`.
-    """
-    state.clock.trained(batch)
-    result = update(
-        state.replica,
-        batch,
-        objective,
-        state.optimizer,
-        scale=schedule(config.optimizer, state.step, state.total),
-        max_grad_norm=config.optimizer.max_grad_norm,
-        token_budget=config.tokens_per_micro_batch,
-        dropout_seed=dropout_seed,
-    )
-    state.skipped = 0 if result.applied else state.skipped + 1
-    state.suspect = result.batch
-    return result
 
 
 def accumulate_gradient(
@@ -177,42 +140,31 @@ def accumulate_gradient(
     Raises:
         ModelError: memory ran out and the step cannot be run again in smaller slices.
     """
+    policy = replica.policy
+    policy.zero_grad(set_to_none=True)
 
-    def run(slices: Iterator[Slice]) -> tuple[float, dict[str, Tally]]:
-        replica.policy.zero_grad(set_to_none=True)
-        total, reports = 0.0, []
-        for part in slices:
-            seed = None if dropout_seed is None else dropout_seed(part.number)
-            loss, tallies = _backward(replica, part, objective, seed)
-            total += loss
-            reports += [tallies] if part.own else []
-        return total, merge_tallies(reports)
+    def run(part: Slice) -> tuple[float, dict[str, Tally]]:
+        rows = part.batch.to(policy.device)
+        seed = None if dropout_seed is None else dropout_seed(part.number)
+        with contextlib.nullcontext() if seed is None else _dropout(policy, seed):
+            outputs = policy(rows, entropy_gradient=objective.entropy_gradient)
+            per_token, tallies = objective.loss(outputs, rows)
+            loss = (per_token * rows.weights).sum()
+            replica.backward(loss, last=part.last)
+        return float(loss.detach()), tallies
 
-    gathered = _in_slices(replica, batch, token_budget, run)
-    if together:
+    results = _in_slices(replica, batch, token_budget, run)
+    if together and replica.processes.size > 1:
         replica.sum_gradients()
     # Not `fsum`, which raises on infinities of both signs; a NaN skips the step.
-    return sum(loss for loss, _ in gathered), merge_tallies([report for _, report in gathered])
-
-
-def _backward(
-    replica: ParallelPolicy, part: Slice, objective: Objective, seed: int | None
-) -> tuple[float, dict[str, Tally]]:
-    """Forward and backward of one slice; returns its share of the loss, and its tallies."""
-    policy, batch = replica.policy, part.batch.to(replica.policy.device)
-    with _dropout(policy, seed):
-        outputs = policy(batch, entropy_gradient=objective.entropy_gradient)
-        per_token, tallies = objective(outputs, batch)
-        loss = (per_token * batch.weights).sum()
-        replica.backward(loss, last=part.last)
-    return float(loss.detach()), tallies
+    return sum(loss for loss, _ in results), merge_tallies([tallies for _, tallies in results])
 
 
 @contextlib.contextmanager
-def _dropout(policy: Policy, seed: int | None) -> Iterator[None]:
+def _dropout(policy: Policy, seed: int) -> Iterator[None]:
     """LoRA's dropout on, from `seed`; everything else stays in evaluation mode."""
     layers = [m for name, m in policy.named_modules() if ".lora_dropout." in name]
-    if seed is None or not layers:
+    if not layers:
         yield
         return
     with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
@@ -228,27 +180,15 @@ def _dropout(policy: Policy, seed: int | None) -> Iterator[None]:
 
 # --- what is minimised ---------------------------------------------------------------------------
 
-# (outputs, slice, tallies to add to) -> loss per token [R, T].
-Term = Callable[[TokenOutputs, TrainBatch, dict[str, Tally]], Tensor]
-
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A loss per token.
+    """A loss per token."""
 
-    `objective(outputs, slice)` gives the loss [R, T], zero off the mask, and tallies over the
-    slice's target tokens.
-    """
-
-    term: Term
+    loss: Callable[[TokenOutputs, TrainBatch], tuple[Tensor, dict[str, Tally]]]
+    """(outputs, slice) -> the loss [R, T], zero off the mask, and tallies over target tokens."""
     entropy_gradient: bool = False
     """Whether the entropies must carry a gradient."""
-
-    def __call__(self, outputs: TokenOutputs, batch: TrainBatch) -> tuple[Tensor, dict[str, Tally]]:
-        tallies: dict[str, Tally] = {}
-        loss = self.term(outputs, batch, tallies)
-        # `where` before any product: padding may hold anything, NaN included.
-        return torch.where(batch.mask, loss, 0.0), tallies
 
 
 def _tally(values: Tensor, mask: Tensor) -> Tally:
@@ -260,11 +200,18 @@ def _tally(values: Tensor, mask: Tensor) -> Tally:
     return Tally(float(picked.sum()), float(picked.numel()), float(low), float(high))
 
 
-def _nll(outputs: TokenOutputs, batch: TrainBatch, tallies: dict[str, Tally]) -> Tensor:
+def _nll(
+    outputs: TokenOutputs, batch: TrainBatch, entropy_bonus: float = 0.0
+) -> tuple[Tensor, dict[str, Tally]]:
     loss = nll(outputs.logprobs)
-    tallies["loss"] = _tally(loss, batch.mask)
-    tallies["entropy"] = _tally(outputs.entropies, batch.mask)
-    return loss
+    tallies = {
+        "loss": _tally(loss, batch.mask),
+        "entropy": _tally(outputs.entropies, batch.mask),
+    }
+    if entropy_bonus > 0:
+        loss = loss - entropy_bonus * outputs.entropies
+    # `where` before any product: padding may hold anything, NaN included.
+    return torch.where(batch.mask, loss, 0.0), tallies
 
 
 sft_objective = Objective(_nll)
@@ -277,11 +224,7 @@ def rehearsal_objective(entropy_bonus: float) -> Objective:
     The likelihood replaces the surrogate. The gradient of an entropy term makes the backward of the
     head keep more, so the term is included if the phase has one.
     """
-
-    def term(outputs: TokenOutputs, batch: TrainBatch, tallies: dict[str, Tally]) -> Tensor:
-        return _nll(outputs, batch, tallies) - entropy_bonus * outputs.entropies
-
-    return Objective(term, entropy_gradient=True) if entropy_bonus > 0 else sft_objective
+    return Objective(partial(_nll, entropy_bonus=entropy_bonus), entropy_bonus > 0)
 
 
 # (slice, log-probs [R, T] before the first update, clipped [R, T] or None).
@@ -300,15 +243,17 @@ def grpo_objective(config: GRPOConfig, see: See | None = None) -> Objective:
     importance = IMPORTANCE_WEIGHTS.get(config.importance)
     kl_of = KL_ESTIMATORS[config.kl] if config.beta > 0 and not config.kl_in_reward else None
 
-    def term(outputs: TokenOutputs, batch: TrainBatch, tallies: dict[str, Tally]) -> Tensor:
+    def loss_of(outputs: TokenOutputs, batch: TrainBatch) -> tuple[Tensor, dict[str, Tally]]:
         logprobs, mask = outputs.logprobs, batch.mask
         # One update a batch: the old log-probs are the current ones, so the ratio is exactly 1.
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         ratios = ratio_of(logprobs, old, mask)
         advantages = batch.advantages[:, None].to(ratios.dtype)
         loss = surrogate(ratios, logprobs, advantages, bounds)
-        tallies["trained/entropy"] = _tally(outputs.entropies, mask)
-        tallies["trained/logprob"] = _tally(logprobs, mask)
+        tallies = {
+            "trained/entropy": _tally(outputs.entropies, mask),
+            "trained/logprob": _tally(logprobs, mask),
+        }
         clipped: Tensor | None = None
         if batch.old_logprobs is not None:
             ratio = ratios.detach().exp()
@@ -338,9 +283,10 @@ def grpo_objective(config: GRPOConfig, see: See | None = None) -> Objective:
             loss = loss + config.beta * kl
         if config.entropy_bonus > 0:
             loss = loss - config.entropy_bonus * outputs.entropies
-        return loss
+        # `where` before any product: padding may hold anything, NaN included.
+        return torch.where(mask, loss, 0.0), tallies
 
-    return Objective(term, entropy_gradient=config.entropy_bonus > 0)
+    return Objective(loss_of, entropy_gradient=config.entropy_bonus > 0)
 
 
 # --- log-probs without a gradient ----------------------------------------------------------------
@@ -356,8 +302,8 @@ class Scorer:
     """Tokens in one forward."""
     reference_weights: dict[str, Tensor] | None = None
     """Weights of the reference of a KL term, sharded like the replica's."""
-    on_batch: Callable[[TrainBatch], None] | None = None
-    """Called with each batch that is scored."""
+    scored: list[TrainBatch] = field(default_factory=list)
+    """What it has scored so far."""
 
     def current(self, batch: TrainBatch) -> TokenOutputs:
         """Log-probs and entropies [R, T] of the policy as it is now."""
@@ -370,24 +316,21 @@ class Scorer:
 
     def _scores(self, batch: TrainBatch, weights: dict[str, Tensor] | None) -> TokenOutputs:
         """Filled slice by slice; rows are found by their sequence id."""
-        replica, grids = self.replica, list[Tensor]()
-        if self.on_batch is not None:
-            self.on_batch(batch)
+        replica = self.replica
+
+        def run(part: Slice) -> tuple[Tensor, Tensor, Tensor]:
+            scored = replica.score(part.batch.to(replica.policy.device), weights)
+            values = (scored.logprobs.to(batch.weights), scored.entropies.to(batch.weights))
+            return part.batch.sequence_ids, *values
+
+        self.scored.append(batch)
         place = torch.zeros(int(batch.sequence_ids.max()) + 1, dtype=torch.int64)
         place[batch.sequence_ids] = torch.arange(batch.rows)
-
-        def run(slices: Iterator[Slice]) -> None:
-            # Rows scored by one process are zero on the others, so that a sum merges them.
-            grids[:] = [batch.weights.new_zeros(batch.mask.shape) for _ in range(2)]
-            for part in slices:
-                scored = replica.score(part.batch.to(replica.policy.device), weights)
-                rows = place[part.batch.sequence_ids]
-                for grid, values in zip(grids, (scored.logprobs, scored.entropies), strict=True):
-                    if part.own:
-                        grid[rows, : values.shape[1]] = values.to(grid)
-
-        _in_slices(replica, batch, self.token_budget, run)
-        return TokenOutputs(*map(replica.processes.sum_, grids))
+        logprobs, entropies = (batch.weights.new_zeros(batch.mask.shape) for _ in range(2))
+        for ids, *values in _in_slices(replica, batch, self.token_budget, run):
+            for grid, part in zip((logprobs, entropies), values, strict=True):
+                grid[place[ids], : part.shape[1]] = part
+        return TokenOutputs(logprobs, entropies)
 
 
 def validation_loss(
@@ -412,9 +355,9 @@ def _in_slices(
     replica: ParallelPolicy,
     batch: TrainBatch,
     token_budget: int,
-    run: Callable[[Iterator[Slice]], Value],
+    run: Callable[[Slice], Value],
 ) -> list[Value]:
-    """Run a step over its slices; if memory runs out, again over slices of half the tokens.
+    """Run a step slice by slice; if memory runs out, all of it again in slices of half the tokens.
 
     The budget that fits is kept in `policy.token_limit`, so that later steps start from it. All
     processes agree on it and make the same attempts.
@@ -423,33 +366,31 @@ def _in_slices(
         replica: the policy as this process runs it.
         batch: the step.
         token_budget: tokens in one slice at first.
-        run: runs the slices of this process. It must not keep any of their tensors.
+        run: runs one slice. What it returns must not hold memory of the device.
 
     Returns:
-        What `run` returned, by process.
+        What `run` returned of each slice, those of all processes, on every process.
 
     Raises:
         ModelError: a slice of one row is too large; or memory ran out while other processes were
             waiting, as they do in every slice if weights are split.
     """
-    policy, current = replica.policy, list[TrainBatch]()
-
-    def slices() -> Iterator[Slice]:
-        for part in replica.slices(batch, token_budget):
-            current[:] = [part.batch]
-            yield part
-
+    policy = replica.policy
     while True:
         limit: int | ModelError | None = None
         results: list[Value] = []
+        current: TrainBatch | None = None
         try:
-            results.append(run(slices()))
+            for part in replica.slices(batch, token_budget):
+                current = part.batch
+                result = run(part)
+                results += [result] if part.own else []
         except RuntimeError as error:
-            if not is_out_of_memory(error) or not current:
+            if not is_out_of_memory(error) or current is None:
                 raise
             if replica.split:
-                raise _while_others_wait(current[0], policy, first_line(error)) from error
-            limit = _smaller(current[0], policy, first_line(error))
+                raise _while_others_wait(current, policy, first_line(error)) from error
+            limit = _smaller(current, policy, first_line(error))
         found = replica.processes.gather((limit, results))
         limits = [limit for limit, _ in found if limit is not None]
         if not limits:
