@@ -67,7 +67,6 @@ def _answer(
     rows = None if input_file is None else _read_questions(input_file)
     if output_file is not None:
         require_new(output_file, f"--output {output_file}")
-    require_model_folder(model, where="MODEL")
     from grouper.api import Generator
 
     display = progress(quiet=quiet)

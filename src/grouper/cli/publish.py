@@ -19,13 +19,12 @@ from grouper.cli.measure import progress
 from grouper.cli.opening import chosen_model, open_recipe, require_new, run_of
 from grouper.errors import ModelError, require_vllm
 from grouper.files import cache_folder, read_json
-from grouper.models.folders import EXPORT_FILE, model_in, require_model_folder
+from grouper.models.folders import EXPORT_FILE, model_in
 
 
 def export(source: str, target: str, *, dtype: str, adapter: bool, **how: Any) -> None:
     """Write a model folder, and print how closely it matches its source."""
-    model, place = model_in(source), Path(target).expanduser()
-    require_model_folder(model, where="SOURCE")
+    model, place = model_in(source, where="SOURCE"), Path(target).expanduser()
     require_new(place, "TARGET")
     from grouper.publish.export import export_model
 
@@ -39,8 +38,7 @@ def export(source: str, target: str, *, dtype: str, adapter: bool, **how: Any) -
 
 def push(source: str, repo: str, *, public: bool, **how: Any) -> None:
     """Push a model, and print where it is."""
-    model = model_in(source)
-    require_model_folder(model, where="SOURCE")
+    model = model_in(source, where="SOURCE")
     from grouper.publish.hub import export_and_push
 
     progress(quiet=False)
@@ -64,7 +62,6 @@ SERVERS = {
 def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool) -> int:
     """Serve a model with another program until that ends; returns its exit code."""
     source = model_in(model)
-    require_model_folder(source, where="MODEL")
     chosen = engine or ("vllm" if find_spec("vllm") else "transformers")
     package, install, module = SERVERS[chosen]
     if find_spec(package) is None and not dry_run:

@@ -167,16 +167,22 @@ def local_model(name: str) -> str:
     return name
 
 
-def model_in(path: str) -> str:
+def model_in(path: str, *, where: str = "MODEL") -> str:
     """`path` itself; of a run folder, the model that the run has trained.
+
+    Args:
+        path: a run folder, a model or adapter folder, or a Hub name.
+        where: the argument that names it.
 
     Raises:
         ConfigError: the run has trained nothing yet.
+        ModelError: a folder that is missing or holds no model.
     """
     folder = Path(path).expanduser()
-    if not (folder / RECIPE_FILE).is_file() or is_model(folder):
-        return path
-    return trained_model(load_recipe(folder / RECIPE_FILE), folder)
+    if (folder / RECIPE_FILE).is_file() and not is_model(folder):
+        path = trained_model(load_recipe(folder / RECIPE_FILE), folder)
+    require_model_folder(path, where=where)
+    return path
 
 
 def trained_model(recipe: Recipe, run: Path) -> str:
