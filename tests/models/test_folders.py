@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grouper.config.loading import load_recipe, resolved_yaml
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, ModelError
 from grouper.models.folders import local_model, model_in, recipe_for, trained_model
 
 
@@ -23,6 +23,9 @@ def test_a_run_means_what_it_trained_last(run):
         trained_model(recipe, run)
     for made in ("base", "sft/final", "grpo/final"):
         (run / made).mkdir(parents=True)
+        with pytest.raises(ModelError, match="holds neither a model"):
+            model_in(str(run))
+        (run / made / "config.json").write_text("{}")
         assert model_in(str(run)) == trained_model(recipe, run) == str(run / made)
     elsewhere = recipe.override("model.new=null", "model.path=owner/model")
     assert trained_model(elsewhere, run / "empty") == "owner/model"
