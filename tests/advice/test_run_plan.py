@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny_models import tiny_model
 
 from grouper.advice import run_plan
@@ -140,7 +139,7 @@ def test_a_card_says_the_slots_that_the_run_takes() -> None:
     prompts = recipe.grpo.prompts_per_step
     rows = prompts * recipe.grpo.group_size
     size = CacheSize(rows, prompts, max(planner.prompts), planner.completion)
-    taken = slots_that_fit(planner.model.sampled(torch.bfloat16)[0], size, room - kept)
+    taken = slots_that_fit(planner.model.sampler, size, room - kept)
     assert 1 < taken < rows, "memory is what bounds them here"
     assert planner.slots("grpo sample", 256, room) == taken
     assert planner.slots("grpo sample", 256, 10 * room) == 256, "more than there are rows"
