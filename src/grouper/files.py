@@ -205,8 +205,10 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         RunFolderError: it says `what` where the file is missing or damaged.
     """
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise TypeError("it holds no object")
+    except (OSError, ValueError, TypeError) as error:
         raise RunFolderError(
             f"{what} ({error})", where=str(path), fix="Check the path, or restore the file."
         ) from error

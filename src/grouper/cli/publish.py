@@ -18,8 +18,8 @@ import click
 from grouper.cli.measure import progress
 from grouper.cli.opening import chosen_model, open_recipe, require_new, run_of
 from grouper.errors import ModelError, require_vllm
-from grouper.files import cache_folder, read_json
-from grouper.models.folders import EXPORT_FILE, model_in
+from grouper.files import cache_folder
+from grouper.models.folders import EXPORT_FILE, export_record, model_in
 
 
 def export(source: str, target: str, *, dtype: str, adapter: bool, **how: Any) -> None:
@@ -92,8 +92,7 @@ def _curl(folder: Path, host: str, port: int) -> str:
     """A curl command that asks the server, with the model's stops where they are known."""
     messages = [{"role": "user", "content": "What is 3 + 4?"}]
     body: dict[str, Any] = {"model": str(folder), "messages": messages}
-    file = folder / EXPORT_FILE
-    record = read_json(file, "the export cannot be read") if file.is_file() else {}
+    record = export_record(str(folder)) or {}
     if "prompt" in record:  # a checkpoint on the Hub has only its recipe
         body["max_tokens"] = record["sampling"]["max_new_tokens"]
         body["temperature"] = record["sampling"]["temperature"]

@@ -230,7 +230,7 @@ def export_record(model: str) -> dict[str, Any] | None:
             file = Path(hf_hub_download(model, EXPORT_FILE))
         except (OSError, HfHubHTTPError, HFValidationError):  # no such file, no right, no network
             return None
-    return read_json(file, "the record of the export") if file.is_file() else None
+    return read_json(file, "the record of the export cannot be read") if file.is_file() else None
 
 
 def recipe_for(model: str, recipe: Recipe | None = None, format_name: str | None = None) -> Recipe:
