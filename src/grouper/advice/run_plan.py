@@ -115,7 +115,8 @@ class ModelMemory:
             self._copied = _bytes(self.sampler.parameters())
             sampling = Tracer(self.sampler, device)
         # A plan asks for the same rows several times, and a trace takes seconds.
-        self._update, self._prefill = map(functools.cache, (tracer.update, sampling.forward))
+        self._update = functools.cache(tracer.update)
+        self._prefill = functools.cache(sampling.forward)
         trained = policy.trainable().values()
         self.parameters = sum(p.numel() for p in policy.parameters())
         self.trainable = sum(p.numel() for p in trained)
@@ -154,7 +155,7 @@ class ModelMemory:
             reference: whether a frozen copy of the trainable weights is held.
         """
         kept, peak = self._update(rows, accumulated=accumulated)
-        gradients, vocabulary = self._gradients, int(self._shape.vocab_size)
+        gradients, vocabulary = self._gradients, self._policy.vocabulary
         peak += gradients if accumulated else 0
         if self._config.activation_offload and self._device != "cpu":
             # One layer at a time comes back from the host.
@@ -194,7 +195,7 @@ class ModelMemory:
         """
         run = min(together, prompts_at_once(size.prompt))
         prefill = self._prefill(Rows(prompt=size.prompt, completion=1, count=run))
-        vocabulary, copied = int(self._shape.vocab_size), self._copied
+        vocabulary, copied = self._policy.vocabulary, self._copied
         if self._device == "cpu" and library() is not None and size.completion >= CpuGraphs.fewest:
             # Recorded steps hold the weights once more, in another order.
             copied += _bytes(packable(multiplied(self.sampler.model)))
