@@ -103,6 +103,13 @@ def test_a_folder_with_nothing_but_a_configuration_is_enough(tmp_path: Path) -> 
     assert grpo.cache > 0
 
 
+def test_grpo_alone_is_planned_with_the_model_that_it_starts_from(tmp_path: Path) -> None:
+    """The recipe's new model, which is never made then, was planned in its place."""
+    tiny_model().config.save_pretrained(tmp_path)
+    found = plan("skip_sft=true", f"grpo.start_from={tmp_path}")
+    assert found.parameters == sum(p.numel() for p in tiny_model().parameters())
+
+
 def test_a_model_that_does_not_continue_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(ModelError, match="t5 is no architecture of a causal language model"):

@@ -43,7 +43,7 @@ from grouper.sampling.kv_cache import (
 from grouper.sampling.weights import copy_dtype, describe_dtypes
 from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
-from grouper.training.prepare import Prepared
+from grouper.training.prepare import Prepared, named_base
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 
 GIB = 2**30
@@ -330,20 +330,28 @@ class _Planner:
         self.recipe = recipe
         self.sets = ProblemSets()
         self.prepared: Prepared | None = None
-        path, new = recipe.model.path, recipe.model.new
+        path, new = named_base(recipe), recipe.model.new
+        revision = recipe.model.revision if path == recipe.model.path else None
         # First of all: this refuses a model that is not here.
-        shape = None if path is None else shape_of(path, recipe.model.revision, cached=True)
+        shape = None if path is None else shape_of(path, revision, cached=True)
         with (
             tempfile.TemporaryDirectory(prefix="grouper-plan-") as folder,
             # Not on this machine, or not in order: a dry run says which.
             contextlib.suppress(GrouperError),
         ):
             self.sets = load_problem_sets(recipe)
-            self.prepared = self._prepare(path or folder)
-        if new is not None:
+            if path is None:
+                self._fit_new(folder)
+            # What is planned may be meant for another machine.
+            elsewhere: dict[str, Any] = {"device": "cpu", "threads": None}
+            elsewhere["grading"] = {"symbolic": False}
+            planned = recipe.override(**elsewhere)
+            # A dry run lists what is left out, a plan only counts.
+            self.prepared = Prepared(planned, self.sets, model=path or folder, quiet=True)
+        if shape is None:
+            assert new is not None, "a recipe has a path or a new model"
             fitted = new.vocab_size if self.prepared is None else len(self.prepared.tokenizer)
             shape = new_model_config(new, vocabulary=fitted)
-        assert shape is not None, "a recipe has a path or a new model"
         measured = recipe.data.test or recipe.data.has_validation
         self.sampled = [] if recipe.skip_grpo else ["grpo sample"]
         self.sampled += ["evaluation"] if measured else []
@@ -359,20 +367,16 @@ class _Planner:
         if not recipe.skip_grpo:
             self.slices["grpo"] = worst_slices(recipe.grpo, max(self.prompts), self.completion)
 
-    def _prepare(self, path: str) -> Prepared:
-        """The preparation of the run; a new model's folder gets everything but weights."""
-        recipe = self.recipe
-        if recipe.model.new is not None:
-            fmt, problems = make_format(recipe.prompt), self.sets.for_fitting
-            with torch.device("meta"):
-                model, tokenizer = make_new_model(recipe.model.new, problems, fmt, seed=recipe.seed)
-            for part in (model.config, model.generation_config, tokenizer):
-                part.save_pretrained(path)
-        # What is planned may be meant for another machine.
-        elsewhere: dict[str, Any] = {"device": "cpu", "threads": None}
-        elsewhere["grading"] = {"symbolic": False}
-        # A dry run lists what is left out, a plan only counts.
-        return Prepared(recipe.override(**elsewhere), self.sets, model=path, quiet=True)
+    def _fit_new(self, folder: str) -> None:
+        """Everything of the recipe's new model but its weights, in a folder."""
+        new, fmt = self.recipe.model.new, make_format(self.recipe.prompt)
+        assert new is not None, "a recipe has a path or a new model"
+        with torch.device("meta"):
+            model, tokenizer = make_new_model(
+                new, self.sets.for_fitting, fmt, seed=self.recipe.seed
+            )
+        for part in (model.config, model.generation_config, tokenizer):
+            part.save_pretrained(folder)
 
     def _lengths(self) -> tuple[list[int], list[tuple[int, int]], int]:
         """Tokens of prompts, of demonstrations (prompt and completion), and of a completion.
