@@ -45,74 +45,69 @@ def check_native_attention(policy: Policy) -> None:
         ModelError: the two disagree, so that this model must not be run natively; or its weights
             are not finite.
     """
-    if not policy.native:
-        return
-    tokens = ((7919 * i + 11) % policy.vocabulary for i in count())
-    texts = [list(islice(tokens, length)) for length in PROMPTS + COMPLETIONS]
-    prompts, completions = texts[: len(PROMPTS)], texts[len(PROMPTS) :]
-    layout = SharedPrompts(unweighted_rows(prompts, completions, OWNERS).to(policy.device))
-    pairs = zip(OWNERS, completions, strict=True)
-    rows = _Rows([prompts[owner] + text for owner, text in pairs], policy.device)
-    with torch.no_grad(), _short_windows(policy.model), rows.hooks(policy.decoder):
-        with policy.native_attention(NAME), policy.autocast():
-            output = policy.decoder(**rows.inputs, use_cache=False, layout=rows)
-        if not output.last_hidden_state.isfinite().all():
-            _require_finite_weights(policy)
-        rows.recorded = True
-        compared = _Compared(policy, layout, rows)
-        policy.hidden_states(compared, layout.token_ids, layout.position_ids)
+    if policy.native:
+        _Comparison(policy).run()
 
 
-class _Rows:
-    """The first pass: padded rows, and what each layer was given and made of it.
+class _Comparison:
+    """Both passes: the first is recorded, and each layer of the second compared with it.
 
-    Args:
-        texts: the token ids of each row, prompt and completion.
-        device: of the model.
+    It is the layout of both (an `attention.Layout`).
     """
 
-    def __init__(self, texts: list[list[int]], device: torch.device) -> None:
-        longest = max(map(len, texts))
+    def __init__(self, policy: Policy) -> None:
+        self._policy, device = policy, policy.device
+        tokens = ((7919 * i + 11) % policy.vocabulary for i in count())
+        texts = [list(islice(tokens, length)) for length in PROMPTS + COMPLETIONS]
+        prompts, completions = texts[: len(PROMPTS)], texts[len(PROMPTS) :]
+        self._layout = SharedPrompts(unweighted_rows(prompts, completions, OWNERS).to(device))
+        rows = [prompts[owner] + text for owner, text in zip(OWNERS, completions, strict=True)]
+        longest = max(map(len, rows))
         # Padding on the right of a row does not affect what is on its left.
-        ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
         columns = torch.arange(longest, device=device).expand_as(ids)
         masks = torch.ones_like(ids)
-        self.inputs = {"input_ids": ids, "attention_mask": masks, "position_ids": columns}
-        self.recorded = False
-        self.layers: dict[int, tuple[Tensor, ...]] = {}
-        """Layer -> queries, keys, values [R, H, L, D] and what came out [R, L, H, D]."""
-        self._hidden: dict[nn.Module, Tensor] = {}
+        self._rows = {"input_ids": ids, "attention_mask": masks, "position_ids": columns}
         # The place of each flat token of the layout in these rows: prompts, then completions, of
         # which the last token is no input.
         places = [(OWNERS.index(p), column) for p, n in enumerate(PROMPTS) for column in range(n)]
         for row, (owner, length) in enumerate(zip(OWNERS, COMPLETIONS, strict=True)):
             places += [(row, PROMPTS[owner] + column) for column in range(length - 1)]
         self._places = torch.tensor(places, device=device).unbind(1)
+        self._recorded = False
+        self._hidden: dict[nn.Module, Tensor] = {}
+        self.layers: dict[int, tuple[Tensor, ...]] = {}
+        """Layer -> queries, keys, values [R, H, L, D] and what came out [R, L, H, D]."""
 
-    def flat(self, states: Tensor) -> Tensor:
+    def run(self) -> None:
+        """Run both passes; raises as `check_native_attention` does."""
+        policy, layout = self._policy, self._layout
+        with torch.no_grad(), _short_windows(policy.model), self._hooks():
+            with policy.native_attention(NAME), policy.autocast():
+                output = policy.decoder(**self._rows, use_cache=False, layout=self)
+            if not output.last_hidden_state.isfinite().all():
+                _require_finite_weights(policy)
+            self._recorded = True
+            policy.hidden_states(self, layout.token_ids, layout.position_ids)
+
+    def _flat(self, states: Tensor) -> Tensor:
         """[R, L, ...] of the rows as [1, N, ...] of the layout's flat tokens."""
         return states[self._places][None]
 
-    def heads(self, layer: int) -> list[Tensor]:
-        """Queries, keys, values and what came out of a layer, [1, H, N, D] of flat tokens."""
-        query, key, value, out = self.layers[layer]
-        rows = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), out)
-        return [self.flat(heads).transpose(1, 2) for heads in rows]
-
     @contextlib.contextmanager
-    def hooks(self, decoder: nn.Module) -> Iterator[None]:
+    def _hooks(self) -> Iterator[None]:
         """Layers leave here what they are given, or once all is recorded are given that."""
 
         def exchange(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
             by_name = "hidden_states" in options
             states = options.pop("hidden_states") if by_name else args[0]
-            if not self.recorded:
+            if not self._recorded:
                 self._hidden[module] = states
             elif module in self._hidden:
-                states = self.flat(self._hidden[module])
+                states = self._flat(self._hidden[module])
             return (states, *args[0 if by_name else 1 :]), options
 
-        layers = [module for module in decoder.modules() if hasattr(module, "layer_idx")]
+        layers = [m for m in self._policy.decoder.modules() if hasattr(m, "layer_idx")]
         handles = [m.register_forward_pre_hook(exchange, with_kwargs=True) for m in layers]
         try:
             yield
@@ -120,40 +115,12 @@ class _Rows:
             for handle in handles:
                 handle.remove()
 
-
-def _eager(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    layout: _Rows,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """The model's own eager attention in float32, which `layout` records."""
-    eager = sys.modules[type(module).__module__].eager_attention_forward
-    mask = None if attention_mask is None else accurate(attention_mask)
-    with torch.autocast(query.device.type, enabled=False):
-        out, _ = eager(module, *map(accurate, (query, key, value)), mask, **options)
-    layout.layers[int(getattr(module, "layer_idx", 0))] = (query, key, value, out)
-    return out.to(query.dtype), None
-
-
-AttentionInterface.register(NAME, _eager)
-AttentionMaskInterface.register(NAME, eager_mask)
-
-
-class _Compared:
-    """The second pass: a layout that compares each layer with the first (an `attention.Layout`)."""
-
-    def __init__(self, policy: Policy, layout: SharedPrompts, rows: _Rows) -> None:
-        self._policy = policy
-        self._layout = layout
-        self._rows = rows
-
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-        q, k, v, expected = self._rows.heads(spec.layer)
+        *heads, out = self.layers[spec.layer]
+        # [1, H, N, D] of flat tokens.
+        q, k, v, expected = (
+            self._flat(rows).transpose(1, 2) for rows in (*(h.transpose(1, 2) for h in heads), out)
+        )
         whole = query.dtype in {torch.float32, torch.float64} and self._policy.compute_dtype is None
         for name, ours, theirs in (("queries", query, q), ("keys", key, k), ("values", value, v)):
             # Each dimension by itself: some turn with every position, others are a hundred times
@@ -182,6 +149,29 @@ class _Compared:
                 f"{share:.2g} of their size, allowed {bound:g})",
                 fix="Set model.attention: sdpa (or eager), and please report the model.",
             )
+
+
+def _eager(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: _Comparison,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The model's own eager attention in float32, which `layout` records."""
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    mask = None if attention_mask is None else accurate(attention_mask)
+    with torch.autocast(query.device.type, enabled=False):
+        out, _ = eager(module, *map(accurate, (query, key, value)), mask, **options)
+    layout.layers[int(getattr(module, "layer_idx", 0))] = (query, key, value, out)
+    return out.to(query.dtype), None
+
+
+AttentionInterface.register(NAME, _eager)
+AttentionMaskInterface.register(NAME, eager_mask)
 
 
 @contextlib.contextmanager
