@@ -109,7 +109,7 @@ def read_adapter(path: str) -> dict[str, Any] | None:
     """The adapter configuration of a local folder, or None for a whole model.
 
     Raises:
-        ModelError: it cannot be read, or names no base model.
+        ModelError: it cannot be read, names no base model, or is not LoRA.
     """
     file = Path(path).expanduser() / ADAPTER_FILE
     if not file.is_file():
@@ -123,6 +123,12 @@ def read_adapter(path: str) -> dict[str, Any] | None:
             f"{str(file)!r} does not say which base model the adapter belongs to",
             where="the adapter",
             fix="Write its folder or Hub name there as `base_model_name_or_path`.",
+        )
+    if config.get("peft_type") != "LORA":
+        raise ModelError(
+            f"{str(file)!r} is of an adapter of the kind {config.get('peft_type')}, not LoRA",
+            where="the adapter",
+            fix="Merge it into its base model with PEFT, and name the folder of that.",
         )
     return config
 
