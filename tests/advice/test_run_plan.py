@@ -98,7 +98,9 @@ def test_a_folder_with_nothing_but_a_configuration_is_enough(tmp_path: Path) -> 
     shape.save_pretrained(tmp_path)
     found = plan("model.new=null", f"model.path={tmp_path}", "skip_sft=true")
     assert found.parameters == sum(p.numel() for p in tiny_model().parameters())
-    assert any("as long as the recipe allows" in note for note in found.notes)
+    (note,) = found.notes
+    assert "as long as the recipe allows" in note
+    assert "holds no tokenizer" in note
     grpo = next(part for part in found.memory if part.name == "grpo sample")
     assert grpo.cache > 0
 
@@ -108,6 +110,13 @@ def test_grpo_alone_is_planned_with_the_model_that_it_starts_from(tmp_path: Path
     tiny_model().config.save_pretrained(tmp_path)
     found = plan("skip_sft=true", f"grpo.start_from={tmp_path}")
     assert found.parameters == sum(p.numel() for p in tiny_model().parameters())
+
+
+def test_a_recipe_whose_rows_cannot_be_made_says_why() -> None:
+    """It said that the data or the tokenizer were not on this machine."""
+    (note,) = plan("sft.max_tokens=5").notes
+    assert "as long as the recipe allows" in note
+    assert "sft.max_tokens" in note
 
 
 def test_a_model_that_does_not_continue_text_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ docs/memory.md.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import tempfile
@@ -308,7 +307,7 @@ def plan_run(
     # What `auto` means there; elsewhere all is in model.dtype.
     notes = [describe_dtypes(recipe.sampling, recipe.model)] if device == "cuda" else []
     notes += planner.share_of_vllm()
-    notes += [] if planner.prepared else [str(found("unmeasured"))]
+    notes += planner.notes
     notes += [] if planner.policy.native else [str(found("padded-rows"))]
     phases = [planner.phase(name, tokens_per_second) for name in planner.slices]
     return RunPlan(
@@ -334,20 +333,20 @@ class _Planner:
         revision = recipe.model.revision if path == recipe.model.path else None
         # First of all: this refuses a model that is not here.
         shape = None if path is None else shape_of(path, revision, cached=True)
-        with (
-            tempfile.TemporaryDirectory(prefix="grouper-plan-") as folder,
-            # Not on this machine, or not in order: a dry run says which.
-            contextlib.suppress(GrouperError),
-        ):
-            self.sets = load_problem_sets(recipe)
-            if path is None:
-                self._fit_new(folder)
-            # What is planned may be meant for another machine.
-            elsewhere: dict[str, Any] = {"device": "cpu", "threads": None}
-            elsewhere["grading"] = {"symbolic": False}
-            planned = recipe.override(**elsewhere)
-            # A dry run lists what is left out, a plan only counts.
-            self.prepared = Prepared(planned, self.sets, model=path or folder, quiet=True)
+        self.notes: list[str] = []
+        # What is planned may be meant for another machine.
+        elsewhere: dict[str, Any] = {"device": "cpu", "threads": None}
+        planned = recipe.override(**elsewhere, grading={"symbolic": False})
+        with tempfile.TemporaryDirectory(prefix="grouper-plan-") as folder:
+            try:
+                self.sets = load_problem_sets(recipe)
+                if path is None:
+                    self._fit_new(folder)
+                # A dry run lists what is left out, a plan only counts.
+                self.prepared = Prepared(planned, self.sets, model=path or folder, quiet=True)
+            except GrouperError as error:  # not on this machine, or not in order
+                why = error.paragraph().removesuffix(".")
+                self.notes.append(str(found("unmeasured", why=why)))
         if shape is None:
             assert new is not None, "a recipe has a path or a new model"
             fitted = new.vocab_size if self.prepared is None else len(self.prepared.tokenizer)
