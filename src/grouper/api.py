@@ -183,8 +183,8 @@ def evaluate(
     """
     problems = problems or require_part(recipe, split)
     state: dict[str, Any] = {"phase": "base", "step": 0}
-    if is_complete(Path(model)):
-        state = read_state(Path(model))
+    if is_complete(Path(model).expanduser()):
+        state = read_state(Path(model).expanduser())
     display = display or Progress(quiet=True)
     processes = join_processes()
     record = None if folder is None else RunFolder(folder)
