@@ -1,16 +1,17 @@
-"""Whether our attention computes what a model's own code computes: looked at when it is loaded.
+"""Whether our attention and logits are those of a model's own code: looked at when it is loaded.
 
-Two passes over the same few tokens. The first runs padded rows through the model's own eager
-attention with its own masks, in float32; the second runs them in our layout. There every layer
-starts from the hidden states of the first pass, so that rounding does not add up over layers. Its
-queries and keys must then be those of the first pass up to one rounding (they depend on positions),
-and our attention over the first pass's queries and keys must give in float32 what it gave there
-(which depends on scale, mask and window).
+For attention, two passes over the same few tokens. The first runs padded rows through the model's
+own eager attention with its own masks, in float32; the second runs them in our layout. There every
+layer starts from the hidden states of the first pass, so that rounding does not add up over layers.
+Its queries and keys must then be those of the first pass up to one rounding (they depend on
+positions), and our attention over the first pass's queries and keys must give in float32 what it
+gave there (which depends on scale, mask and window).
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator
 from itertools import count, islice
@@ -22,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from grouper.algorithms.batching import unweighted_rows
-from grouper.errors import ModelError
+from grouper.errors import ModelError, first_line, is_out_of_memory
 from grouper.models.attention import AttentionSpec, SharedPrompts
 from grouper.models.policy import Policy
 from grouper.models.token_scores import accurate
@@ -45,8 +46,54 @@ def check_native_attention(policy: Policy) -> None:
         ModelError: the two disagree, so that this model must not be run natively; or its weights
             are not finite.
     """
-    if policy.native:
+    if not policy.native:
+        return
+    try:
         _Comparison(policy).run()
+    except (RuntimeError, TypeError, AttributeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"Grouper's attention does not fit {type(policy.model).__name__}: {first_line(error)}",
+            fix="Set model.attention: sdpa (or eager).",
+        ) from error
+
+
+def check_logits(policy: Policy) -> None:
+    """Compare our logits of a few tokens with those that the model's own forward gives.
+
+    Families do various things after their head, and one that we do not know would go unnoticed:
+    sampler and trainer agree about it.
+
+    Raises:
+        ModelError: the two disagree; or the model's weights are not finite.
+    """
+    head, hidden = policy.model.get_output_embeddings(), list[Tensor]()
+    tokens = torch.arange(sum(PROMPTS), device=policy.device)[None] % policy.vocabulary
+    handle = head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
+    try:
+        with torch.no_grad(), policy.autocast():
+            theirs = accurate(policy.model(input_ids=tokens, use_cache=False).logits)
+    finally:
+        handle.remove()
+    with torch.no_grad():
+        ours = policy.logits(hidden[0])
+    if not theirs.isfinite().all():
+        _require_finite_weights(policy)
+    share = math.inf
+    if ours.shape == theirs.shape:
+        share = float((ours - theirs).abs().max() / theirs.abs().max())
+    if not share <= (EXACT if _is_whole(policy) else ROUNDED):
+        raise ModelError(
+            f"Grouper's logits disagree with those of {type(policy.model).__name__} (they differ "
+            f"by {share:.2g} of their size)",
+            fix="This version of Grouper cannot train the model: please report it.",
+        )
+
+
+def _is_whole(policy: Policy) -> bool:
+    """Whether everything is computed in float32 or higher; norms are in other models, too."""
+    return policy.products_dtype in {torch.float32, torch.float64}
 
 
 class _Comparison:
@@ -76,6 +123,7 @@ class _Comparison:
         self._places = torch.tensor(places, device=device).unbind(1)
         self._recorded = False
         self._hidden: dict[nn.Module, Tensor] = {}
+        self._made: dict[nn.Module, Tensor] = {}
         self.layers: dict[int, tuple[Tensor, ...]] = {}
         """Layer -> queries, keys, values [R, H, L, D] and what came out [R, L, H, D]."""
 
@@ -96,7 +144,11 @@ class _Comparison:
 
     @contextlib.contextmanager
     def _hooks(self) -> Iterator[None]:
-        """Layers leave here what they are given, or once all is recorded are given that."""
+        """Layers leave here what they are given, or once all is recorded are given that.
+
+        What they make of it must be the same then: a convolution or a recurrence in place of
+        attention would run over the borders of sequences.
+        """
 
         def exchange(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
             by_name = "hidden_states" in options
@@ -107,8 +159,20 @@ class _Comparison:
                 states = self._flat(self._hidden[module])
             return (states, *args[0 if by_name else 1 :]), options
 
+        def compare(module: Any, _: Any, output: Any) -> None:
+            made = accurate(output[0] if isinstance(output, tuple) else output)
+            if not self._recorded:
+                self._made[module] = made
+            elif module in self._made:
+                theirs = self._flat(self._made[module])
+                bound = EXACT if _is_whole(self._policy) else ROUNDED
+                what = f"results of {type(module).__name__}"
+                gap = (made - theirs).abs()
+                self._require(gap, theirs.abs().max(), bound, module.layer_idx or 0, what)
+
         layers = [m for m in self._policy.decoder.modules() if hasattr(m, "layer_idx")]
         handles = [m.register_forward_pre_hook(exchange, with_kwargs=True) for m in layers]
+        handles += [m.register_forward_hook(compare) for m in layers]
         try:
             yield
         finally:
@@ -121,31 +185,30 @@ class _Comparison:
         q, k, v, expected = (
             self._flat(rows).transpose(1, 2) for rows in (*(h.transpose(1, 2) for h in heads), out)
         )
-        whole = query.dtype in {torch.float32, torch.float64} and self._policy.compute_dtype is None
+        whole = _is_whole(self._policy)
         for name, ours, theirs in (("queries", query, q), ("keys", key, k), ("values", value, v)):
             # Each dimension by itself: some turn with every position, others are a hundred times
             # as large and hardly turn at all.
             gap = (accurate(ours) - accurate(theirs)).abs().amax(2)
             size = accurate(theirs).abs().amax(2)
-            self._require(gap, size, EXACT if whole else ROUNDED, spec, name)
+            self._require(gap, size, EXACT if whole else ROUNDED, spec.layer, name)
         size = expected.abs().max()
         with torch.autocast(query.device.type, enabled=False):
             exact = self._layout.attend(accurate(q), accurate(k), accurate(v), spec)
-        self._require((exact - expected).abs(), size, EXACT, spec, "results")
+        self._require((exact - expected).abs(), size, EXACT, spec.layer, "results")
         # What runs in training may be another kernel; soft-capped scores are rounded themselves.
         if not whole and spec.softcap is None:
             rough = accurate(self._layout.attend(q, k, v, spec))
-            self._require((rough - expected).abs(), size, ROUGH, spec, "results in bfloat16")
+            gap = (rough - expected).abs()
+            self._require(gap, size, ROUGH, spec.layer, "results in bfloat16")
         return expected.to(query.dtype)
 
-    def _require(
-        self, gap: Tensor, size: Tensor, bound: float, spec: AttentionSpec, what: str
-    ) -> None:
+    def _require(self, gap: Tensor, size: Tensor, bound: float, layer: int, what: str) -> None:
         share = float((gap / size.clamp(min=torch.finfo(size.dtype).tiny)).max())
         if not share <= bound:
             raise ModelError(
                 "Grouper's attention disagrees with the eager attention of "
-                f"{type(self._policy.model).__name__} in layer {spec.layer} ({what} differ by "
+                f"{type(self._policy.model).__name__} in layer {layer} ({what} differ by "
                 f"{share:.2g} of their size, allowed {bound:g})",
                 fix="Set model.attention: sdpa (or eager), and please report the model.",
             )

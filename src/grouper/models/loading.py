@@ -26,7 +26,7 @@ from grouper.errors import (
     is_out_of_memory,
     require_extra,
 )
-from grouper.models.attention_check import check_native_attention
+from grouper.models.attention_check import check_logits, check_native_attention
 from grouper.models.device import DTYPES, on_device
 from grouper.models.folders import base_of, looks_local, read_adapter, require_model_folder
 from grouper.models.policy import Policy
@@ -199,6 +199,7 @@ def load_policy(
         adapter = _new_adapter(model, config.lora, base, seed)
     policy = _as_policy(model, adapter, config).to(device)
     check_native_attention(policy)
+    check_logits(policy)
     return policy
 
 
