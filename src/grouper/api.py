@@ -33,7 +33,6 @@ from typing import Any, Self, overload
 
 from grouper.advice.checks import Samples
 from grouper.advice.live_checks import usual_hooks
-from grouper.advice.preview import preview as draw_samples
 from grouper.advice.recipe_checks import check_recipe
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
@@ -63,6 +62,7 @@ from grouper.sampling.native import NativeSampler
 from grouper.training import phases
 from grouper.training.checkpoint import is_complete, read_state
 from grouper.training.curriculum import first_met, read_pass_rates
+from grouper.training.grpo import advantages_of, collect
 from grouper.training.parallel import join_processes
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import (
@@ -183,8 +183,8 @@ def evaluate(
     """
     problems = problems or require_part(recipe, split)
     state: dict[str, Any] = {"phase": "base", "step": 0}
-    if is_complete(Path(model).expanduser()):
-        state = read_state(Path(model).expanduser())
+    if is_complete(place := Path(model).expanduser()):
+        state = read_state(place)
     display = display or Progress(quiet=True)
     processes = join_processes()
     record = None if folder is None else RunFolder(folder)
@@ -331,6 +331,8 @@ def preview(
 ) -> Samples:
     """Draw a few samples as GRPO would, of the problems that it meets first.
 
+    Where there is no difference within a group there is no gradient: `advice.checks.find` says why.
+
     Args:
         recipe: whose problems and settings.
         model: a model or adapter folder, or a Hub name.
@@ -343,7 +345,18 @@ def preview(
         first = first_met(len(prepared.train), problems, seed=recipe.seed)
         met = tuple(prepared.train[index] for index in first)
         with display.track("sampling", samples * len(met)) as task:
-            return draw_samples(prepared, policy, met, samples=samples, progress=task)
+            groups = collect(
+                met,
+                sampler=prepared.sampler(policy),
+                grader=prepared.grader,
+                rewards=prepared.rewards,
+                params=prepared.training_params(),
+                group_size=samples,
+                key=(recipe.seed, "preview"),
+                progress=task,
+            ).groups
+    signal = tuple(any(values) for values in advantages_of(groups, recipe.grpo))
+    return Samples(groups=groups, signal=signal, prepared=prepared)
 
 
 # --- answers of a trained model ------------------------------------------------------------------

@@ -21,7 +21,7 @@ from grouper.advice.checks import found
 from grouper.advice.live_checks import worst_slices
 from grouper.advice.tracing import Tracer
 from grouper.algorithms.batching import Rows
-from grouper.config.schema import ModelConfig, OptimizerConfig, Recipe
+from grouper.config.schema import ModelConfig, NewModelConfig, OptimizerConfig, Recipe
 from grouper.errors import GrouperError
 from grouper.kernels.cpu.graph import packable
 from grouper.kernels.cpu.library import library
@@ -296,14 +296,11 @@ def plan_run(
     for gib in CARDS:
         room = int((gib - RESERVE) * GIB)
         slots = [planner.slots(name, 4 * own, room) for name in planner.sampled]
-        card = CardPlan(
-            gib=gib,
-            # While sampling a run takes fewer slots where memory is short.
-            fits=all(part.peak <= room for part in updates.values()) and all(slots),
-            tokens_per_micro_batch={n: _largest(curve, room) for n, curve in curves.items()},
-            max_slots=min(slots, default=0) or None,
-        )
-        cards.append(card)
+        # While sampling a run takes fewer slots where memory is short.
+        fits = all(part.peak <= room for part in updates.values()) and all(slots)
+        tokens = {name: _largest(curve, room) for name, curve in curves.items()}
+        most = min(slots, default=0) or None
+        cards.append(CardPlan(gib=gib, fits=fits, tokens_per_micro_batch=tokens, max_slots=most))
     # What `auto` means there; elsewhere all is in model.dtype.
     notes = [describe_dtypes(recipe.sampling, recipe.model)] if device == "cuda" else []
     notes += planner.share_of_vllm()
@@ -340,17 +337,17 @@ class _Planner:
         with tempfile.TemporaryDirectory(prefix="grouper-plan-") as folder:
             try:
                 self.sets = load_problem_sets(recipe)
-                if path is None:
-                    self._fit_new(folder)
+                if path is None and new is not None:
+                    self._fit(new, folder)
                 # A dry run lists what is left out, a plan only counts.
                 self.prepared = Prepared(planned, self.sets, model=path or folder, quiet=True)
             except GrouperError as error:  # not on this machine, or not in order
                 why = error.paragraph().removesuffix(".")
                 self.notes.append(str(found("unmeasured", why=why)))
-        if shape is None:
-            assert new is not None, "a recipe has a path or a new model"
+        if path is None and new is not None:
             fitted = new.vocab_size if self.prepared is None else len(self.prepared.tokenizer)
             shape = new_model_config(new, vocabulary=fitted)
+        assert shape is not None, "a recipe has a path or a new model"
         measured = recipe.data.test or recipe.data.has_validation
         self.sampled = [] if recipe.skip_grpo else ["grpo sample"]
         self.sampled += ["evaluation"] if measured else []
@@ -366,14 +363,11 @@ class _Planner:
         if not recipe.skip_grpo:
             self.slices["grpo"] = worst_slices(recipe.grpo, max(self.prompts), self.completion)
 
-    def _fit_new(self, folder: str) -> None:
-        """Everything of the recipe's new model but its weights, in a folder."""
-        new, fmt = self.recipe.model.new, make_format(self.recipe.prompt)
-        assert new is not None, "a recipe has a path or a new model"
+    def _fit(self, new: NewModelConfig, folder: str) -> None:
+        """Everything of a new model but its weights, in a folder."""
+        fmt, problems = make_format(self.recipe.prompt), self.sets.for_fitting
         with torch.device("meta"):
-            model, tokenizer = make_new_model(
-                new, self.sets.for_fitting, fmt, seed=self.recipe.seed
-            )
+            model, tokenizer = make_new_model(new, problems, fmt, seed=self.recipe.seed)
         for part in (model.config, model.generation_config, tokenizer):
             part.save_pretrained(folder)
 

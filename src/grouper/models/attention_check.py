@@ -70,13 +70,10 @@ def check_logits(policy: Policy) -> None:
     """
     head, hidden = policy.model.get_output_embeddings(), list[Tensor]()
     tokens = torch.arange(sum(PROMPTS), device=policy.device)[None] % policy.vocabulary
-    handle = head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
-    try:
-        with torch.no_grad(), policy.autocast():
-            theirs = accurate(policy.model(input_ids=tokens, use_cache=False).logits)
-    finally:
-        handle.remove()
     with torch.no_grad():
+        seen = head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
+        with seen, policy.autocast():
+            theirs = accurate(policy.model(input_ids=tokens, use_cache=False).logits)
         ours = policy.logits(hidden[0])
     if not theirs.isfinite().all():
         _require_finite_weights(policy)
@@ -170,14 +167,13 @@ class _Comparison:
                 gap = (made - theirs).abs()
                 self._require(gap, theirs.abs().max(), bound, module.layer_idx or 0, what)
 
-        layers = [m for m in self._policy.decoder.modules() if hasattr(m, "layer_idx")]
-        handles = [m.register_forward_pre_hook(exchange, with_kwargs=True) for m in layers]
-        handles += [m.register_forward_hook(compare) for m in layers]
-        try:
+        with contextlib.ExitStack() as hooks:
+            for module in self._policy.decoder.modules():
+                if hasattr(module, "layer_idx"):
+                    before = module.register_forward_pre_hook(exchange, with_kwargs=True)
+                    hooks.enter_context(before)
+                    hooks.enter_context(module.register_forward_hook(compare))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         *heads, out = self.layers[spec.layer]

@@ -19,13 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from grouper.config.schema import LoraConfig, ModelConfig
-from grouper.errors import (
-    ModelError,
-    did_you_mean,
-    first_line,
-    is_out_of_memory,
-    require_extra,
-)
+from grouper.errors import ModelError, did_you_mean, first_line, is_out_of_memory, require_extra
 from grouper.models.attention_check import check_logits, check_native_attention
 from grouper.models.device import DTYPES, on_device
 from grouper.models.folders import base_of, looks_local, read_adapter, require_model_folder
