@@ -123,9 +123,10 @@ def test_mistakes_are_told_before_anything_is_made(tiny, tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
-def test_a_model_is_measured_as_its_run_measured_it(lora_run, tmp_path):
+def test_a_model_is_measured_as_its_run_measured_it(lora_run, tmp_path, monkeypatch):
     recipe = load_recipe(lora_run / "recipe.yaml")
-    final = str(lora_run / "grpo" / "final")
+    monkeypatch.setenv("HOME", str(lora_run.parent))
+    final = f"~/{lora_run.name}/grpo/final"
     trained = RunFolder(lora_run).read_evaluation("grpo")
     assert trained is not None
     measured = evaluate(recipe, final, name="again", folder=tmp_path / "kept")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
+from grouper import api
 from grouper.api import append_jsonl, load_generator, solve, stream, synthesize
 from grouper.config.loading import load_recipe
 from grouper.data import load_problems
 from grouper.errors import ConfigError, DataError, ModelError, RunFolderError
+from grouper.models.process_group import ProcessGroup
 from grouper.prompts import make_format
 from grouper.runs.folder import RunFolder
 from grouper.sampling.base import ScriptedSampler
@@ -134,12 +137,41 @@ def test_settings_of_one_question(lora_run, generator):
     assert solve(question, generator) == greedy
 
 
+def test_a_question_has_the_room_that_the_call_leaves(generator):
+    """The message said to lower max_new_tokens, and doing so changed nothing."""
+    context = generator.prepared.context
+    free = context - len(generator.prompt("1").token_ids)
+    question = "1" * (free - 1)  # a digit is a token; one is left for the answer, and one over
+    with pytest.raises(DataError, match="leaves room for"):
+        solve(question, generator)
+    with pytest.raises(DataError, match="leaves room for 0"):
+        solve("Pick 1.", generator, max_new_tokens=2 * context)
+    assert generator.answers([question], max_new_tokens=1) != [[]]
+    assert generator.answers(["Pick 1."], max_new_tokens=2 * context) == [[]]
+
+
 def test_a_stream_is_the_answer_in_pieces(generator):
     pieces = list(stream("Pick 12.", generator))
     assert "".join(pieces) == solve("Pick 12.", generator).response
     assert len([piece for piece in pieces if piece]) > 1
     with pytest.raises(DataError, match="empty"):
         list(stream(" ", generator))
+
+
+def test_of_several_processes_one_writes(lora_run, tmp_path, monkeypatch):
+    """Each of them added its own copy of every row."""
+
+    class Second(ProcessGroup):
+        rank, size = 1, 2
+
+        def on_rank0(self, work):
+            return (0, 0)
+
+    monkeypatch.setattr(api, "evaluate", lambda *_, **__: SimpleNamespace(items=(), light=()))
+    monkeypatch.setattr(api, "join_processes", Second)
+    recipe = load_recipe(lora_run / "recipe.yaml")
+    synthesize(recipe, str(lora_run / "base"), tmp_path / "right.jsonl")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_right_answers_become_demonstrations(lora_run, tmp_path, monkeypatch):

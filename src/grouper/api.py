@@ -33,7 +33,6 @@ from typing import Any, Self, overload
 
 from grouper.advice.checks import Samples
 from grouper.advice.live_checks import usual_hooks
-from grouper.advice.preview import preview as draw_samples
 from grouper.advice.recipe_checks import check_recipe
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
@@ -63,6 +62,7 @@ from grouper.sampling.native import NativeSampler
 from grouper.training import phases
 from grouper.training.checkpoint import is_complete, read_state
 from grouper.training.curriculum import first_met, read_pass_rates
+from grouper.training.grpo import advantages_of, collect
 from grouper.training.parallel import join_processes
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import (
@@ -72,7 +72,7 @@ from grouper.training.problem_sets import (
     require_part,
 )
 from grouper.training.run import Run
-from grouper.types import Completion, FinishReason, Message, Problem, Prompt, Verdict
+from grouper.types import Completion, FinishReason, Message, Problem, Prompt, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -183,8 +183,8 @@ def evaluate(
     """
     problems = problems or require_part(recipe, split)
     state: dict[str, Any] = {"phase": "base", "step": 0}
-    if is_complete(Path(model)):
-        state = read_state(Path(model))
+    if is_complete(place := Path(model).expanduser()):
+        state = read_state(place)
     display = display or Progress(quiet=True)
     processes = join_processes()
     record = None if folder is None else RunFolder(folder)
@@ -282,15 +282,15 @@ def pass_rates(
                 fix="Give another --output, or delete the file.",
             )
         return known
-    drawn = target.with_name(f"{target.name}.drawn")
-    result = evaluate(asked, model, problems=problems, name="drawn", folder=drawn, display=display)
-    right = Counter(item.problem_id for item in result.light if item.correct)
-    rows = [
-        {"problem_id": name, "correct": right[name], "completions": samples, "settings": settings}
-        for name in dict.fromkeys(item.problem_id for item in result.light)
-    ]
-    write_atomic(target, "".join(dumps(row) + "\n" for row in rows).encode())
-    shutil.rmtree(drawn, ignore_errors=True)
+
+    def rows_of(result: EvaluationResult) -> list[dict[str, Any]]:
+        right = Counter[str]()
+        for item in result.light:
+            right[item.problem_id] += item.correct
+        numbers = {"completions": samples, "settings": settings}
+        return [{"problem_id": name, "correct": n, **numbers} for name, n in right.items()]
+
+    _draw_rows(asked, model, target, rows_of, problems=problems, display=display)
     return read_pass_rates(target)
 
 
@@ -303,10 +303,35 @@ def _as_trained(recipe: Recipe, samples: int, *, rewards: bool) -> Recipe:
     return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update=how)})
 
 
+def _draw_rows(
+    recipe: Recipe,
+    model: str,
+    target: Path,
+    rows_of: Callable[[EvaluationResult], list[dict[str, Any]]],
+    **options: Any,
+) -> tuple[int, int]:
+    """Add rows that are made of an evaluation to a file; returns their number, and completions.
+
+    The evaluation lies beside the file until then: after an interruption the same call continues.
+    """
+    folder = target.with_name(f"{target.name}.drawn")
+    result = evaluate(recipe, model, name="drawn", folder=folder, **options)
+
+    def write() -> tuple[int, int]:
+        rows, before = rows_of(result), target.read_bytes() if target.exists() else b""
+        write_atomic(target, before + "".join(dumps(row) + "\n" for row in rows).encode())
+        shutil.rmtree(folder, ignore_errors=True)
+        return len(rows), len(result.items)
+
+    return join_processes().on_rank0(write)
+
+
 def preview(
     recipe: Recipe, model: str, *, samples: int, problems: int, display: Progress | None = None
 ) -> Samples:
     """Draw a few samples as GRPO would, of the problems that it meets first.
+
+    Where there is no difference within a group there is no gradient: `advice.checks.find` says why.
 
     Args:
         recipe: whose problems and settings.
@@ -320,7 +345,18 @@ def preview(
         first = first_met(len(prepared.train), problems, seed=recipe.seed)
         met = tuple(prepared.train[index] for index in first)
         with display.track("sampling", samples * len(met)) as task:
-            return draw_samples(prepared, policy, met, samples=samples, progress=task)
+            groups = collect(
+                met,
+                sampler=prepared.sampler(policy),
+                grader=prepared.grader,
+                rewards=prepared.rewards,
+                params=prepared.training_params(),
+                group_size=samples,
+                key=(recipe.seed, "preview"),
+                progress=task,
+            ).groups
+    signal = tuple(any(values) for values in advantages_of(groups, recipe.grpo))
+    return Samples(groups=groups, signal=signal, prepared=prepared)
 
 
 # --- answers of a trained model ------------------------------------------------------------------
@@ -367,14 +403,10 @@ class Generator:
     """
 
     def __init__(self, recipe: Recipe, model: str) -> None:
-        require_model_folder(model, where="MODEL")
         self.recipe = recipe
         self.prepared = Prepared(recipe, ProblemSets(), model=model)
         self.sampler = self.prepared.sampler(self.prepared.load(model))
         self.params = self.prepared.evaluation_params()
-        limit = self.prepared.context
-        self.room = None if limit is None else limit - self.params.max_new_tokens
-        """Tokens that a prompt may have; None: any number."""
 
     def prompt(self, question: str, earlier: Sequence[Message] = ()) -> Prompt:
         """The prompt of a question.
@@ -414,12 +446,10 @@ class Generator:
         prompts = [self.prompt(question, earlier) for question in questions]
         k = self.recipe.evaluation.samples if samples is None else samples
         display = display or Progress(quiet=True)
-        room = math.inf if self.room is None else self.room
+        params, room = self._asked(changes)
         fitting = [n for n, prompt in enumerate(prompts) if len(prompt.token_ids) <= room]
         if left_out := len(questions) - len(fitting):
             log.warning("%d questions are too long for the model; they get no answer.", left_out)
-        given = {name: value for name, value in changes.items() if value is not None}
-        params = replace(self.params, **given)
         # Addressed by the text: the answer to a question does not depend on its neighbours.
         seed = self.recipe.seed if seed is None else seed
         requests = [
@@ -445,6 +475,7 @@ class Generator:
         *,
         earlier: Sequence[Message] = (),
         on_text: Callable[[str], None] | None = None,
+        seed: int | None = None,
         **changes: Any,
     ) -> list[Solution]:
         """The answers to one question, as many as asked for or as the recipe evaluates.
@@ -454,6 +485,7 @@ class Generator:
             samples: how many answers.
             earlier: as in `prompt`.
             on_text: called with each new piece of the text of a single answer as it is drawn.
+            seed: as in `answers`.
             changes: as in `answers`.
 
         Raises:
@@ -462,28 +494,43 @@ class Generator:
         if not question.strip():
             raise DataError("the question is empty", where="solve", fix="Give it some text.")
         tokens = len(self.prompt(question, earlier).token_ids)
-        if self.room is not None and tokens > self.room:
+        _, room = self._asked(changes)
+        if tokens > room:
             raise DataError(
-                f"the question has {tokens} tokens, and the model's context leaves room for "
-                f"{self.room}",
+                f"the question has {tokens} tokens, and the model's context leaves room for {room}",
                 where="the question",
                 fix="Shorten it, or lower --max-new-tokens (max_new_tokens in Python).",
             )
         k = self.recipe.evaluation.samples if samples is None else samples
-        decode = StopStrings(self.prepared.tokenizer, ()).text
-        pieces = _Pieces(decode, on_text) if on_text and k == 1 else None
+        show = on_text if k == 1 else None
         # Another engine gives its text in one piece.
-        native = self.sampler if isinstance(self.sampler, NativeSampler) else None
-        if native is not None and pieces is not None:
-            native.on_tokens = pieces.up_to
+        native = self.sampler if show and isinstance(self.sampler, NativeSampler) else None
+        decode, sent = StopStrings(self.prepared.tokenizer, ()).text, ""
+
+        def up_to(token_ids: Sequence[int]) -> None:
+            nonlocal sent
+            text = decode(token_ids)
+            # The first bytes of a character are not text yet.
+            if show and text.startswith(sent) and not text.endswith("\ufffd"):
+                show(text.removeprefix(sent))
+                sent = text
+
+        if native is not None:
+            native.on_tokens = up_to
         try:
-            (found,) = self.answers([question], samples=k, earlier=earlier, **changes)
+            (found,) = self.answers([question], samples=k, earlier=earlier, seed=seed, **changes)
         finally:
             if native is not None:
                 native.on_tokens = None
-        if pieces is not None:
-            pieces.end(found[0].response)
+        if show:
+            show(found[0].response[len(sent) :])  # without a stop string that it may have shown
         return found
+
+    def _asked(self, changes: Mapping[str, Any]) -> tuple[SamplingParams, float]:
+        """How a call samples, and how many tokens that leaves for a prompt."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        params, context = replace(self.params, **given), self.prepared.context
+        return params, math.inf if context is None else max(0, context - params.max_new_tokens)
 
     def _solution(self, question: str, prompt: Prompt, completion: Completion) -> Solution:
         """A completion of a question's prompt, with the answer that it commits to."""
@@ -541,29 +588,6 @@ def load_generator(
     return Generator(settings, model)
 
 
-class _Pieces:
-    """The text of a growing list of token ids, in the pieces that are new each time.
-
-    Args:
-        decode: as the sampler decodes, so that the pieces are those of its text.
-        send: called with each piece.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str], send: Callable[[str], None]) -> None:
-        self._decode, self._send, self._sent = decode, send, ""
-
-    def up_to(self, token_ids: Sequence[int]) -> None:
-        text = self._decode(token_ids)
-        # The first bytes of a character are not text yet.
-        if text.startswith(self._sent) and not text.endswith("\ufffd"):
-            self._send(text.removeprefix(self._sent))
-            self._sent = text
-
-    def end(self, text: str) -> None:
-        """The rest of the whole text; a stop string that it leaves out may have been sent."""
-        self._send(text[len(self._sent) :])
-
-
 @overload
 def solve(
     question: str, model: Generator | str | Path, *, samples: None = None, **changes: Any
@@ -585,7 +609,7 @@ def solve(
         question: of the user.
         model: a generator, or what `load_generator` loads one from, for this call alone.
         samples: this many answers, as a list; left out: one, by itself.
-        changes: as in `Generator.answers`: `temperature`, `seed` and so on.
+        changes: as in `Generator.answer`: `temperature`, `seed` and so on.
 
     Raises:
         DataError: see `Generator.answer`.
@@ -602,7 +626,7 @@ def stream(question: str, model: Generator, **changes: Any) -> Iterator[str]:
     Args:
         question: of the user.
         model: a generator; no other call may use it until the last piece.
-        changes: as in `Generator.answers`.
+        changes: as in `Generator.answer`.
 
     Raises:
         DataError: see `Generator.answer`.
@@ -664,30 +688,26 @@ def synthesize(
         GrouperError: the model or the problems cannot be loaded, or the file not written.
     """
     target, problems = Path(path).expanduser(), require_part(recipe, "train")
-    as_trained = _as_trained(recipe, samples, rewards=True)
-    drawn = target.with_name(f"{target.name}.drawn")
-    result = evaluate(
-        as_trained, model, problems=problems, name="synthesized", folder=drawn, display=display
-    )
     questions = {problem.id: problem.question for problem in problems.problems}
-    rows = [
-        {
-            "id": f"{item.problem_id}#{item.sample}",
-            "question": questions[item.problem_id],
-            "answer": item.answer,
-            "response": item.completion,
-            "problem_id": item.problem_id,
-            "model": model,
-            "sample": item.sample,
-            "seed": recipe.seed,
-            "temperature": recipe.sampling.temperature,
-            "tokens": item.tokens,
-            "reward": item.reward,
-        }
-        for item in result.items
-        if item.verdict is Verdict.CORRECT and item.finish_reason is not FinishReason.LENGTH
-    ]
-    with refusing(target), target.open("ab") as file:
-        file.write("".join(dumps(row) + "\n" for row in rows).encode())
-    shutil.rmtree(drawn, ignore_errors=True)
-    return len(rows), len(result.items)
+
+    def rows_of(result: EvaluationResult) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": f"{item.problem_id}#{item.sample}",
+                "question": questions[item.problem_id],
+                "answer": item.answer,
+                "response": item.completion,
+                "problem_id": item.problem_id,
+                "model": model,
+                "sample": item.sample,
+                "seed": recipe.seed,
+                "temperature": recipe.sampling.temperature,
+                "tokens": item.tokens,
+                "reward": item.reward,
+            }
+            for item in result.items
+            if item.correct and item.finish_reason is not FinishReason.LENGTH
+        ]
+
+    asked = _as_trained(recipe, samples, rewards=True)
+    return _draw_rows(asked, model, target, rows_of, problems=problems, display=display)

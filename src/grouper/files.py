@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -190,7 +191,7 @@ def read_lines(path: Path, parse: Callable[[str], Any] = json.loads) -> Iterator
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
                 yield parse(line)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise RunFolderError(
             f"the file cannot be read ({error})",
             where=str(path),
@@ -205,8 +206,10 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         RunFolderError: it says `what` where the file is missing or damaged.
     """
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise TypeError("it holds no object")
+    except (OSError, ValueError, TypeError) as error:
         raise RunFolderError(
             f"{what} ({error})", where=str(path), fix="Check the path, or restore the file."
         ) from error

@@ -39,10 +39,12 @@ SHAPE: dict[str, Any] = {
 ROWS = Rows(prompt=12, completion=20, count=8, per_prompt=4)
 
 
-def model_memory(device: str = "cpu", shape: dict[str, Any] = SHAPE, **changes: Any) -> ModelMemory:
+def model_memory(
+    device: str = "cpu", copy: torch.dtype | None = None, **changes: Any
+) -> ModelMemory:
     config = ModelConfig(path="x", **changes)
-    policy = weightless_policy(config, AutoConfig.for_model(**shape))
-    return ModelMemory(config, policy, device)
+    policy = weightless_policy(config, AutoConfig.for_model(**SHAPE))
+    return ModelMemory(config, policy, device, copy)
 
 
 def test_parameters_are_counted_by_hand() -> None:
@@ -146,15 +148,16 @@ def test_four_bits_shrink_the_linear_layers_and_nothing_else() -> None:
 def test_a_copy_is_counted_as_it_will_be() -> None:
     """G3: on CUDA float32 weights sample from a bfloat16 copy, whose prefill and cache are half."""
     numbers: dict[str, Any] = {"size": CacheSize(4, 2, 100, 50), "together": 2}
-    memory = model_memory(device="cuda", compute_dtype="bfloat16", lora={"rank": 4})
+    how: dict[str, Any] = {"device": "cuda", "compute_dtype": "bfloat16", "lora": {"rank": 4}}
+    memory = model_memory(**how)
     beside = memory.sampling("sample", **numbers)
-    copied = memory.sampling("sample", **numbers, copy=torch.bfloat16)
+    copied = model_memory(**how, copy=torch.bfloat16).sampling("sample", **numbers)
     adapters = memory.trainable
     assert beside.sampling_copy == 0
     assert copied.sampling_copy == 2 * (memory.parameters - adapters)
     assert copied.cache == beside.cache
     assert copied.activations < beside.activations
-    whole = memory.sampling("sample", **numbers, copy=torch.float32)
+    whole = model_memory(**how, copy=torch.float32).sampling("sample", **numbers)
     assert (whole.sampling_copy, whole.cache) == (2 * copied.sampling_copy, 2 * copied.cache)
 
 

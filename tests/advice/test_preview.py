@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from grouper import api
 from grouper.advice.checks import Samples, find, tags_in, tokenisation
-from grouper.advice.preview import preview
 from grouper.config.schema import GRPOConfig, RewardConfig
 from grouper.grading import grade
 from grouper.prompts import FORMATS
@@ -62,8 +63,9 @@ def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), *
         problem_id="p/0", text=text, token_ids=tuple(map(ord, text)), prefix=TAGS.prefix
     )
     given = itertools.cycle(texts)
+    recipe = SimpleNamespace(seed=0, grpo=config or GRPOConfig())
     prepared = SimpleNamespace(
-        recipe=SimpleNamespace(seed=0, grpo=config or GRPOConfig()),
+        train=((problem, prompt),),
         rewards=build_rewards([RewardConfig(name=name) for name in rewards], TAGS),
         format=TAGS,
         prompt=prompt,
@@ -74,7 +76,10 @@ def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), *
         sampler=lambda policy: ScriptedSampler(lambda request, index: next(given)),
         training_params=lambda: SamplingParams(**{"temperature": 1.0, **params}),
     )
-    return preview(prepared, None, ((problem, prompt),), samples=len(texts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "_loaded", lambda *_, **__: nullcontext((prepared, None)))
+        patch.setattr(api, "load_part", lambda *_: None)
+        return api.preview(recipe, "model", samples=len(texts), problems=1)
 
 
 def named(seen):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny_models import tiny_model
 
 from grouper.advice import run_plan
@@ -99,9 +98,25 @@ def test_a_folder_with_nothing_but_a_configuration_is_enough(tmp_path: Path) -> 
     shape.save_pretrained(tmp_path)
     found = plan("model.new=null", f"model.path={tmp_path}", "skip_sft=true")
     assert found.parameters == sum(p.numel() for p in tiny_model().parameters())
-    assert any("as long as the recipe allows" in note for note in found.notes)
+    (note,) = found.notes
+    assert "as long as the recipe allows" in note
+    assert "holds no tokenizer" in note
     grpo = next(part for part in found.memory if part.name == "grpo sample")
     assert grpo.cache > 0
+
+
+def test_grpo_alone_is_planned_with_the_model_that_it_starts_from(tmp_path: Path) -> None:
+    """The recipe's new model, which is never made then, was planned in its place."""
+    tiny_model().config.save_pretrained(tmp_path)
+    found = plan("skip_sft=true", f"grpo.start_from={tmp_path}")
+    assert found.parameters == sum(p.numel() for p in tiny_model().parameters())
+
+
+def test_a_recipe_whose_rows_cannot_be_made_says_why() -> None:
+    """It said that the data or the tokenizer were not on this machine."""
+    (note,) = plan("sft.max_tokens=5").notes
+    assert "as long as the recipe allows" in note
+    assert "sft.max_tokens" in note
 
 
 def test_a_model_that_does_not_continue_text_is_refused(tmp_path: Path) -> None:
@@ -140,7 +155,7 @@ def test_a_card_says_the_slots_that_the_run_takes() -> None:
     prompts = recipe.grpo.prompts_per_step
     rows = prompts * recipe.grpo.group_size
     size = CacheSize(rows, prompts, max(planner.prompts), planner.completion)
-    taken = slots_that_fit(planner.model.sampled(torch.bfloat16)[0], size, room - kept)
+    taken = slots_that_fit(planner.model.sampler, size, room - kept)
     assert 1 < taken < rows, "memory is what bounds them here"
     assert planner.slots("grpo sample", 256, room) == taken
     assert planner.slots("grpo sample", 256, 10 * room) == 256, "more than there are rows"

@@ -45,6 +45,7 @@ OTHER_NAMES = {
     "test_triton_layers.py": "layers.py",
     "test_compiles.py": "decode.py",
     "test_plan_memory.py": "run_plan.py",
+    "test_preview.py": "checks.py",
     "test_config_checks.py": "checks.py",
     # A long subject has a file of tests for each part of it.
     "test_checkpoint_export.py": "checkpoint.py",

@@ -53,7 +53,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouper) -> Path:
     Path("sft.json").write_text('{"learning_rate": 1e-5}')
     monkeypatch.setattr(errors, "find_spec", lambda name: True)
     monkeypatch.setattr("grouper.cli.train._dry_run", lambda recipe, _: print(recipe.name))
-    monkeypatch.setattr("grouper.advice.recipe_checks._require_flash_attention", lambda: None)
+    monkeypatch.setattr("grouper.advice.recipe_checks.find_spec", lambda name: True)
     monkeypatch.setattr("grouper.advice.recipe_checks.require_extra", lambda *_, **__: None)
     return tmp_path
 

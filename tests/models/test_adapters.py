@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -51,8 +52,12 @@ def adapter(base: Path) -> Path:
 
 
 def set_base(adapter: Path, base: object) -> None:
+    configure(adapter, base_model_name_or_path=base)
+
+
+def configure(adapter: Path, **changes: object) -> None:
     file = adapter / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": base}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 def test_what_fits_passes(base: Path, adapter: Path) -> None:
@@ -155,6 +160,10 @@ def _no_json(adapter: Path, base: str) -> None:
         (_no_json, r"adapter_config.json' cannot be read"),
         (lambda adapter, _: set_base(adapter, None), "does not say which base model"),
         (lambda adapter, base: set_base(adapter, base + "-gone"), "there is no folder"),
+        (lambda adapter, _: configure(adapter, peft_type="IA3"), "of the kind IA3, not LoRA"),
+        (lambda adapter, _: configure(adapter, r="x"), "does not fit its base model"),
+        (lambda adapter, _: configure(adapter, target_modules="("), "does not fit .* missing"),
+        (lambda adapter, _: configure(adapter, modules_to_save=["lm_head"]), "fit .*lm_head"),
     ],
 )
 def test_damage_is_one_paragraph(base: Path, adapter: Path, change: Change, told: str) -> None:
@@ -182,6 +191,29 @@ def test_adapters_that_pass_over_memory_less_often_compute_the_same() -> None:
     assert "forward" in vars(layer)
     for ours, theirs in zip(results(), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("more", [{"use_dora": True}, {"lora_bias": True}])
+def test_what_is_more_than_a_plain_adapter_is_computed_by_peft(
+    more: dict[str, bool], base: Path
+) -> None:
+    """The magnitudes of DoRA, and biases, were left out wherever autocast was on."""
+    settings = peft.LoraConfig(target_modules=["up_proj"], task_type="CAUSAL_LM", **more)
+    with quiet():
+        made = peft.get_peft_model(tiny_model(), settings)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "lora_" in name:
+                parameter.uniform_(0.5, 1.0)
+    made.peft_config["default"].base_model_name_or_path = str(base)
+    made.save_pretrained(base.parent / "made")
+    config = ModelConfig(path=str(base), compute_dtype="bfloat16", lora=LoraConfig(rank=8))
+    policy = load_policy(config, str(base.parent / "made"), seed=0)
+    layer: Any = policy.model.model.layers[0].mlp.up_proj
+    x = torch.randn(1, 5, 32)
+    with policy.autocast():
+        assert torch.equal(layer(x), type(layer).forward(layer, x))
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])

@@ -15,9 +15,10 @@ from grouper.config.schema import LoraConfig
 from grouper.errors import ModelError
 from grouper.models import attention
 from grouper.models.attention import SharedPrompts
-from grouper.models.attention_check import check_native_attention
+from grouper.models.attention_check import check_logits, check_native_attention
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
+from grouper.models.token_scores import LogitScaling
 
 INTERFACE = [family for family in FAMILIES if family != "gpt2"]
 BFLOAT16 = torch.bfloat16
@@ -62,6 +63,13 @@ def test_what_is_trained_in_another_way_passes(kind: str) -> None:
         gradient_checkpointing=kind == "checkpointed",
     )
     check_native_attention(policy)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("compute", [None, BFLOAT16])
+def test_the_logits_of_every_family_are_its_own(family: str, compute: torch.dtype | None) -> None:
+    check_logits(Policy(tiny_model(family), compute_dtype=compute))
+    check_logits(Policy(tiny_model(family, dtype=BFLOAT16)))
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -129,6 +137,58 @@ def test_a_fault_in_a_late_layer_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(SharedPrompts, "attend", attend)
     with pytest.raises(ModelError, match="layer 1"):
         check_native_attention(Policy(tiny_model(dtype=BFLOAT16)))
+
+
+class Mixing(torch.nn.Module):
+    """A convolution over neighbouring tokens, as LFM2 has in place of attention."""
+
+    layer_idx = 0
+
+    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
+        return hidden_states + hidden_states.roll(1, 1), None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
+def test_what_mixes_tokens_in_another_way_is_refused(dtype: torch.dtype) -> None:
+    """It went over the borders of sequences, in every step, without a word."""
+    model = tiny_model(dtype=dtype)
+    model.model.layers[0].self_attn = Mixing()
+    with pytest.raises(ModelError, match=r"layer 0 \(results of Mixing differ by"):
+        check_native_attention(Policy(model))
+    model._is_stateful = True  # as recurrent models say
+    assert not Policy(model).native
+
+
+def test_what_our_attention_cannot_take_is_one_paragraph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek's keys and values differ in size; Nemotron does not hand on what we need."""
+
+    def attend(self: Any, *heads: Any) -> Tensor:
+        raise RuntimeError("The size of tensor a (32) must match\nthe size of tensor b (4)")
+
+    monkeypatch.setattr(SharedPrompts, "attend", attend)
+    with pytest.raises(ModelError, match="does not fit Qwen3ForCausalLM: The size of tensor a"):
+        check_native_attention(Policy(tiny_model()))
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong"),
+    [
+        ("qwen3", LogitScaling(factor=0.5)),
+        ("cohere", LogitScaling()),
+        ("gemma2", LogitScaling()),
+    ],
+)
+@pytest.mark.parametrize("native", [True, False])
+def test_a_head_of_another_kind_is_refused(family: str, wrong: LogitScaling, native: bool) -> None:
+    """What HyperCLOVA X calls `logits_scaling` multiplies, and was taken for a divisor."""
+    model = tiny_model(family)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(100)  # where a cap bites
+    policy = Policy(model, native=native)
+    check_logits(policy)
+    policy._scaling = wrong
+    with pytest.raises(ModelError, match="logits disagree with those of"):
+        check_logits(policy)
 
 
 def test_weights_that_are_not_finite_are_named() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grouper.config.loading import load_recipe, resolved_yaml
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, ModelError, RunFolderError
 from grouper.models.folders import local_model, model_in, recipe_for, trained_model
 
 
@@ -23,6 +23,9 @@ def test_a_run_means_what_it_trained_last(run):
         trained_model(recipe, run)
     for made in ("base", "sft/final", "grpo/final"):
         (run / made).mkdir(parents=True)
+        with pytest.raises(ModelError, match="holds neither a model"):
+            model_in(str(run))
+        (run / made / "config.json").write_text("{}")
         assert model_in(str(run)) == trained_model(recipe, run) == str(run / made)
     elsewhere = recipe.override("model.new=null", "model.path=owner/model")
     assert trained_model(elsewhere, run / "empty") == "owner/model"
@@ -35,6 +38,13 @@ def test_a_folder_that_holds_a_model_means_itself(run, file):
     assert model_in(str(run)) == trained_model(load_recipe("demo"), run) == str(run)
     assert recipe_for(str(run)).name == "demo"
     assert model_in("owner/model") == "owner/model"
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_record_of_an_export_is_one_paragraph(tmp_path, content):
+    (tmp_path / "grouper.json").write_text(content)
+    with pytest.raises(RunFolderError, match="the record of the export cannot be read"):
+        recipe_for(str(tmp_path))
 
 
 FOLDERS = ("models/Qwen2.5-0.5B", ".models/qwen/qwen2.5-math-1.5b", "models/empty")

@@ -128,27 +128,6 @@ def slope(values: Sequence[float]) -> float:
     return linear_regression(range(len(values)), values).slope if len(values) > 1 else 0.0
 
 
-def window(
-    first: Sequence[float], earlier: Sequence[float], last: Sequence[float]
-) -> dict[str, float]:
-    """The numbers of a metric that a row of the table may use.
-
-    Args:
-        first: its values in the first window of the phase.
-        earlier: those between the first window and the last.
-        last: those in the last window.
-    """
-    return {
-        "start": fmean(first),
-        "now": fmean(last),
-        "median_before": median([*first, *earlier]),
-        "now_median": median(last),
-        "drift": fmean(last) - fmean(first),
-        "rise": slope(last) * len(last),
-        "window": len(last),
-    }
-
-
 def watch(report: StepReport, memory: dict[str, Any]) -> list[tuple[str, Finding]]:
     """Check every metric over its last window, after each step.
 
@@ -178,9 +157,16 @@ def watch(report: StepReport, memory: dict[str, Any]) -> list[tuple[str, Finding
         values = recent.get(row["metric"], [])
         holds = False
         if len(values) >= WINDOW:  # there are two windows to compare
-            numbers: dict[str, Any] = window(
-                first[row["metric"]], values[:-WINDOW], values[-WINDOW:]
-            )
+            start, last = first[row["metric"]], values[-WINDOW:]
+            numbers: dict[str, Any] = {
+                "start": fmean(start),
+                "now": fmean(last),
+                "median_before": median([*start, *values[:-WINDOW]]),
+                "now_median": median(last),
+                "drift": fmean(last) - fmean(start),
+                "rise": slope(last) * len(last),
+                "window": len(last),
+            }
             value, unit = numbers[row["number"]], numbers.get(row.get("of", ""), 1.0)
             holds = value > row["above"] * unit if "above" in row else value < row["below"] * unit
         if holds and key not in active:

@@ -65,13 +65,23 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
 
             find_device(recipe.device)
     with collected(problems):
-        unchecked = _check_models(recipe, resume=intent.get("resume", False))
+        model, unchecked = recipe.model, list[str]()
+        if model.path or model.lora or recipe.grpo.start_from:  # torch is needed for nothing more
+            from grouper.training.run import check_models
+
+            run = Path(recipe.output_dir).expanduser() / recipe.name
+            missing = check_models(recipe, run, resume=intent.get("resume", False))
+            unchecked = [f"the model {path!r}, which is not on this machine" for path in missing]
     with collected(problems):
         folder = _folder_line(recipe, intent)
     with collected(problems):
         sets = load_problem_sets(recipe)
         with collected(problems):
-            prepared = _prepare(recipe, sets)
+            path = recipe.model.path
+            if path is not None and Path(path).expanduser().exists():
+                from grouper.training.prepare import Prepared
+
+                prepared = Prepared(recipe, sets)
         with collected(problems):
             warnings = _check_rewards(recipe, sets, prepared)
     raise_all(problems)
@@ -84,32 +94,6 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
         leaks=tuple(leak.count for leak in leaks),
         unchecked=tuple(unchecked),
     )
-
-
-def _check_models(recipe: Recipe, *, resume: bool) -> list[str]:
-    """Look at the models that the run will load.
-
-    Returns:
-        What could not be checked.
-    """
-    model = recipe.model
-    if model.path is None and recipe.grpo.start_from is None and model.lora is None:
-        return []  # torch is needed for no more than this
-    from grouper.training.run import check_models
-
-    run = Path(recipe.output_dir).expanduser() / recipe.name
-    missing = check_models(recipe, run, resume=resume)
-    return [f"the model {path!r}, which is not on this machine" for path in missing]
-
-
-def _prepare(recipe: Recipe, sets: ProblemSets) -> Prepared | None:
-    """The preparation of the run, where the model's tokenizer is on this machine."""
-    path = recipe.model.path
-    if path is None or not Path(path).expanduser().exists():
-        return None
-    from grouper.training.prepare import Prepared
-
-    return Prepared(recipe, sets)
 
 
 def _check_rewards(recipe: Recipe, sets: ProblemSets, prepared: Prepared | None) -> list[str]:

@@ -151,7 +151,12 @@ class Rehearsal(Hook):
         there = any(part.state for part in state.optimizer.parts)
         size = 0 if there else state_bytes(config.optimizer, policy)
         held = torch.empty(size, dtype=torch.uint8, device=policy.device)
-        for kind, most in worst_slices(config, *_longest(run, state.phase)):
+        prepared, longest = run.prepared, run.prepared.max_new_tokens
+        prompts = [prompt for _, prompt in prepared.train]
+        if state.phase == "sft":
+            prompts = [shown.prompt for shown in prepared.demonstrations]
+            longest = max(len(shown.token_ids) for shown in prepared.demonstrations)
+        for kind, most in worst_slices(config, max(len(p.token_ids) for p in prompts), longest):
             rows = kind.filling(budget, most=most, shared=policy.native)
             # A second slice meets the gradient of the first, and every process takes part.
             slices = state.replica.processes.size * (2 if rows.count < most else 1)
@@ -169,15 +174,6 @@ class Rehearsal(Hook):
             f"Rehearsal of {state.phase}: the largest slice fits "
             f"({time.perf_counter() - started:.1f} s)."
         )
-
-
-def _longest(run: Run, phase: str) -> tuple[int, int]:
-    """Tokens of the longest prompt and of the longest completion of a phase."""
-    prepared = run.prepared
-    if phase == "grpo":
-        return max(len(p.token_ids) for _, p in prepared.train), prepared.max_new_tokens
-    shown = prepared.demonstrations
-    return max(len(d.prompt.token_ids) for d in shown), max(len(d.token_ids) for d in shown)
 
 
 def worst_slices(

@@ -147,13 +147,8 @@ def _missing_packages(recipe: Recipe) -> list[GrouperError]:
     if any("://" not in place for place in places):
         with collected(missing):
             require_vllm()
-    if recipe.model.attention == "flash_attention_2":
-        with collected(missing):
-            _require_flash_attention()
-    return missing
-
-
-def _require_flash_attention() -> None:
     # transformers takes it from either.
-    if find_spec("flash_attn") is None and find_spec("kernels") is None:
-        raise refusal("no-flash-attention", "model.attention")
+    flash = any(find_spec(name) is not None for name in ("flash_attn", "kernels"))
+    if recipe.model.attention == "flash_attention_2" and not flash:
+        missing.append(refusal("no-flash-attention", "model.attention"))
+    return missing

@@ -7,11 +7,10 @@ docs/memory.md.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from grouper.advice.checks import found
 from grouper.advice.live_checks import worst_slices
 from grouper.advice.tracing import Tracer
 from grouper.algorithms.batching import Rows
-from grouper.config.schema import ModelConfig, OptimizerConfig, Recipe
+from grouper.config.schema import ModelConfig, NewModelConfig, OptimizerConfig, Recipe
 from grouper.errors import GrouperError
 from grouper.kernels.cpu.graph import packable
 from grouper.kernels.cpu.library import library
@@ -43,7 +42,7 @@ from grouper.sampling.kv_cache import (
 from grouper.sampling.weights import copy_dtype, describe_dtypes
 from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
-from grouper.training.prepare import Prepared
+from grouper.training.prepare import Prepared, named_base
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 
 GIB = 2**30
@@ -95,18 +94,28 @@ class ModelMemory:
         config: how it would be loaded.
         policy: on the meta device; its tensors are replaced.
         device: `cpu`, `cuda` or `mps`: which kernels and optimizer loops are counted.
+        copy: dtype of the sampler's own weights, adapters merged; None samples those of training.
     """
 
-    def __init__(self, config: ModelConfig, policy: Policy, device: str) -> None:
-        self._config = config
-        self._device = device
+    def __init__(
+        self, config: ModelConfig, policy: Policy, device: str, copy: torch.dtype | None = None
+    ) -> None:
+        self._config, self._policy, self._device = config, policy, device
         self._shape: Any = policy.model.config.get_text_config()
-        self._policy = policy
-        self._tracer = Tracer(policy, device)
+        tracer = sampling = Tracer(policy, device)
+        self.sampler = policy
+        """The policy that samples."""
+        self._copied = 0
+        if copy is not None:
+            dtype = str(copy).removeprefix("torch.")
+            changes = {"dtype": dtype, "compute_dtype": dtype, "lora": None}
+            changed = config.model_copy(update=changes)
+            self.sampler = weightless_policy(changed, policy.model.config, device)
+            self._copied = _bytes(self.sampler.parameters())
+            sampling = Tracer(self.sampler, device)
         # A plan asks for the same rows several times, and a trace takes seconds.
-        self._traced = functools.cache(self._tracer.update)
-        self.sampled = functools.cache(self._sample_from)
-        """Dtype of the copy that samples, or None -> the policy, and the peak of its prefill."""
+        self._update = functools.cache(tracer.update)
+        self._prefill = functools.cache(sampling.forward)
         trained = policy.trainable().values()
         self.parameters = sum(p.numel() for p in policy.parameters())
         self.trainable = sum(p.numel() for p in trained)
@@ -134,7 +143,6 @@ class ModelMemory:
         *,
         accumulated: bool,
         reference: bool = False,
-        copy: torch.dtype | None = None,
     ) -> Memory:
         """A step: the worse of a forward and backward of its largest slice and the optimizer.
 
@@ -144,10 +152,9 @@ class ModelMemory:
             optimizer: its states are there from the second step on.
             accumulated: whether earlier slices of the step have left their gradient.
             reference: whether a frozen copy of the trainable weights is held.
-            copy: dtype of the copy that samples, which is held meanwhile, or None.
         """
-        kept, peak = self._traced(rows, accumulated=accumulated)
-        gradients, vocabulary = self._gradients, int(self._shape.vocab_size)
+        kept, peak = self._update(rows, accumulated=accumulated)
+        gradients, vocabulary = self._gradients, self._policy.vocabulary
         peak += gradients if accumulated else 0
         if self._config.activation_offload and self._device != "cpu":
             # One layer at a time comes back from the host.
@@ -164,7 +171,7 @@ class ModelMemory:
             optimizer=state_bytes(optimizer, self._policy),
             activations=max(peak, stepping) + self._dequantised - gradients,
             logits_chunk=targets * vocabulary * 4,
-            sampling_copy=self._copied(copy),
+            sampling_copy=self._copied,
         )
 
     def sampling(
@@ -173,7 +180,6 @@ class ModelMemory:
         size: CacheSize,
         *,
         together: int,
-        copy: torch.dtype | None = None,
         optimizer: int = 0,
         reference: bool = False,
     ) -> Memory:
@@ -183,14 +189,15 @@ class ModelMemory:
             name: of the part.
             size: of the cache.
             together: different prompts that begin together.
-            copy: dtype of the sampler's own weights; None samples the training weights.
             optimizer: bytes of optimizer states that lie there meanwhile.
             reference: as in `update`.
         """
-        policy, prefilled = self.sampled(copy)
         run = min(together, prompts_at_once(size.prompt))
-        prefill = prefilled(Rows(prompt=size.prompt, completion=1, count=run))
-        vocabulary = int(self._shape.vocab_size)
+        prefill = self._prefill(Rows(prompt=size.prompt, completion=1, count=run))
+        vocabulary, copied = self._policy.vocabulary, self._copied
+        if self._device == "cpu" and library() is not None and size.completion >= CpuGraphs.fewest:
+            # Recorded steps hold the weights once more, in another order.
+            copied += _bytes(packable(multiplied(self.sampler.model)))
         return Memory(
             name=name,
             weights=self.weights,
@@ -198,30 +205,9 @@ class ModelMemory:
             optimizer=optimizer,
             activations=max(prefill, drawing_bytes(size.slots, vocabulary)) + self._dequantised,
             logits_chunk=size.slots * vocabulary * 4,
-            cache=cache_bytes(self._shape, policy.products_dtype, size),
-            sampling_copy=self._copied(copy) + self._packed(policy, size.completion),
+            cache=cache_bytes(self._shape, self.sampler.products_dtype, size),
+            sampling_copy=copied,
         )
-
-    def _packed(self, policy: Policy, completion: int) -> int:
-        """Bytes of the weights that recorded steps of a CPU hold once more."""
-        if self._device != "cpu" or library() is None or completion < CpuGraphs.fewest:
-            return 0
-        return _bytes(packable(multiplied(policy.model)))
-
-    def _copied(self, copy: torch.dtype | None) -> int:
-        """Bytes of the copy that samples."""
-        return 0 if copy is None else _bytes(self.sampled(copy)[0].parameters())
-
-    def _sample_from(self, copy: torch.dtype | None) -> tuple[Policy, Callable[[Rows], int]]:
-        """As `sampled`; a copy has its adapters merged."""
-        policy, tracer = self._policy, self._tracer
-        if copy is not None:
-            dtype = str(copy).removeprefix("torch.")
-            changes = {"dtype": dtype, "compute_dtype": dtype, "lora": None}
-            config = self._config.model_copy(update=changes)
-            policy = weightless_policy(config, policy.model.config, self._device)
-            tracer = Tracer(policy, self._device)
-        return policy, functools.cache(tracer.forward)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -310,18 +296,15 @@ def plan_run(
     for gib in CARDS:
         room = int((gib - RESERVE) * GIB)
         slots = [planner.slots(name, 4 * own, room) for name in planner.sampled]
-        card = CardPlan(
-            gib=gib,
-            # While sampling a run takes fewer slots where memory is short.
-            fits=all(part.peak <= room for part in updates.values()) and all(slots),
-            tokens_per_micro_batch={n: _largest(curve, room) for n, curve in curves.items()},
-            max_slots=min(slots, default=0) or None,
-        )
-        cards.append(card)
+        # While sampling a run takes fewer slots where memory is short.
+        fits = all(part.peak <= room for part in updates.values()) and all(slots)
+        tokens = {name: _largest(curve, room) for name, curve in curves.items()}
+        most = min(slots, default=0) or None
+        cards.append(CardPlan(gib=gib, fits=fits, tokens_per_micro_batch=tokens, max_slots=most))
     # What `auto` means there; elsewhere all is in model.dtype.
     notes = [describe_dtypes(recipe.sampling, recipe.model)] if device == "cuda" else []
     notes += planner.share_of_vllm()
-    notes += [] if planner.prepared else [str(found("unmeasured"))]
+    notes += planner.notes
     notes += [] if planner.policy.native else [str(found("padded-rows"))]
     phases = [planner.phase(name, tokens_per_second) for name in planner.slices]
     return RunPlan(
@@ -343,23 +326,34 @@ class _Planner:
         self.recipe = recipe
         self.sets = ProblemSets()
         self.prepared: Prepared | None = None
-        path, new = recipe.model.path, recipe.model.new
+        path, new = named_base(recipe), recipe.model.new
+        revision = recipe.model.revision if path == recipe.model.path else None
         # First of all: this refuses a model that is not here.
-        shape = None if path is None else shape_of(path, recipe.model.revision, cached=True)
-        with (
-            tempfile.TemporaryDirectory(prefix="grouper-plan-") as folder,
-            # Not on this machine, or not in order: a dry run says which.
-            contextlib.suppress(GrouperError),
-        ):
-            self.sets = load_problem_sets(recipe)
-            self.prepared = self._prepare(path or folder)
-        if new is not None:
+        shape = None if path is None else shape_of(path, revision, cached=True)
+        self.notes: list[str] = []
+        # What is planned may be meant for another machine.
+        elsewhere: dict[str, Any] = {"device": "cpu", "threads": None}
+        planned = recipe.override(**elsewhere, grading={"symbolic": False})
+        with tempfile.TemporaryDirectory(prefix="grouper-plan-") as folder:
+            try:
+                self.sets = load_problem_sets(recipe)
+                if path is None and new is not None:
+                    self._fit(new, folder)
+                # A dry run lists what is left out, a plan only counts.
+                self.prepared = Prepared(planned, self.sets, model=path or folder, quiet=True)
+            except GrouperError as error:  # not on this machine, or not in order
+                why = error.paragraph().removesuffix(".")
+                self.notes.append(str(found("unmeasured", why=why)))
+        if path is None and new is not None:
             fitted = new.vocab_size if self.prepared is None else len(self.prepared.tokenizer)
             shape = new_model_config(new, vocabulary=fitted)
         assert shape is not None, "a recipe has a path or a new model"
+        measured = recipe.data.test or recipe.data.has_validation
+        self.sampled = [] if recipe.skip_grpo else ["grpo sample"]
+        self.sampled += ["evaluation"] if measured else []
+        copy = copy_dtype(recipe.sampling, recipe.model, device) if self.sampled else None
         self.policy = weightless_policy(recipe.model, shape, device)
-        self.copy = copy_dtype(recipe.sampling, recipe.model, device)
-        self.model = ModelMemory(recipe.model, self.policy, device)
+        self.model = ModelMemory(recipe.model, self.policy, device, copy)
         self.prompts, self.demonstrations, self.completion = self._lengths()
         self.slices: dict[str, list[tuple[Rows, int]]] = {}
         """Phase -> the kinds of rows that may take the most memory, and how many a step has."""
@@ -368,24 +362,14 @@ class _Planner:
             self.slices["sft"] = worst_slices(recipe.sft, *longest)
         if not recipe.skip_grpo:
             self.slices["grpo"] = worst_slices(recipe.grpo, max(self.prompts), self.completion)
-        measured = recipe.data.test or recipe.data.has_validation
-        self.sampled = [] if recipe.skip_grpo else ["grpo sample"]
-        self.sampled += ["evaluation"] if measured else []
 
-    def _prepare(self, path: str) -> Prepared:
-        """The preparation of the run; a new model's folder gets everything but weights."""
-        recipe = self.recipe
-        if recipe.model.new is not None:
-            fmt, problems = make_format(recipe.prompt), self.sets.for_fitting
-            with torch.device("meta"):
-                model, tokenizer = make_new_model(recipe.model.new, problems, fmt, seed=recipe.seed)
-            for part in (model.config, model.generation_config, tokenizer):
-                part.save_pretrained(path)
-        # What is planned may be meant for another machine.
-        elsewhere: dict[str, Any] = {"device": "cpu", "threads": None}
-        elsewhere["grading"] = {"symbolic": False}
-        # A dry run lists what is left out, a plan only counts.
-        return Prepared(recipe.override(**elsewhere), self.sets, model=path, quiet=True)
+    def _fit(self, new: NewModelConfig, folder: str) -> None:
+        """Everything of a new model but its weights, in a folder."""
+        fmt, problems = make_format(self.recipe.prompt), self.sets.for_fitting
+        with torch.device("meta"):
+            model, tokenizer = make_new_model(new, problems, fmt, seed=self.recipe.seed)
+        for part in (model.config, model.generation_config, tokenizer):
+            part.save_pretrained(folder)
 
     def _lengths(self) -> tuple[list[int], list[tuple[int, int]], int]:
         """Tokens of prompts, of demonstrations (prompt and completion), and of a completion.
@@ -443,7 +427,6 @@ class _Planner:
                 config.optimizer,
                 accumulated=rows.count < most,
                 reference=name == "grpo" and self.recipe.grpo.beta > 0,
-                copy=self.copy if self.sampled else None,
             )
             options.append(part)
         return max(options, key=lambda part: part.peak)
@@ -464,7 +447,6 @@ class _Planner:
             name,
             size,
             together=-(-size.slots // samples),
-            copy=self.copy,
             optimizer=state_bytes(optimizer, self.policy),
             reference=recipe.grpo.beta > 0 and not recipe.skip_grpo,
         )
@@ -475,7 +457,7 @@ class _Planner:
             return 0
         part, (_, size) = self.sampling(name, most), self._sizes(name, most)
         free = room - (part.peak - part.activations - part.cache)
-        fitting = slots_that_fit(self.model.sampled(self.copy)[0], size, free)
+        fitting = slots_that_fit(self.model.sampler, size, free)
         return most if fitting == size.slots else fitting
 
     def share_of_vllm(self) -> list[str]:

@@ -68,18 +68,14 @@ class Tracer:
         self.policy = policy
         self._device = device
         self.mode = FakeTensorMode()
-        self._vocabulary = int(policy.model.config.get_text_config().vocab_size)
-        self._replace()
-
-    def _replace(self) -> None:
-        """Give every parameter and buffer a device; shared ones stay shared."""
+        # Give every parameter and buffer a device; shared ones stay shared.
         made: dict[int, Tensor] = {}
-        for tensor in (*self.policy.parameters(), *self.policy.buffers()):
+        for tensor in (*policy.parameters(), *policy.buffers()):
             fake: Tensor = FakeTensor(self.mode, tensor.detach(), torch.device("cpu"))
             if isinstance(tensor, nn.Parameter):
                 fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
             made[id(tensor)] = fake
-        for part in self.policy.modules():
+        for part in policy.modules():
             tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)  # noqa: SLF001 - tied weights stay tied
             for table in tables:
                 table.update({name: made[id(t)] for name, t in table.items() if t is not None})
@@ -96,7 +92,7 @@ class Tracer:
             Bytes that the forward leaves for the backward, and the most there are at a time beside
             the weights and the gradients of earlier slices.
         """
-        hidden_states = self._prepared(rows.batch(self._vocabulary))
+        hidden_states = self._prepared(rows.batch(self.policy.vocabulary))
         with self._run() as live:
             trainable = list(self.policy.trainable().values())
             for parameter in trainable:
@@ -114,7 +110,7 @@ class Tracer:
 
     def forward(self, rows: Rows) -> int:
         """The peak in bytes beside the weights of running prompts without a gradient."""
-        hidden_states = self._prepared(rows.batch(self._vocabulary))
+        hidden_states = self._prepared(rows.batch(self.policy.vocabulary))
         with self._run() as live, torch.no_grad():
             base = live.bytes
             hidden_states()

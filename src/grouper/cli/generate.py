@@ -33,25 +33,23 @@ QUESTION_COLUMNS = ("question", "problem", "prompt")
 ADDED = ("response", "extracted", "finish_reason", "tokens", "sample")
 
 
-def generate(model: str, **how: Any) -> None:
-    """Answer one question, a file of them, or those typed."""
-    _answer(model, converse=False, **how)
-
-
-def _answer(
+def generate(
     model: str,
     *,
-    converse: bool,
-    question: str | None,
-    input_file: Path | None,
-    output_file: Path | None,
     recipe: str | None,
     format_name: str | None,
-    engine: str | None,
-    quiet: bool,
+    question: str | None = None,
+    input_file: Path | None = None,
+    output_file: Path | None = None,
+    engine: str | None = None,
+    quiet: bool = True,
+    converse: bool = False,
     **sampling: Any,
 ) -> None:
-    """Check everything that can be checked before the model is loaded; then answer."""
+    """Answer one question, a file of them, or those typed.
+
+    Everything that can be checked is checked before the model is loaded.
+    """
     if question is not None and input_file is not None:
         raise click.UsageError("Give --question or --input, not both.")
     if output_file is not None and input_file is None:
@@ -67,7 +65,6 @@ def _answer(
     rows = None if input_file is None else _read_questions(input_file)
     if output_file is not None:
         require_new(output_file, f"--output {output_file}")
-    require_model_folder(model, where="MODEL")
     from grouper.api import Generator
 
     display = progress(quiet=quiet)
@@ -175,8 +172,7 @@ def _typed() -> bool:
 
 def chat(model: str, **how: Any) -> None:
     """Converse in the terminal; the reasoning is dimmed, the answer is not."""
-    nothing = dict.fromkeys(("question", "input_file", "output_file", "engine"))
-    _answer(model, **nothing, **how, samples=1, quiet=True, converse=True)
+    generate(model, **how, samples=1, converse=True)
 
 
 def _converse(generator: Generator) -> None:

@@ -18,14 +18,13 @@ import click
 from grouper.cli.measure import progress
 from grouper.cli.opening import chosen_model, open_recipe, require_new, run_of
 from grouper.errors import ModelError, require_vllm
-from grouper.files import cache_folder, read_json
-from grouper.models.folders import EXPORT_FILE, model_in, require_model_folder
+from grouper.files import cache_folder
+from grouper.models.folders import EXPORT_FILE, export_record, model_in
 
 
 def export(source: str, target: str, *, dtype: str, adapter: bool, **how: Any) -> None:
     """Write a model folder, and print how closely it matches its source."""
-    model, place = model_in(source), Path(target).expanduser()
-    require_model_folder(model, where="SOURCE")
+    model, place = model_in(source, where="SOURCE"), Path(target).expanduser()
     require_new(place, "TARGET")
     from grouper.publish.export import export_model
 
@@ -39,8 +38,7 @@ def export(source: str, target: str, *, dtype: str, adapter: bool, **how: Any) -
 
 def push(source: str, repo: str, *, public: bool, **how: Any) -> None:
     """Push a model, and print where it is."""
-    model = model_in(source)
-    require_model_folder(model, where="SOURCE")
+    model = model_in(source, where="SOURCE")
     from grouper.publish.hub import export_and_push
 
     progress(quiet=False)
@@ -64,7 +62,6 @@ SERVERS = {
 def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool) -> int:
     """Serve a model with another program until that ends; returns its exit code."""
     source = model_in(model)
-    require_model_folder(source, where="MODEL")
     chosen = engine or ("vllm" if find_spec("vllm") else "transformers")
     package, install, module = SERVERS[chosen]
     if find_spec(package) is None and not dry_run:
@@ -95,8 +92,7 @@ def _curl(folder: Path, host: str, port: int) -> str:
     """A curl command that asks the server, with the model's stops where they are known."""
     messages = [{"role": "user", "content": "What is 3 + 4?"}]
     body: dict[str, Any] = {"model": str(folder), "messages": messages}
-    file = folder / EXPORT_FILE
-    record = read_json(file, "the export cannot be read") if file.is_file() else {}
+    record = export_record(str(folder)) or {}
     if "prompt" in record:  # a checkpoint on the Hub has only its recipe
         body["max_tokens"] = record["sampling"]["max_new_tokens"]
         body["temperature"] = record["sampling"]["temperature"]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -158,8 +158,7 @@ def attend(  # noqa: PLR0917 - tensors by position
 # --- rows and flat tokens ------------------------------------------------------------------------
 
 
-def _moved(tensor: Tensor, places: Tensor, shape: tuple[int, int] | None) -> Tensor:
-    """Flat heads as rows (B, L) padded with zeros; without a shape, rows as flat heads."""
+def _moved(tensor: Tensor, places: Tensor, shape: Sequence[int] | None) -> Tensor:
     heads, dim = tensor.shape[1], tensor.shape[3]
     if shape is None:
         return tensor.transpose(0, 1).reshape(heads, -1, dim).index_select(1, places)[None]
@@ -175,7 +174,7 @@ class _Moved(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, places: Tensor, shape: tuple[int, int] | None) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, places: Tensor, shape: Sequence[int] | None) -> Tensor:
         ctx.places = places
         ctx.shape = (tensor.shape[0], tensor.shape[2]) if shape is None else None
         return _moved(tensor, places, shape)
@@ -185,30 +184,17 @@ class _Moved(torch.autograd.Function):
         return _moved(grad, ctx.places, ctx.shape), None, None
 
 
-def spread_rows(flat: Tensor, places: Tensor, rows: int, width: int) -> Tensor:
-    """Flat heads as rows padded with zeros; a gradient of padding is thrown away.
+def move_heads(tensor: Tensor, places: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    """Flat heads as rows padded with zeros; without a shape, padded rows as flat heads.
+
+    Padding brings no gradient to flat heads, and gets one of zero.
 
     Args:
-        flat: [1, H, N, D].
+        tensor: [1, H, N, D], or the rows [B, H, L, D].
         places: [N] int64, the place (row times L plus column) of each flat token.
-        rows: B.
-        width: L.
-
-    Returns:
-        [B, H, L, D].
+        shape: (B, L) of the rows to make.
     """
-    out: Tensor = _Moved.apply(flat, places, (rows, width))  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return out
-
-
-def collect_rows(blocks: Tensor, places: Tensor) -> Tensor:
-    """Padded rows [B, H, L, D] as flat heads [1, H, N, D]; padding gets a gradient of zero.
-
-    Args:
-        blocks: the rows.
-        places: [N] int64, as in `spread_rows`.
-    """
-    out: Tensor = _Moved.apply(blocks, places, None)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    out: Tensor = _Moved.apply(tensor, places, shape)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out
 
 
@@ -408,16 +394,16 @@ class SharedPrompts:
         sizes = [self._prompt_places.numel(), self._places.numel()]
         pairs = [torch.split(t, sizes, dim=2) for t in (query, key, value)]
         prompt_query, prompt_key, prompt_value = (
-            spread_rows(prompt, self._prompt_places, *self._prompt_shape) for prompt, _ in pairs
+            move_heads(prompt, self._prompt_places, self._prompt_shape) for prompt, _ in pairs
         )
         none = torch.zeros_like(self._prompt_lengths)
         span = ops.VisibleSpan(none, self._prompt_lengths, 0, spec.window)
         blocks = attend(prompt_query, prompt_key, prompt_value, prompt_mask, spec, span)
-        out = collect_rows(blocks, self._prompt_places)
+        out = move_heads(blocks, self._prompt_places)
         if self._places.numel() == 0:
             return out
         own_query, own_key, own_value = (
-            spread_rows(own, self._places, *self._shape) for _, own in pairs
+            move_heads(own, self._places, self._shape) for _, own in pairs
         )
         rows_key, rows_value = (
             torch.cat([shared_rows(prompt, self.prompt_index, own.dtype), own], 2)
@@ -426,7 +412,7 @@ class SharedPrompts:
         before = self._prompts_of_rows, self._inputs, self._prompt_shape[1]
         span = ops.VisibleSpan(*before, spec.window)
         rows = attend(own_query, rows_key, rows_value, mask, spec, span)
-        return torch.cat([out, collect_rows(rows, self._places)], dim=2)
+        return torch.cat([out, move_heads(rows, self._places)], dim=2)
 
     def ragged(self) -> RaggedRows:
         """The same without padding, worked out when a GPU first asks for it."""

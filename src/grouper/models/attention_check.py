@@ -1,16 +1,17 @@
-"""Whether our attention computes what a model's own code computes: looked at when it is loaded.
+"""Whether our attention and logits are those of a model's own code: looked at when it is loaded.
 
-Two passes over the same few tokens. The first runs padded rows through the model's own eager
-attention with its own masks, in float32; the second runs them in our layout. There every layer
-starts from the hidden states of the first pass, so that rounding does not add up over layers. Its
-queries and keys must then be those of the first pass up to one rounding (they depend on positions),
-and our attention over the first pass's queries and keys must give in float32 what it gave there
-(which depends on scale, mask and window).
+For attention, two passes over the same few tokens. The first runs padded rows through the model's
+own eager attention with its own masks, in float32; the second runs them in our layout. There every
+layer starts from the hidden states of the first pass, so that rounding does not add up over layers.
+Its queries and keys must then be those of the first pass up to one rounding (they depend on
+positions), and our attention over the first pass's queries and keys must give in float32 what it
+gave there (which depends on scale, mask and window).
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator
 from itertools import count, islice
@@ -22,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from grouper.algorithms.batching import unweighted_rows
-from grouper.errors import ModelError
+from grouper.errors import ModelError, first_line, is_out_of_memory
 from grouper.models.attention import AttentionSpec, SharedPrompts
 from grouper.models.policy import Policy
 from grouper.models.token_scores import accurate
@@ -47,78 +48,166 @@ def check_native_attention(policy: Policy) -> None:
     """
     if not policy.native:
         return
-    tokens = ((7919 * i + 11) % policy.vocabulary for i in count())
-    texts = [list(islice(tokens, length)) for length in PROMPTS + COMPLETIONS]
-    prompts, completions = texts[: len(PROMPTS)], texts[len(PROMPTS) :]
-    layout = SharedPrompts(unweighted_rows(prompts, completions, OWNERS).to(policy.device))
-    pairs = zip(OWNERS, completions, strict=True)
-    rows = _Rows([prompts[owner] + text for owner, text in pairs], policy.device)
-    with torch.no_grad(), _short_windows(policy.model), rows.hooks(policy.decoder):
-        with policy.native_attention(NAME), policy.autocast():
-            output = policy.decoder(**rows.inputs, use_cache=False, layout=rows)
-        if not output.last_hidden_state.isfinite().all():
-            _require_finite_weights(policy)
-        rows.recorded = True
-        compared = _Compared(policy, layout, rows)
-        policy.hidden_states(compared, layout.token_ids, layout.position_ids)
+    try:
+        _Comparison(policy).run()
+    except (RuntimeError, TypeError, AttributeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"Grouper's attention does not fit {type(policy.model).__name__}: {first_line(error)}",
+            fix="Set model.attention: sdpa (or eager).",
+        ) from error
 
 
-class _Rows:
-    """The first pass: padded rows, and what each layer was given and made of it.
+def check_logits(policy: Policy) -> None:
+    """Compare our logits of a few tokens with those that the model's own forward gives.
 
-    Args:
-        texts: the token ids of each row, prompt and completion.
-        device: of the model.
+    Families do various things after their head, and one that we do not know would go unnoticed:
+    sampler and trainer agree about it.
+
+    Raises:
+        ModelError: the two disagree; or the model's weights are not finite.
+    """
+    head, hidden = policy.model.get_output_embeddings(), list[Tensor]()
+    tokens = torch.arange(sum(PROMPTS), device=policy.device)[None] % policy.vocabulary
+    with torch.no_grad():
+        seen = head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
+        with seen, policy.autocast():
+            theirs = accurate(policy.model(input_ids=tokens, use_cache=False).logits)
+        ours = policy.logits(hidden[0])
+    if not theirs.isfinite().all():
+        _require_finite_weights(policy)
+    share = math.inf
+    if ours.shape == theirs.shape:
+        share = float((ours - theirs).abs().max() / theirs.abs().max())
+    if not share <= (EXACT if _is_whole(policy) else ROUNDED):
+        raise ModelError(
+            f"Grouper's logits disagree with those of {type(policy.model).__name__} (they differ "
+            f"by {share:.2g} of their size)",
+            fix="This version of Grouper cannot train the model: please report it.",
+        )
+
+
+def _is_whole(policy: Policy) -> bool:
+    """Whether everything is computed in float32 or higher; norms are in other models, too."""
+    return policy.products_dtype in {torch.float32, torch.float64}
+
+
+class _Comparison:
+    """Both passes: the first is recorded, and each layer of the second compared with it.
+
+    It is the layout of both (an `attention.Layout`).
     """
 
-    def __init__(self, texts: list[list[int]], device: torch.device) -> None:
-        longest = max(map(len, texts))
+    def __init__(self, policy: Policy) -> None:
+        self._policy, device = policy, policy.device
+        tokens = ((7919 * i + 11) % policy.vocabulary for i in count())
+        texts = [list(islice(tokens, length)) for length in PROMPTS + COMPLETIONS]
+        prompts, completions = texts[: len(PROMPTS)], texts[len(PROMPTS) :]
+        self._layout = SharedPrompts(unweighted_rows(prompts, completions, OWNERS).to(device))
+        rows = [prompts[owner] + text for owner, text in zip(OWNERS, completions, strict=True)]
+        longest = max(map(len, rows))
         # Padding on the right of a row does not affect what is on its left.
-        ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
         columns = torch.arange(longest, device=device).expand_as(ids)
         masks = torch.ones_like(ids)
-        self.inputs = {"input_ids": ids, "attention_mask": masks, "position_ids": columns}
-        self.recorded = False
-        self.layers: dict[int, tuple[Tensor, ...]] = {}
-        """Layer -> queries, keys, values [R, H, L, D] and what came out [R, L, H, D]."""
-        self._hidden: dict[nn.Module, Tensor] = {}
+        self._rows = {"input_ids": ids, "attention_mask": masks, "position_ids": columns}
         # The place of each flat token of the layout in these rows: prompts, then completions, of
         # which the last token is no input.
         places = [(OWNERS.index(p), column) for p, n in enumerate(PROMPTS) for column in range(n)]
         for row, (owner, length) in enumerate(zip(OWNERS, COMPLETIONS, strict=True)):
             places += [(row, PROMPTS[owner] + column) for column in range(length - 1)]
         self._places = torch.tensor(places, device=device).unbind(1)
+        self._recorded = False
+        self._hidden: dict[nn.Module, Tensor] = {}
+        self._made: dict[nn.Module, Tensor] = {}
+        self.layers: dict[int, tuple[Tensor, ...]] = {}
+        """Layer -> queries, keys, values [R, H, L, D] and what came out [R, L, H, D]."""
 
-    def flat(self, states: Tensor) -> Tensor:
+    def run(self) -> None:
+        """Run both passes; raises as `check_native_attention` does."""
+        policy, layout = self._policy, self._layout
+        with torch.no_grad(), _short_windows(policy.model), self._hooks():
+            with policy.native_attention(NAME), policy.autocast():
+                output = policy.decoder(**self._rows, use_cache=False, layout=self)
+            if not output.last_hidden_state.isfinite().all():
+                _require_finite_weights(policy)
+            self._recorded = True
+            policy.hidden_states(self, layout.token_ids, layout.position_ids)
+
+    def _flat(self, states: Tensor) -> Tensor:
         """[R, L, ...] of the rows as [1, N, ...] of the layout's flat tokens."""
         return states[self._places][None]
 
-    def heads(self, layer: int) -> list[Tensor]:
-        """Queries, keys, values and what came out of a layer, [1, H, N, D] of flat tokens."""
-        query, key, value, out = self.layers[layer]
-        rows = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), out)
-        return [self.flat(heads).transpose(1, 2) for heads in rows]
-
     @contextlib.contextmanager
-    def hooks(self, decoder: nn.Module) -> Iterator[None]:
-        """Layers leave here what they are given, or once all is recorded are given that."""
+    def _hooks(self) -> Iterator[None]:
+        """Layers leave here what they are given, or once all is recorded are given that.
+
+        What they make of it must be the same then: a convolution or a recurrence in place of
+        attention would run over the borders of sequences.
+        """
 
         def exchange(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
             by_name = "hidden_states" in options
             states = options.pop("hidden_states") if by_name else args[0]
-            if not self.recorded:
+            if not self._recorded:
                 self._hidden[module] = states
             elif module in self._hidden:
-                states = self.flat(self._hidden[module])
+                states = self._flat(self._hidden[module])
             return (states, *args[0 if by_name else 1 :]), options
 
-        layers = [module for module in decoder.modules() if hasattr(module, "layer_idx")]
-        handles = [m.register_forward_pre_hook(exchange, with_kwargs=True) for m in layers]
-        try:
+        def compare(module: Any, _: Any, output: Any) -> None:
+            made = accurate(output[0] if isinstance(output, tuple) else output)
+            if not self._recorded:
+                self._made[module] = made
+            elif module in self._made:
+                theirs = self._flat(self._made[module])
+                bound = EXACT if _is_whole(self._policy) else ROUNDED
+                what = f"results of {type(module).__name__}"
+                gap = (made - theirs).abs()
+                self._require(gap, theirs.abs().max(), bound, module.layer_idx or 0, what)
+
+        with contextlib.ExitStack() as hooks:
+            for module in self._policy.decoder.modules():
+                if hasattr(module, "layer_idx"):
+                    before = module.register_forward_pre_hook(exchange, with_kwargs=True)
+                    hooks.enter_context(before)
+                    hooks.enter_context(module.register_forward_hook(compare))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        *heads, out = self.layers[spec.layer]
+        # [1, H, N, D] of flat tokens.
+        q, k, v, expected = (
+            self._flat(rows).transpose(1, 2) for rows in (*(h.transpose(1, 2) for h in heads), out)
+        )
+        whole = _is_whole(self._policy)
+        for name, ours, theirs in (("queries", query, q), ("keys", key, k), ("values", value, v)):
+            # Each dimension by itself: some turn with every position, others are a hundred times
+            # as large and hardly turn at all.
+            gap = (accurate(ours) - accurate(theirs)).abs().amax(2)
+            size = accurate(theirs).abs().amax(2)
+            self._require(gap, size, EXACT if whole else ROUNDED, spec.layer, name)
+        size = expected.abs().max()
+        with torch.autocast(query.device.type, enabled=False):
+            exact = self._layout.attend(accurate(q), accurate(k), accurate(v), spec)
+        self._require((exact - expected).abs(), size, EXACT, spec.layer, "results")
+        # What runs in training may be another kernel; soft-capped scores are rounded themselves.
+        if not whole and spec.softcap is None:
+            rough = accurate(self._layout.attend(q, k, v, spec))
+            gap = (rough - expected).abs()
+            self._require(gap, size, ROUGH, spec.layer, "results in bfloat16")
+        return expected.to(query.dtype)
+
+    def _require(self, gap: Tensor, size: Tensor, bound: float, layer: int, what: str) -> None:
+        share = float((gap / size.clamp(min=torch.finfo(size.dtype).tiny)).max())
+        if not share <= bound:
+            raise ModelError(
+                "Grouper's attention disagrees with the eager attention of "
+                f"{type(self._policy.model).__name__} in layer {layer} ({what} differ by "
+                f"{share:.2g} of their size, allowed {bound:g})",
+                fix="Set model.attention: sdpa (or eager), and please report the model.",
+            )
 
 
 def _eager(
@@ -128,7 +217,7 @@ def _eager(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    layout: _Rows,
+    layout: _Comparison,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The model's own eager attention in float32, which `layout` records."""
@@ -142,46 +231,6 @@ def _eager(
 
 AttentionInterface.register(NAME, _eager)
 AttentionMaskInterface.register(NAME, eager_mask)
-
-
-class _Compared:
-    """The second pass: a layout that compares each layer with the first (an `attention.Layout`)."""
-
-    def __init__(self, policy: Policy, layout: SharedPrompts, rows: _Rows) -> None:
-        self._policy = policy
-        self._layout = layout
-        self._rows = rows
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-        q, k, v, expected = self._rows.heads(spec.layer)
-        whole = query.dtype in {torch.float32, torch.float64} and self._policy.compute_dtype is None
-        for name, ours, theirs in (("queries", query, q), ("keys", key, k), ("values", value, v)):
-            # Each dimension by itself: some turn with every position, others are a hundred times
-            # as large and hardly turn at all.
-            gap = (accurate(ours) - accurate(theirs)).abs().amax(2)
-            size = accurate(theirs).abs().amax(2)
-            self._require(gap, size, EXACT if whole else ROUNDED, spec, name)
-        size = expected.abs().max()
-        with torch.autocast(query.device.type, enabled=False):
-            exact = self._layout.attend(accurate(q), accurate(k), accurate(v), spec)
-        self._require((exact - expected).abs(), size, EXACT, spec, "results")
-        # What runs in training may be another kernel; soft-capped scores are rounded themselves.
-        if not whole and spec.softcap is None:
-            rough = accurate(self._layout.attend(q, k, v, spec))
-            self._require((rough - expected).abs(), size, ROUGH, spec, "results in bfloat16")
-        return expected.to(query.dtype)
-
-    def _require(
-        self, gap: Tensor, size: Tensor, bound: float, spec: AttentionSpec, what: str
-    ) -> None:
-        share = float((gap / size.clamp(min=torch.finfo(size.dtype).tiny)).max())
-        if not share <= bound:
-            raise ModelError(
-                "Grouper's attention disagrees with the eager attention of "
-                f"{type(self._policy.model).__name__} in layer {spec.layer} ({what} differ by "
-                f"{share:.2g} of their size, allowed {bound:g})",
-                fix="Set model.attention: sdpa (or eager), and please report the model.",
-            )
 
 
 @contextlib.contextmanager

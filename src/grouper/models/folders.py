@@ -109,7 +109,7 @@ def read_adapter(path: str) -> dict[str, Any] | None:
     """The adapter configuration of a local folder, or None for a whole model.
 
     Raises:
-        ModelError: it cannot be read, or names no base model.
+        ModelError: it cannot be read, names no base model, or is not LoRA.
     """
     file = Path(path).expanduser() / ADAPTER_FILE
     if not file.is_file():
@@ -123,6 +123,12 @@ def read_adapter(path: str) -> dict[str, Any] | None:
             f"{str(file)!r} does not say which base model the adapter belongs to",
             where="the adapter",
             fix="Write its folder or Hub name there as `base_model_name_or_path`.",
+        )
+    if config.get("peft_type") != "LORA":
+        raise ModelError(
+            f"{str(file)!r} is of an adapter of the kind {config.get('peft_type')}, not LoRA",
+            where="the adapter",
+            fix="Merge it into its base model with PEFT, and name the folder of that.",
         )
     return config
 
@@ -167,16 +173,22 @@ def local_model(name: str) -> str:
     return name
 
 
-def model_in(path: str) -> str:
+def model_in(path: str, *, where: str = "MODEL") -> str:
     """`path` itself; of a run folder, the model that the run has trained.
+
+    Args:
+        path: a run folder, a model or adapter folder, or a Hub name.
+        where: the argument that names it.
 
     Raises:
         ConfigError: the run has trained nothing yet.
+        ModelError: a folder that is missing or holds no model.
     """
     folder = Path(path).expanduser()
-    if not (folder / RECIPE_FILE).is_file() or is_model(folder):
-        return path
-    return trained_model(load_recipe(folder / RECIPE_FILE), folder)
+    if (folder / RECIPE_FILE).is_file() and not is_model(folder):
+        path = trained_model(load_recipe(folder / RECIPE_FILE), folder)
+    require_model_folder(path, where=where)
+    return path
 
 
 def trained_model(recipe: Recipe, run: Path) -> str:
@@ -224,7 +236,7 @@ def export_record(model: str) -> dict[str, Any] | None:
             file = Path(hf_hub_download(model, EXPORT_FILE))
         except (OSError, HfHubHTTPError, HFValidationError):  # no such file, no right, no network
             return None
-    return read_json(file, "the record of the export") if file.is_file() else None
+    return read_json(file, "the record of the export cannot be read") if file.is_file() else None
 
 
 def recipe_for(model: str, recipe: Recipe | None = None, format_name: str | None = None) -> Recipe:

@@ -19,8 +19,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from grouper.config.schema import LoraConfig, ModelConfig
-from grouper.errors import ModelError, did_you_mean, require_extra
-from grouper.models.attention_check import check_native_attention
+from grouper.errors import ModelError, did_you_mean, first_line, is_out_of_memory, require_extra
+from grouper.models.attention_check import check_logits, check_native_attention
 from grouper.models.device import DTYPES, on_device
 from grouper.models.folders import base_of, looks_local, read_adapter, require_model_folder
 from grouper.models.policy import Policy
@@ -193,6 +193,7 @@ def load_policy(
         adapter = _new_adapter(model, config.lora, base, seed)
     policy = _as_policy(model, adapter, config).to(device)
     check_native_attention(policy)
+    check_logits(policy)
     return policy
 
 
@@ -242,7 +243,9 @@ def _lean_adapters(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False
-        if type(module) is Linear:  # subclasses do more
+        # Subclasses, DoRA and adapters with a bias do more.
+        plain = type(module) is Linear and not any(module.use_dora.values())
+        if plain and all(second.bias is None for second in module.lora_B.values()):
             module.forward = MethodType(_adapted, module)
 
 
@@ -426,31 +429,26 @@ def _attach(model: PreTrainedModel, path: str, where: str, *, keep: bool) -> Any
             )
             stored = peft.utils.load_peft_weights(folder, device="cpu")
         wanted = peft.get_peft_model_state_dict(adapter, save_embedding_layers=False)
-        misfit = _misfit(stored, wanted)
+        for name in sorted({n for n in stored if "lora_" in n} | wanted.keys()):
+            found, fitting = (_size(tensors.get(name)) for tensors in (stored, wanted))
+            if found != fitting:
+                raise ValueError(f"{name} {found} in the adapter, {fitting} for this base")
     except SafetensorError as error:
         raise ModelError(
             f"{f'{folder}/adapter_model.safetensors'!r} cannot be read: {error}",
             where="the adapter",
             fix="It was damaged after it was written, or is not all there: copy it again.",
         ) from error
-    except (OSError, ValueError) as error:  # the second where none of its target modules is there
-        misfit = str(error).splitlines()[0]
-    if misfit is not None:
+    except Exception as error:  # PEFT's are of any class: ValueError where no target is there
+        if is_out_of_memory(error):
+            raise
         raise ModelError(
-            f"the adapter {path!r} does not fit its base model {base_of(path)!r}: {misfit}",
+            f"the adapter {path!r} does not fit its base model {base_of(path)!r}: "
+            f"{first_line(error)}",
             where=where,
             fix="Check `base_model_name_or_path` in its adapter_config.json.",
-        )
+        ) from error
     return adapter
-
-
-def _misfit(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
-    """The first tensor of an adapter that its base has no place for, or lacks, in words."""
-    for name in sorted({n for n in stored if "lora_" in n} | wanted.keys()):
-        found, fitting = (_size(tensors.get(name)) for tensors in (stored, wanted))
-        if found != fitting:
-            return f"{name} {found} in the adapter, {fitting} for this base"
-    return None
 
 
 def _size(tensor: Tensor | None) -> str:

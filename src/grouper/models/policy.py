@@ -87,7 +87,9 @@ class Policy(nn.Module):
         parts = (m for m in model.modules() if isinstance(m, PreTrainedModel))
         self._configs: list[Any] = list({id(m.config): m.config for m in parts}.values())
         # Whether the model's code sends attention through the interface we register with.
-        self.native = native and bool(getattr(model, "_supports_attention_backend", False))
+        # A recurrent state beside the cache would run on over the borders of sequences.
+        through = getattr(model, "_supports_attention_backend", False)
+        self.native = native and bool(through) and not getattr(model, "_is_stateful", False)
         if native and not self.native:
             log.warning(
                 "%s does not go through transformers' attention interface: rows are padded and "

@@ -20,7 +20,7 @@ from grouper.kernels.cpu import ops
 from grouper.kernels.cpu.library import DTYPES, library
 from grouper.kernels.triton import decode as triton
 from grouper.kernels.triton.language import Refused, serves
-from grouper.models.attention import AttentionSpec, SharedPrompts, spread_rows
+from grouper.models.attention import AttentionSpec, SharedPrompts, move_heads
 from grouper.models.policy import Policy
 from grouper.sampling.kv_cache import KVCache, LayerCache, Pair, Tokens
 
@@ -46,7 +46,7 @@ class Prefill(SharedPrompts):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         stores = self._cache.layer(spec.layer, key, value).prompts
         for store, heads in zip(stores, (key, value), strict=True):
-            rows = spread_rows(heads, self._prompt_places, *self._prompt_shape)
+            rows = move_heads(heads, self._prompt_places, self._prompt_shape)
             store[self._kept_at, :, : rows.shape[2]] = rows.to(store.dtype)
         return super().attend(query, key, value, spec)
 
