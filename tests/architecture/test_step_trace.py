@@ -44,7 +44,7 @@ FILES = [
     "training/update.py",
     "types.py",
 ]
-FUNCTIONS = 103
+FUNCTIONS = 100
 # With the other rooms.
 ALL_FILES = 45
 

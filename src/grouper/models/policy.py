@@ -60,6 +60,8 @@ class Policy(nn.Module):
     """
 
     adapter: Any
+    decoder: nn.Module
+    """The model without its LM head."""
 
     def __init__(
         self,
@@ -73,8 +75,9 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        # Not a submodule: it holds the same parameters under other names.
+        # Not submodules: they hold the same parameters under other names.
         object.__setattr__(self, "adapter", adapter)
+        object.__setattr__(self, "decoder", model.base_model)
         self.version = 0
         """Optimizer steps these weights have seen."""
         self.token_limit: int | None = None
@@ -110,12 +113,6 @@ class Policy(nn.Module):
     def products_dtype(self) -> torch.dtype:
         """The dtype of matrix products, and so of cached keys and values."""
         return self.compute_dtype or self.model.dtype
-
-    @property
-    def decoder(self) -> nn.Module:
-        """The model without its LM head."""
-        decoder: nn.Module = self.model.base_model
-        return decoder
 
     @property
     def vocabulary(self) -> int:
@@ -158,7 +155,7 @@ class Policy(nn.Module):
         self, layout: attention.Layout, token_ids: Tensor, positions: Tensor
     ) -> Tensor:
         """Last hidden states [N, H] of flat tokens [1, N] under a layout."""
-        with self._as_now(), self.autocast():
+        with self.native_attention(), running(), self.autocast():
             output = self.decoder(
                 input_ids=token_ids, position_ids=positions, use_cache=False, layout=layout
             )
