@@ -39,7 +39,7 @@ from grouper.report import charts
 from grouper.report.curves import draw_curves
 from grouper.report.panels import Panel, RunView, overlaid, panels_of
 from grouper.runs.folder import PHASES, RunFolder
-from grouper.runs.records import flat_settings, numbers_in_words
+from grouper.runs.records import flat_settings, numbers_in_words, rollout_of
 from grouper.runs.samples import printable
 
 # Bytes of JSON that completions may take, for all runs together.
@@ -60,8 +60,6 @@ FIELDS = (
     "tokens", "rewards", "reward", "advantage", "sample",
 )  # fmt: skip
 """Of a rollout or an item of an evaluation, as the page has them."""
-# What a row of another version may lack.
-_EMPTY = dict.fromkeys(("prompt", *FIELDS[:3], "verdict", "reason", "finish_reason"), "")
 
 
 def write_report(runs: Sequence[RunFolder | RunView], path: Path | None = None) -> Path:
@@ -287,17 +285,21 @@ def _parts(views: Views) -> Iterator[Part]:
 def _findings(views: Views) -> Iterator[Part]:
     """What went wrong, how often steps taught something and why others did not, and events."""
     for name, run in views.items():
-        blocks: list[dict[str, Any]] = [
-            {
-                "text": f"{label(f.phase)} steps {f.steps[0]} to {f.steps[1]} ({f.name}): {f}",
-                "tone": "unsure",
-                "kind": "finding",
-            }
-            for f in run.findings()
-        ]
+        trouble, blocks = run.trouble, []
+        try:
+            blocks = [
+                {
+                    "text": f"{label(f.phase)} steps {f.steps[0]} to {f.steps[1]} ({f.name}): {f}",
+                    "tone": "unsure",
+                    "kind": "finding",
+                }
+                for f in run.findings()
+            ]
+        except RunFolderError as error:  # damaged rollouts
+            trouble = f"What went wrong is not known: {error.paragraph()}"
         nothing = "Nothing that Grouper knows of went wrong." if run.reports else ""
-        if run.trouble or not blocks:
-            blocks.append(_cell(run.trouble or nothing or "No step has been done yet."))
+        if trouble or not blocks:
+            blocks.append(_cell(trouble or nothing or "No step has been done yet."))
         counts = Counter((r.phase, r.status) for r in run.reports)
         rows = [
             (
@@ -426,7 +428,6 @@ class _Completions:
 
     def _put(self, source: int, row: Mapping[str, Any]) -> int:
         """Add a row; returns how many bytes it takes, its tokens left out."""
-        row = {**_EMPTY, **row}
         before, prompt = len(self.prompts), _cut(row["prompt"])
         place = self.prompts.setdefault(prompt, before)
         values = [_cut(v) if isinstance(v := row.get(name), str) else v for name in FIELDS]
@@ -435,7 +436,7 @@ class _Completions:
 
     def _trace(self, row: Mapping[str, Any]) -> list[Any] | None:
         """The tokens of a rollout with what was recorded of each, if there is room for them."""
-        texts = row.get("token_texts")
+        texts = row.get("token_texts")  # which no item of an evaluation has
         if texts is None:
             return None
         trace: list[Any] = [[printable(text) for text in texts]]
@@ -486,11 +487,11 @@ class _Completions:
         kept = whole = 0
         for phase, step, file in chosen:
             try:
-                rows = [*read_lines(file)]
+                rows = [*read_lines(file, rollout_of)]
             except RunFolderError as error:
                 self.notes.append(f"Left out: {error.paragraph()}")
                 continue
-            rows.sort(key=lambda row: "token_texts" not in row)
+            rows.sort(key=lambda row: row["token_texts"] is None)
             source, left = self._source(f"{prefix}{label(phase)} step {step}"), budget
             self.trace_room += TRACE_BYTES // (self.runs * count)  # what is left is for later ones
             for row in rows:
