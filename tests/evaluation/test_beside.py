@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -45,6 +46,22 @@ def test_items_do_not_depend_on_where_they_are_made(tmp_path, monkeypatch):
         found[name] = (folder / "test-greedy.jsonl.gz").read_bytes(), result.light
     assert found["beside"] == found["here"]
     assert not multiprocessing.active_children()
+
+
+def test_one_copy_is_made_and_what_both_have_is_not_touched(tmp_path, monkeypatch):
+    """A look for garbage in it would copy all of it, at a cost of several percent."""
+    monkeypatch.setattr(module, "has_a_processor", lambda: True)
+    monkeypatch.setattr(module, "_MANY", 0)
+    seen = []
+
+    class Looking(Counting):
+        def sample(self, requests):
+            seen.append((len(multiprocessing.active_children()), gc.get_freeze_count() > 0))
+            yield from super().sample(requests)
+
+    measure(tmp_path, Looking(), items=ITEMS, fmt=FORMATS["boxed"], rewards=rewards())
+    assert seen == [(1, True)]
+    assert gc.get_freeze_count() == 0
 
 
 def test_an_interrupted_one_goes_on(tmp_path, monkeypatch, beside):

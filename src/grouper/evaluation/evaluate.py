@@ -15,10 +15,12 @@ import signal
 import tempfile
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -96,7 +98,7 @@ def evaluate(
         params: how to draw; the same for every model that is to be compared.
         samples: completions per problem.
         seed: the run's; what is drawn depends on it alone, whatever model is measured.
-        progress: called with (completions drawn, completions in all) after each.
+        progress: called with (completions drawn, completions in all), of many now and then.
         card: more to record beside the settings: hashes of the model and data, grader version.
         processes: the processes among which the problems are divided; each is measured once.
         fmt: the prompt format; with `rewards`, each item also has its format and reasoning.
@@ -146,40 +148,23 @@ def evaluate(
         drawing = _Drawing(
             requests=requests,
             references=[problem.answer for problem, _ in items for _ in range(samples)],
+            samples=samples,
             sampler=sampler,
             grader=grader,
+            processes=processes,
             writer=partial(unfinished.writer, processes.rank),
             progress=progress or (lambda *_: None),
         )
-        beside = seconds is None and len(requests) - len(done) >= _MANY and has_a_processor()
         finish = partial(
             _finish, home, title, unfinished, items, samples=samples, fmt=fmt, rewards=rewards
         )
-
-        with contextlib.ExitStack() as stack:
-            follower = None
-            if beside and processes.rank == 0 and (rewards is None or rewards.ours):
-                follower = stack.enter_context(
-                    Beside(lambda parent: _as_columns(*finish(wait=parent.wait)))
-                )
-            count, started = len(items), time.monotonic()
-            end = count if seconds is None else min(count, _FIRST_WAVE)
-            drawn: set[int] = {*done}
-            while True:
-                left = [place for place in range(end * samples) if place not in drawn]
-                mine = [left[i] for i in share_of(left, processes.rank, processes.size)]
-                (drawing.draw_beside if beside else drawing.draw)(mine)
-                processes.gather(None)  # until all have written theirs
-                drawn.update(left)
-                took = time.monotonic() - started
-                fits = processes.on_rank0(partial(_fitting, end, took, seconds))
-                if end == count or fits < 1.25 * end:
-                    break
-                end = min(count, fits)
-            card["n"] = end
-            light, failures = processes.on_rank0(
-                (lambda: finish(end)) if follower is None else lambda: _as_items(*follower.result())
-            )
+        if seconds is None and len(requests) - len(done) >= _MANY and has_a_processor():
+            # A reward of the user's own is called here, when all is drawn.
+            ours = rewards is None or rewards.ours
+            light, failures = drawing.beside({*done}, finish, follow=ours)
+        else:
+            card["n"] = end = drawing.here({*done}, seconds)
+            light, failures = processes.on_rank0(lambda: finish(end))
         if failures and processes.rank == 0:
             log.warning(
                 "Rewards failed on %d groups of the evaluation, which have none; the first: %s",
@@ -204,34 +189,104 @@ def evaluate(
     )
 
 
-# Problems after which it is estimated how many more there is time for.
-_FIRST_WAVE = 32
-
-
-def _fitting(done: int, took: float, seconds: float | None) -> int:
-    """How many problems, at the speed of those that are done, take `seconds` in all."""
-    return done if seconds is None else int(done * seconds / max(took, 1e-9))
-
-
 # Completions from which on a process of its own is worth its start.
 _MANY = 2_000
 # Completions, or seconds in which there are fewer, that are handed over together.
 _BATCH, _PATIENCE = 256, 1.0
 
 
+# Problems after which it is estimated how many more there is time for.
+_FIRST_WAVE = 32
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Drawing:
-    """Draws and grades completions, and writes each one down at once."""
+    """Draws and grades completions, each process its share, and writes each one down at once."""
 
     requests: Sequence[SampleRequest]
     references: Sequence[str]
+    samples: int
     sampler: Sampler
     grader: Grader
+    processes: ProcessGroup
     writer: Callable[[], AbstractContextManager[Write]]
     progress: Callable[[int, int], None]
 
-    def draw(self, places: Sequence[int]) -> None:
-        """Those at these places of the requests."""
+    def here(self, drawn: set[int], seconds: float | None) -> int:
+        """Draw in this process.
+
+        Args:
+            drawn: places of the requests that were answered before.
+            seconds: as in `evaluate`.
+
+        Returns:
+            The number of problems that are drawn by now.
+        """
+        count, started = len(self.requests) // self.samples, time.monotonic()
+        end = count if seconds is None else min(count, _FIRST_WAVE)
+        while True:
+            deque(self.draw(self._shared(drawn, end)), maxlen=0)
+            self.processes.gather(None)  # until all have written theirs
+            drawn.update(range(end * self.samples))
+            took, *_ = self.processes.gather(max(time.monotonic() - started, 1e-9))
+            # How many problems, at the speed of those that are done, take `seconds` in all.
+            fits = int(end * (seconds or 0) / took)
+            if end == count or fits < 1.25 * end:
+                return end
+            end = min(count, fits)
+
+    def beside(self, drawn: set[int], finish: Callable[..., Finished], *, follow: bool) -> Finished:
+        """Sample here; a process of its own grades and writes.
+
+        Args:
+            drawn: places of the requests that were answered before.
+            finish: `_finish`.
+            follow: call it in that process on rank 0, where it makes the items as soon as they
+                can be; otherwise here, when all is drawn.
+        """
+        mine = self._shared(drawn)
+        follow = follow and self.processes.rank == 0
+
+        def work(parent: Parent) -> Any:
+            received = replace(self, sampler=_Received(parent), progress=lambda *_: None)
+            graded = received.draw(mine)
+
+            def wait() -> None:
+                if not [*islice(graded, _BATCH)]:
+                    parent.wait()  # for what another process writes
+
+            found = _as_columns(*finish(wait=wait)) if follow else None
+            deque(graded, maxlen=0)
+            return found
+
+        with Beside(work) as helper:
+            batch: list[tuple[Any, ...]] = []
+            sent = time.monotonic()
+            answers = self.sampler.sample([self.requests[place] for place in mine])
+            for done, (n, one) in enumerate(answers, start=1):
+                batch.append((n, one.token_ids, one.text, one.finish_reason, one.policy_version))
+                if len(batch) == _BATCH or time.monotonic() - sent > _PATIENCE:
+                    helper.send(batch)
+                    batch, sent = [], time.monotonic()
+                    self.progress(done, len(mine))
+            helper.send(batch)
+            helper.send(None)
+            self.progress(len(mine), len(mine))
+            if not follow:
+                helper.result()
+            self.processes.gather(None)  # until all have written theirs
+            return self.processes.on_rank0(
+                (lambda: _as_items(*helper.result())) if follow else finish
+            )
+
+    def _shared(self, drawn: set[int], end: int | None = None) -> list[int]:
+        """The places that are left for this process, of so many problems; None: of all."""
+        count = len(self.requests) if end is None else end * self.samples
+        left = [place for place in range(count) if place not in drawn]
+        return [left[i] for i in share_of(left, self.processes.rank, self.processes.size)]
+
+    def draw(self, places: Sequence[int]) -> Iterator[None]:
+        """Those at these places of the requests, one whenever the next is asked for."""
         with self.writer() as write:
             graded = grade_as_drawn(
                 [self.requests[place] for place in places],
@@ -242,26 +297,7 @@ class _Drawing:
             for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
                 write(places[n], completion, grade, lenient.verdict)
                 self.progress(done, len(places))
-
-    def draw_beside(self, places: Sequence[int]) -> None:
-        """The same with grading and writing in a process of its own, while this one samples."""
-
-        def work(parent: Parent) -> None:
-            replace(self, sampler=_Received(parent), progress=lambda *_: None).draw(places)
-
-        with Beside(work) as helper:
-            batch: list[tuple[Any, ...]] = []
-            sent = time.monotonic()
-            drawn = self.sampler.sample([self.requests[place] for place in places])
-            for done, (n, one) in enumerate(drawn, start=1):
-                batch.append((n, one.token_ids, one.text, one.finish_reason, one.policy_version))
-                if len(batch) == _BATCH or time.monotonic() - sent > _PATIENCE:
-                    helper.send(batch)
-                    batch, sent = [], time.monotonic()
-                self.progress(done, len(places))
-            helper.send(batch)
-            helper.send(None)
-            helper.result()
+                yield
 
 
 class _Received:
@@ -343,14 +379,11 @@ def _as_columns(
 
 
 def _as_items(columns: list[list[Any]], failed: list[str]) -> Finished:
-    rows = zip(*columns, strict=True)
-    collecting = gc.isenabled()
-    gc.disable()  # none of these is garbage: looking for some doubles the time
-    try:
-        return [EvaluationItem(**dict(zip(FIELDS, row, strict=True))) for row in rows], failed
-    finally:
-        if collecting:
-            gc.enable()
+    """Back; made field by field as well, in a quarter of the time that `__init__` takes."""
+    items = [object.__new__(EvaluationItem) for _ in columns[0]]
+    for name, column in zip(FIELDS, columns, strict=True):
+        deque(map(getattr(EvaluationItem, name).__set__, items, column), maxlen=0)
+    return items, failed
 
 
 def _item(
@@ -470,7 +503,8 @@ class Parent:
 class Beside(Generic[Result]):
     """A function in a forked copy of this process, which must not touch an accelerator there.
 
-    Leaving the context ends it: what it waits for then raises `EOFError`.
+    Leaving the context ends it: what it waits for then raises `EOFError`. Until then neither
+    process looks for garbage among what both have: a look would touch it, and so copy all of it.
 
     Args:
         do: called with a `Parent`, which hands on what `send` is given.
@@ -481,6 +515,7 @@ class Beside(Generic[Result]):
         self._connection, theirs = context.Pipe()
         arguments = (do, theirs, self._connection)
         self._process = context.Process(target=_run, args=arguments, daemon=True)
+        gc.freeze()
         with warnings.catch_warnings():  # of threads: what runs in the copy needs none of them
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
@@ -511,6 +546,7 @@ class Beside(Generic[Result]):
         return self
 
     def __exit__(self, *_: object) -> None:
+        gc.unfreeze()
         self._connection.close()
         self._process.join(_GRACE)
         self._process.kill()
@@ -520,7 +556,6 @@ class Beside(Generic[Result]):
 def _run(do: Callable[[Parent], Any], connection: Connection, other: Connection) -> None:
     """In the copy: the parent decides when it ends, by closing its side or by ending itself."""
     other.close()
-    gc.freeze()  # a collection would touch, and so copy, all that is shared
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     outcome: tuple[Any, Exception | None]
