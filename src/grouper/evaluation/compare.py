@@ -106,8 +106,13 @@ def compare(
     problems = [{(item.problem_id, item.answer) for item in result.light} for result in results]
     shared = set.intersection(*problems) if problems else set()
     left_out = len(set().union(*problems)) - len(shared)
-    if len(results) > 1:
-        require_shared(len(shared), [result.name for result in results])
+    if len(results) > 1 and not shared:
+        raise DataError(
+            f"the evaluations {' and '.join(repr(result.name) for result in results)} share no "
+            "problem: an id and its reference answer would have to be the same",
+            where="comparing evaluations",
+            fix="Measure every model on the same problems.",
+        )
     if left_out:
         results = [_of_problems(result, shared) for result in results]
         seeds = {
@@ -140,17 +145,6 @@ def compare(
         left_out=left_out,
         seeds=seeds,
     )
-
-
-def require_shared(problems: int, names: Sequence[str]) -> None:
-    """Raise `DataError` where results have no problem in common."""
-    if not problems:
-        raise DataError(
-            f"the evaluations {' and '.join(map(repr, names))} share no problem: an id and its "
-            "reference answer would have to be the same",
-            where="comparing evaluations",
-            fix="Measure every model on the same problems.",
-        )
 
 
 def pool(name: str, seeds: Sequence[EvaluationResult]) -> EvaluationResult:

@@ -23,7 +23,7 @@ from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Self
 
 import torch
 
@@ -193,6 +193,8 @@ def evaluate(
 _MANY = 2_000
 # Completions, or seconds in which there are fewer, that are handed over together.
 _BATCH, _PATIENCE = 256, 1.0
+# Seconds until it is looked again for what another process writes.
+_POLL = 0.05
 
 
 # Problems after which it is estimated how many more there is time for.
@@ -247,13 +249,14 @@ class _Drawing:
         mine = self._shared(drawn)
         follow = follow and self.processes.rank == 0
 
-        def work(parent: Parent) -> Any:
+        def work(parent: Connection) -> Any:
             received = replace(self, sampler=_Received(parent), progress=lambda *_: None)
             graded = received.draw(mine)
 
             def wait() -> None:
-                if not [*islice(graded, _BATCH)]:
-                    parent.wait()  # for what another process writes
+                # Without more of its own it waits for what another process writes.
+                if not [*islice(graded, _BATCH)] and parent.poll(_POLL):
+                    parent.recv()
 
             found = _as_columns(*finish(wait=wait)) if follow else None
             deque(graded, maxlen=0)
@@ -303,12 +306,12 @@ class _Drawing:
 class _Received:
     """A sampler whose completions, without log-probs, come from another process."""
 
-    def __init__(self, parent: Parent) -> None:
+    def __init__(self, parent: Connection) -> None:
         self._parent = parent
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
         assert requests, "the other process has these too, and names them by their index"
-        while (batch := self._parent.receive()) is not None:
+        while (batch := self._parent.recv()) is not None:
             for n, *known in batch:
                 yield n, bare(*known)
 
@@ -467,8 +470,6 @@ _ANSWER_MARKS = {AnswerKind.BOXED: "\\boxed", AnswerKind.HASHES: "####"}
 
 # --- work that goes on beside the sampler, in a copy of this process on a processor of its own ----
 
-Result = TypeVar("Result")
-
 # Seconds in which a copy that is not needed any more may still write down what it has.
 _GRACE = 10.0
 
@@ -484,33 +485,17 @@ def has_a_processor() -> bool:
     return len(here) > 1 and not daemon and not torch.cuda.is_available()
 
 
-class Parent:
-    """The other side of a `Beside`; both methods raise `EOFError` once it has given up or ended."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def receive(self) -> Any:
-        """What was sent, when it has been."""
-        return self._connection.recv()
-
-    def wait(self) -> None:
-        """A moment, where nothing is to be received."""
-        if self._connection.poll(0.05):
-            self.receive()
-
-
-class Beside(Generic[Result]):
+class Beside:
     """A function in a forked copy of this process, which must not touch an accelerator there.
 
-    Leaving the context ends it: what it waits for then raises `EOFError`. Until then neither
+    Leaving the context ends it: what it is to receive then raises `EOFError`. Until then neither
     process looks for garbage among what both have: a look would touch it, and so copy all of it.
 
     Args:
-        do: called with a `Parent`, which hands on what `send` is given.
+        do: called with a connection, which hands on what `send` is given.
     """
 
-    def __init__(self, do: Callable[[Parent], Result]) -> None:
+    def __init__(self, do: Callable[[Connection], Any]) -> None:
         context = multiprocessing.get_context("fork")
         self._connection, theirs = context.Pipe()
         arguments = (do, theirs, self._connection)
@@ -529,7 +514,7 @@ class Beside(Generic[Result]):
             self.result()
             raise
 
-    def result(self) -> Result:
+    def result(self) -> Any:
         """What the function returns; raises what it raised."""
         try:
             value, error = self._connection.recv()
@@ -539,10 +524,9 @@ class Beside(Generic[Result]):
             raise RuntimeError(f"a process of an evaluation has ended: {status}") from ended
         if error is not None:
             raise error
-        found: Result = value
-        return found
+        return value
 
-    def __enter__(self) -> Beside[Result]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -553,14 +537,14 @@ class Beside(Generic[Result]):
         self._process.join()
 
 
-def _run(do: Callable[[Parent], Any], connection: Connection, other: Connection) -> None:
+def _run(do: Callable[[Connection], Any], connection: Connection, other: Connection) -> None:
     """In the copy: the parent decides when it ends, by closing its side or by ending itself."""
     other.close()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     outcome: tuple[Any, Exception | None]
     try:
-        outcome = (do(Parent(connection)), None)
+        outcome = (do(connection), None)
     except Exception as error:  # noqa: BLE001 - raised in the parent
         outcome = (None, error)
     with contextlib.suppress(OSError):

@@ -37,7 +37,7 @@ from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import read_lines, write_atomic
 from grouper.report import charts
 from grouper.report.curves import draw_curves
-from grouper.report.panels import Panel, RunView, overlaid, panels_of
+from grouper.report.panels import RunView, overlaid, panels_of
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.runs.records import flat_settings, numbers_in_words, rollout_of
 from grouper.runs.samples import printable
@@ -127,8 +127,13 @@ def _page(runs: Sequence[RunView]) -> str:
                 if section[-1]
             ],
             panels=[
-                {"title": p.title, "unit": _unit(p), "svg": c["svg"], "lines": c["values"]["lines"]}
-                for p, c in zip(panels, drawn, strict=True)
+                {
+                    "title": panel.title,
+                    "unit": ", ".join(filter(None, [panel.unit, f"by {label(panel.phase)} step"])),
+                    "svg": chart["svg"],
+                    "lines": chart["values"]["lines"],
+                }
+                for panel, chart in zip(panels, drawn, strict=True)
             ],
             data=_json(
                 {
@@ -142,11 +147,6 @@ def _page(runs: Sequence[RunView]) -> str:
             ),
         )
     )
-
-
-def _unit(panel: Panel) -> str:
-    steps = f"by {label(panel.phase)} step"
-    return f"{panel.unit}, {steps}" if panel.unit else steps
 
 
 def _templates() -> Environment:
@@ -211,11 +211,10 @@ def _tests(run: RunView) -> dict[str, list[EvaluationResult]]:
 def _verdicts(views: Views) -> Iterator[Part]:
     """What the first set of problems says about the last model of each run against its first."""
     for name, run in views.items():
-        tone, text = "unsure", "Nothing has been measured on held-out problems yet."
-        tests = _tests(run)
-        chosen = [split for split, results in tests.items() if len(results) > 1] or [*tests]
-        for split in chosen[:1]:
-            tone, text = _verdict(split, tests[split])
+        # One that was measured twice comes before the others.
+        tests = sorted(_tests(run).items(), key=lambda test: len(test[1]) < 2)
+        nothing = "unsure", "Nothing has been measured on held-out problems yet."
+        tone, text = _verdict(*tests[0]) if tests else nothing
         yield name if len(views) > 1 else "", [{"text": text, "tone": tone, "kind": "verdict"}]
 
 
