@@ -311,26 +311,26 @@ def _recorded(place: Path, split: str) -> EvaluationResult:
         return one
     is_run = (place / "run.json").exists()
     later = sorted((place / "eval_runs").glob("*")) if is_run else []
-    found = _on_split([place], split) or _on_split(later, split)
+    found = [
+        (folder, result)
+        for folder in (place, *later)
+        for result in RunFolder(folder).read_evaluations()
+        if result.split == split
+    ]
     if not found:
         raise ConfigError(
             f"there is no evaluation on {split} problems in it",
             where=str(place),
             fix="Measure it first with `grouper eval`, or name its model folder instead.",
         )
-    if is_run:
-        return max(found, key=lambda pair: (PHASES.index(pair[1].phase), pair[1].step, pair[0]))[1]
-    return max(found, key=lambda pair: pair[0])[1]
 
+    def age(pair: tuple[Path, EvaluationResult]) -> tuple[float, ...]:
+        folder, result = pair
+        measured = (folder / "evaluations" / f"{result.name}.json").stat().st_mtime
+        return (PHASES.index(result.phase), result.step, measured) if is_run else (measured,)
 
-def _on_split(folders: Sequence[Path], split: str) -> list[tuple[float, EvaluationResult]]:
-    """When each was measured, and what was found."""
-    return [
-        ((folder / "evaluations" / f"{found.name}.json").stat().st_mtime, found)
-        for folder in folders
-        for found in RunFolder(folder).read_evaluations()
-        if found.split == split
-    ]
+    own = [pair for pair in found if pair[0] == place]
+    return max(own or found, key=age)[1]
 
 
 def _is_summary(place: Path) -> bool:

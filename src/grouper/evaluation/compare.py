@@ -244,21 +244,15 @@ def changed_problems(
     The items are the first ones that show it. Those that were won most clearly come first.
     """
     found = []
-    sides = [_first_by(result) for result in (before, after)]
+    old, new = (
+        {(item.problem_id, item.correct): item for item in reversed(result.light)}
+        for result in (before, after)
+    )
     for name in before.scores.keys() & after.scores.keys():
         change = after.scores[name] - before.scores[name]
         if change:
-            won = change > 0
-            found.append((change, sides[0][name, not won], sides[1][name, won]))
+            found.append((change, old[name, change < 0], new[name, change > 0]))
     return sorted(found, key=lambda row: (-row[0], row[1].problem_id))
-
-
-def _first_by(result: EvaluationResult) -> dict[tuple[str, bool], EvaluationItem]:
-    """(problem, right or wrong) -> its first such item."""
-    found: dict[tuple[str, bool], EvaluationItem] = {}
-    for item in result.light:
-        found.setdefault((item.problem_id, item.correct), item)
-    return found
 
 
 def label(name: str) -> str:
@@ -275,7 +269,7 @@ def label(name: str) -> str:
 
 def _notes(comparison: Comparison) -> list[str]:
     results = comparison.results
-    problems = len({item.problem_id for item in results[0].items})
+    problems = len({item.problem_id for item in results[0].light})
     each = "1 completion" if results[0].samples == 1 else f"{results[0].samples} completions"
     pooled = any(len(r.light) > len({i.problem_id for i in r.light}) * r.samples for r in results)
     each += " each from every seed" if pooled else " each"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -163,19 +162,12 @@ def _templates() -> Environment:
 
 def _json(value: Any) -> Markup:
     """JSON inside a script element: ASCII, and nothing that HTML could take for its own."""
-    text = json.dumps(_finite(value), separators=(",", ":"))
+    # A browser's JSON knows no NaN and infinities.
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    text = json.dumps(finite, separators=(",", ":"))
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return Markup(text)  # noqa: S704 - everything that could end the element is escaped above
-
-
-def _finite(value: Any) -> Any:
-    """The same without NaN and infinities, which JSON in a browser does not know."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 # --- sections: (heading, tables and lines) -------------------------------------------------------

@@ -72,10 +72,9 @@ def rollouts(
     # Decoding JSON takes most of the time: a line without the id is not worth it.
     needle = json.dumps(problem or "")[1:-1] if (problem or "").isascii() else ""
     for _, file in reversed(wanted):
-        rows = _rows(file, needle)
         found = (
             row
-            for row in rows
+            for row in _rows(file, needle)
             if (problem or "") in row["problem_id"] and verdict in (None, row["verdict"])
         )
         if not best and not worst:
@@ -126,7 +125,11 @@ def changes(run: RunFolder, before: int, after: int, problem: str | None) -> Ite
         rows: list[Iterable[Row]] = [map(asdict, result.items) for result in evaluated]
     else:
         rows = [rollouts(run, step=step, problem=problem) for step in (before, after)]
-    sides = [_firsts(found, problem) for found in rows]
+    sides: list[dict[str, Row]] = [{}, {}]
+    for side, found in zip(sides, rows, strict=True):
+        for row in found:  # the first sample of each problem
+            if (problem or "") in row["problem_id"]:
+                side.setdefault(row["problem_id"], row)
     common = [name for name in sides[0] if name in sides[1]]
     if not common:
         raise RunFolderError(
@@ -144,15 +147,6 @@ def changes(run: RunFolder, before: int, after: int, problem: str | None) -> Ite
             table.add_column(Text(f"step {step}: {verdict.replace('_', ' ')}", style), ratio=1)
         table.add_row(*(Text(_end(side[name]["completion"], COMPLETION)) for side in sides))
         yield table
-
-
-def _firsts(rows: Iterable[Row], problem: str | None) -> dict[str, Row]:
-    """The first sample of each problem whose id has this in it."""
-    firsts: dict[str, Row] = {}
-    for row in rows:
-        if (problem or "") in row["problem_id"]:
-            firsts.setdefault(row["problem_id"], row)
-    return firsts
 
 
 def _end(text: str, most: int) -> str:

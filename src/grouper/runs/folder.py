@@ -455,9 +455,8 @@ class RunFolder:
 
     def read_evaluations(self) -> list[EvaluationResult]:
         """All evaluations by phase, step and name; raises as `read_evaluation` does."""
-        found = (self.read_evaluation(path.stem) for path in self._summaries())
-        results = [result for result in found if result is not None]
-        return sorted(results, key=lambda r: (PHASES.index(r.phase), r.step, r.name))
+        found = filter(None, [self.read_evaluation(path.stem) for path in self._summaries()])
+        return sorted(found, key=lambda r: (PHASES.index(r.phase), r.step, r.name))
 
     def _evaluation_files(self, name: str) -> tuple[Path, Path]:
         """Summary and items."""
