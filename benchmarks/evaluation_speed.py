@@ -78,7 +78,7 @@ def evaluated(prepared: Prepared, sampler: Sampler) -> dict[str, Any]:
     seen: list[tuple[float, float]] = []
 
     def look(done: int, total: int) -> None:
-        if done % (total // 10) == 0:
+        if done * 10 >= total * (len(seen) + 1):
             seen.append(memory())
 
     with tempfile.TemporaryDirectory(prefix="grouper-eval-speed-") as folder:

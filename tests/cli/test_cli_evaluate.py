@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,13 @@ import yaml
 from grouper.evaluation.items import StoredItems
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import LOCK_FILE
+from grouper.types import Verdict
 
 
 @pytest.fixture
-def run(finished_run: Path, tmp_path: Path) -> Path:
-    """A copy that a test may write into."""
+def run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy that a test may write into, and a folder for what is written elsewhere."""
+    monkeypatch.chdir(tmp_path)
     shutil.copytree(finished_run, tmp_path / "outputs" / "demo")
     return tmp_path / "outputs" / "demo"
 
@@ -84,7 +87,7 @@ def test_several_models_are_compared_item_by_item_with_pass_at_k(grouper, run, t
     assert "demo-sft-final - demo-base" in called.out
     assert "no evidence of a change" in called.out
     assert "pass@4" in called.out
-    assert "pass@2 %  pass@4 %  maj@k %" in called.out
+    assert all(f"\n{name} %" in called.out for name in ("pass@2", "pass@4", "maj@k"))
     assert not (run / "eval_runs").exists()
     summary = json.loads((tmp_path / "mine/demo-base/evaluations/test-t1-8x4.json").read_text())
     assert summary["samples"] == 4
@@ -264,6 +267,7 @@ def test_several_prompts_are_tried_at_the_same_budget(grouper, run, suite_file):
 
 def test_suites_that_cannot_be_are_refused_before_anything_is_sampled(grouper, run):
     grouper("eval", run, "--on", "gsm8").refused("no suite 'gsm8'", "gsm8k")
+    grouper("eval", run, "--on", "gsm8k,").refused("there is no suite ''")
     grouper("eval", run, "--on", "gsm8k=/nowhere.jsonl").refused("no such file", "/nowhere.jsonl")
     grouper("eval", run, "--on", "gsm8k", "--prompt", "boxd").refused("boxd", "boxed")
     assert not (run / "eval_runs").exists()
@@ -288,6 +292,35 @@ def test_recorded_evaluations_are_compared_problem_by_problem(grouper, run, tmp_
     assert found["left_out"] == 0
     seeds = grouper("compare", f"{run},{other}")
     assert "Over 2 seeds" in seeds.out
+
+
+def test_what_has_the_same_name_elsewhere_is_compared_too(grouper, run, tmp_path):
+    """The second took the place of the first, and nothing was compared."""
+    other = tmp_path / "elsewhere" / run.name
+    shutil.copytree(run, other)
+    found = json.loads(grouper("compare", run, other, "--json").out)
+    assert [result["name"] for result in found["results"]] == [str(run), str(other)]
+    summaries = [run / "evaluations" / f"{phase}.json" for phase in ("base", "grpo")]
+    found = json.loads(grouper("compare", *summaries, "--json").out)
+    names = [f"{run.name}-{phase}" for phase in ("base", "grpo")]
+    assert [result["name"] for result in found["results"]] == names
+    found = json.loads(
+        grouper("compare", other / "evaluations/grpo.json", summaries[1], "--json").out
+    )
+    assert len(found["differences"]) == 1
+
+
+def test_answers_in_brackets_are_printed_as_they_are(grouper, run):
+    folder = RunFolder(run)
+    for name, wrong in (("base", "[/b]"), ("grpo", "[a, b]")):
+        result = folder.read_evaluation(name)
+        verdict = Verdict.CORRECT if name == "grpo" else Verdict.INCORRECT
+        items = [replace(item, extracted=wrong, verdict=verdict) for item in result.items]
+        folder.write_evaluation(replace(result, items=items))
+    called = grouper("compare", run)
+    assert called.code == 0, called.err
+    assert "[/b]" in called.out
+    assert "[a, b]" in called.out
 
 
 def test_a_single_run_is_compared_on_the_problems_that_were_named(grouper, run):
@@ -351,11 +384,16 @@ def test_what_cannot_be_compared_is_refused(grouper, run, tmp_path):
     called = grouper("compare", f"{run},{run}", run)
     assert called.code == 2
     assert "the same run cannot be two seeds" in called.err
+    assert "nor two arms" in grouper("compare", run, f"{run.parent}/./{run.name}").err
+    assert "nothing beside a comma" in grouper("compare", ",", run).err
     grouper("compare", run, tmp_path).refused("no evaluation on test problems")
-    grouper("compare", run, run, "--on", "gsm8k").refused("no evaluation on gsm8k problems")
+    grouper("compare", run, run / "run.json").refused("no evaluation on test problems")
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    grouper("compare", run, other, "--on", "gsm8k").refused("no evaluation on gsm8k problems")
     called = grouper("compare", tmp_path)
     assert called.code == 2
     assert "at least two" in called.err
     summary = run / "evaluations" / "grpo.json"
     summary.write_text(summary.read_text()[:-30])
-    grouper("compare", run, run).refused("the summary of the evaluation is damaged")
+    grouper("compare", other, run).refused("the summary of the evaluation is damaged")

@@ -113,6 +113,9 @@ def test_reports_of_one_run_and_of_several(grouper, finished_run, tmp_path):
     called = grouper("report", finished_run, tmp_path / "again", "--output", both)
     assert called.code == 0, called.err
     assert "demo against again" in both.read_text()
+    called = grouper("report", finished_run, "--output", tmp_path)
+    assert called.out.startswith(f"{tmp_path / 'report.html'} (")
+    assert "named twice" in grouper("report", finished_run, finished_run).err
 
 
 def test_a_folder_that_is_no_run_is_refused(grouper, tmp_path):

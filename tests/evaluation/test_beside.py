@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 import pytest
 from evaluation.test_evaluate import FakeGrader, make_items
@@ -14,7 +16,7 @@ from evaluation.test_items import Counting, measure
 from grouper.config.schema import RewardConfig
 from grouper.errors import RunFolderError
 from grouper.evaluation import evaluate as module
-from grouper.evaluation.evaluate import Beside, Parent
+from grouper.evaluation.evaluate import Beside
 from grouper.prompts import FORMATS
 from grouper.rewards import build_rewards
 
@@ -47,6 +49,22 @@ def test_items_do_not_depend_on_where_they_are_made(tmp_path, monkeypatch):
     assert not multiprocessing.active_children()
 
 
+def test_one_copy_is_made_and_what_both_have_is_not_touched(tmp_path, monkeypatch):
+    """A look for garbage in it would copy all of it, at a cost of several percent."""
+    monkeypatch.setattr(module, "has_a_processor", lambda: True)
+    monkeypatch.setattr(module, "_MANY", 0)
+    seen = []
+
+    class Looking(Counting):
+        def sample(self, requests):
+            seen.append((len(multiprocessing.active_children()), gc.get_freeze_count() > 0))
+            yield from super().sample(requests)
+
+    measure(tmp_path, Looking(), items=ITEMS, fmt=FORMATS["boxed"], rewards=rewards())
+    assert seen == [(1, True)]
+    assert gc.get_freeze_count() == 0
+
+
 def test_an_interrupted_one_goes_on(tmp_path, monkeypatch, beside):
     monkeypatch.setattr(module, "_BATCH", 64)
     with pytest.raises(KeyboardInterrupt):
@@ -76,7 +94,7 @@ def test_a_process_that_is_killed_is_named():
 
 
 def test_leaving_ends_what_waits_for_more():
-    for do in (Parent.receive, Parent.wait, lambda parent: [parent.wait() for _ in range(10**6)]):
+    for do in (Connection.recv, lambda parent: parent.poll(99) and parent.recv()):
         with Beside(do) as helper:
             assert multiprocessing.active_children()
         assert not multiprocessing.active_children()

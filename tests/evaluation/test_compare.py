@@ -16,6 +16,7 @@ from grouper.evaluation.compare import (
     render_answers,
     render_parts,
     render_table,
+    table,
 )
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.types import FinishReason, Verdict
@@ -339,6 +340,21 @@ def test_only_what_was_shared_is_called_shared(results, note):
     assert note in text
 
 
+def test_any_number_of_samples_has_a_legible_table():
+    one = make_result("base", "+-")
+    items = [replace(item, sample=n) for item in one.items for n in range(64)]
+    text = plain(render_answers([replace(one, items=items, samples=64)] * 2), width=80)
+    assert all(f"pass@{k} %" in text for k in (2, 4, 8, 16, 32, 64))
+    assert "…" not in text
+
+
+def test_no_text_of_a_table_is_markup():
+    """An interval as an answer, or a subject in brackets, was left out; `[/b]` was an error."""
+    rows = [["[/b]", "[a, b]"], ["[red]x", "1"]]
+    lines = plain(table(["[x]", "answer"], rows)).splitlines()
+    assert [line.split(maxsplit=1) for line in lines] == [["[x]", "answer"], *rows]
+
+
 def test_majority_lengths_and_the_lenient_split_have_a_table():
     def answering(name: str, answers: str) -> EvaluationResult:
         """A problem per word, a sample per letter; `7` is right."""
@@ -363,8 +379,10 @@ def test_majority_lengths_and_the_lenient_split_have_a_table():
     assert list(result.by_length) == ["8-15", "32-63"]
     assert [part.mean for part in result.by_length.values()] == [1.0, 0.0]
     assert result.lenient_counts["wrong"] == 11
-    row = plain(render_answers([result])).splitlines()[1].split()
-    assert row[-2:] == ["10", "40"]
-    assert row[3] == "37.5"
+    rows = [line.rsplit(maxsplit=1) for line in plain(render_answers([result])).splitlines()]
+    shown = dict(row for row in rows if row)
+    assert (shown["tokens, right"], shown["tokens, others"]) == ("10", "40")
+    assert shown["maj@k %"] == "37.5"
+    assert shown["leniently wrong"] == "11"
     assert result.numbers["maj_at_k"] == {"4": 0.375}
     assert make_result("base", "+").majority is None

@@ -207,6 +207,16 @@ def test_what_is_damaged_or_missing_is_said(tmp_path):
     assert "No rollouts are stored in the run folder." in page(run)[0]
 
 
+def test_damaged_rollouts_leave_the_rest_of_the_page(tmp_path):
+    run = make_run(tmp_path / "demo")
+    (run.path / "rollouts" / "grpo-000002.jsonl.gz").write_bytes(b"no gzip")
+    write_lines(run.path / "rollouts" / "grpo-000003.jsonl.gz", [["no row"]])
+    text, data = page(run)
+    assert "What went wrong is not known" in text
+    assert text.count("the file cannot be read") >= 2
+    assert "GRPO step 4" in {source["name"] for source in data["sources"]}
+
+
 def test_a_run_of_an_older_version_has_fewer_fields(tmp_path):
     run = make_run(tmp_path / "demo")
     old = {k: v for k, v in rollout(9, 0).items() if k not in ("advantage", "rewards", "stage")}

@@ -62,6 +62,22 @@ def test_a_damaged_file_is_reported_and_the_others_are_read(tmp_path, caplog):
     assert "grpo-000005.jsonl.gz: the file cannot be read" in caplog.text
 
 
+def test_rows_of_another_version_are_shown_and_what_is_no_row_is_reported(tmp_path, caplog):
+    run = make_run(tmp_path / "demo")
+    file = run.path / "rollouts" / "grpo-000005.jsonl.gz"
+    old = {k: v for k, v in rollout(5, 0).items() if k not in ("verdict", "rewards", "prompt")}
+    write_lines(file, [old])
+    assert "grpo step 5" in printed(in_words(next(rollouts(run))))
+    assert "grpo step 5" in printed(frame(run))
+    write_lines(file, [["no row"]])
+    assert next(rollouts(run))["step"] == 4
+    assert "grpo-000005.jsonl.gz: the file cannot be read" in caplog.text
+
+
+def test_no_answer_is_called_nothing():
+    assert "read as nothing" in printed(in_words({**rollout(1, 0), "extracted": None}))
+
+
 def test_no_text_steers_the_terminal(tmp_path):
     row = {**rollout(1, 0, text=NASTY), "problem_id": NASTY, "answer": NASTY, "reason": NASTY}
     text = printed(in_words(row))
@@ -70,6 +86,15 @@ def test_no_text_steers_the_terminal(tmp_path):
     long = printed(in_words(rollout(1, 0, text="x" * 1_000_000)))
     assert len(long) < 5000
     assert "[997,000 characters]" in long
+
+
+def test_no_text_is_markup(tmp_path):
+    run = make_run(tmp_path / "demo")
+    for step in (1, 4):
+        row = {**rollout(step, 0), "problem_id": "[/b]", "answer": "[a, b]"}
+        write_lines(run.path / "rollouts" / f"grpo-{step:06d}.jsonl.gz", [row])
+    text = printed(*changes(run, 1, 4, None))
+    assert "[/b]: the reference is [a, b]" in text
 
 
 def test_the_same_problems_at_two_steps(tmp_path):
@@ -99,6 +124,14 @@ def test_a_frame_shows_where_a_run_is(tmp_path):
     assert "Reward by weighted component total" in text
     assert "grpo step 5" in text
     assert "no step has been done yet" in printed(frame(new_run(tmp_path / "new")))
+
+
+def test_a_frame_of_80_columns_has_the_end_of_each_curve(tmp_path):
+    run = make_run(tmp_path / "demo", steps=60)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(frame(run))
+    (line,) = [x for x in console.file.getvalue().splitlines() if x.startswith("KL to the ref")]
+    assert line.rstrip().endswith("█")  # it rises to the last step
 
 
 def test_watch_writes_nothing_and_ends_without_a_terminal(tmp_path):

@@ -179,6 +179,13 @@ def test_quiet_shows_nothing_and_still_logs(log):
     assert "grpo 1/1" in log.read_text()
 
 
+def test_a_line_stays_a_line_and_is_no_markup_without_a_terminal():
+    console, out = plain()
+    line = f"[bold]Measured before: {'/folder' * 40}"
+    Progress(console=console).say(line)
+    assert out.getvalue() == f"{line}\n"
+
+
 def test_a_sample_is_shown_as_it_is_and_not_logged(log):
     """Square brackets in what a model wrote are no markup, and a log of a long run stays short."""
     for make in (plain, terminal):

@@ -72,9 +72,12 @@ def _run(path: Path) -> dict[str, Any]:
 
 def report(runs: tuple[str, ...], *, output: Path | None) -> None:
     """Write what runs hold as one HTML file, and print its path."""
+    if len({Path(run).expanduser().resolve() for run in runs}) < len(runs):
+        raise click.UsageError("the same run is named twice.")
     folders = [_opened(run) for run in runs]
     several = Path("report.html") if len(runs) > 1 else None
     target = (output or several or folders[0].path / "report.html").expanduser()
+    target = target / "report.html" if target.is_dir() else target
     require_writable(target.absolute(), "Name another file with --output.")
     from grouper.report.page import write_report
 

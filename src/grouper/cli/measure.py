@@ -305,18 +305,17 @@ def _recorded(place: Path, split: str) -> EvaluationResult:
         place: a run folder, a folder of eval_runs, or the summary of one evaluation.
         split: `test`, `validation`, or the name of a suite.
     """
-    name = place.resolve().name
-    if place.suffix == ".json" and place.is_file():
+    if _is_summary(place):
         one = RunFolder(place.parent.parent).read_evaluation(place.stem)
         assert one is not None, "its summary is there"
-        return dataclasses.replace(one, name=f"{place.resolve().parents[1].name}-{one.name}")
+        return one
     is_run = (place / "run.json").exists()
-    folders = [place, *(sorted((place / "eval_runs").glob("*")) if is_run else [])]
+    later = sorted((place / "eval_runs").glob("*")) if is_run else []
     found = [
-        (r, folder / f"evaluations/{r.name}.json")
-        for folder in folders
-        for r in RunFolder(folder).read_evaluations()
-        if r.split == split
+        (folder, result)
+        for folder in (place, *later)
+        for result in RunFolder(folder).read_evaluations()
+        if result.split == split
     ]
     if not found:
         raise ConfigError(
@@ -324,13 +323,18 @@ def _recorded(place: Path, split: str) -> EvaluationResult:
             where=str(place),
             fix="Measure it first with `grouper eval`, or name its model folder instead.",
         )
-    if is_run:  # several runs all call theirs `grpo`
-        own = [r for r, path in found if path.parent.parent == place]
-        latest = max((r for r, _ in found), key=lambda r: (PHASES.index(r.phase), r.step))
-        chosen = own[-1] if own else latest
-        return dataclasses.replace(chosen, name=f"{name}-{chosen.name}")
-    chosen, _ = max(found, key=lambda pair: pair[1].stat().st_mtime)
-    return dataclasses.replace(chosen, name=name)
+
+    def age(pair: tuple[Path, EvaluationResult]) -> tuple[float, ...]:
+        folder, result = pair
+        measured = (folder / "evaluations" / f"{result.name}.json").stat().st_mtime
+        return (PHASES.index(result.phase), result.step, measured) if is_run else (measured,)
+
+    own = [pair for pair in found if pair[0] == place]
+    return max(own or found, key=age)[1]
+
+
+def _is_summary(place: Path) -> bool:
+    return place.suffix == ".json" and place.absolute().parent.name == "evaluations"
 
 
 def show_results(comparison: Comparison, *, parts: bool = True) -> None:
@@ -363,15 +367,17 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
             raise ConfigError("there is nothing here", where=str(place), fix="Check the path.")
         if is_running(place):
             warn(f"the run in {place} goes on; this is what it has measured so far.")
-    for arm in places:
-        if len({place.resolve() for place in arm}) < len(arm):
-            raise click.UsageError("the same run cannot be two seeds of one arm.")
+    if not all(places):
+        raise click.UsageError("there is nothing beside a comma.")
+    if len({place.resolve() for arm in places for place in arm}) < sum(map(len, places)):
+        raise click.UsageError("the same run cannot be two seeds of one arm, nor two arms.")
     if len(places) == 1 and len(places[0]) == 1 and not (places[0][0] / "run.json").exists():
         raise click.UsageError("name at least two things to compare, or one run.")
     if len(places) == 1:
         found = stages(places[0], on=on)
     else:
-        found = _pooled({_arm_name(arm): [_recorded(place, on) for place in arm] for arm in places})
+        measured = [[_recorded(place, on) for place in arm] for arm in places]
+        found = _pooled(dict(zip(_arm_names(places), measured, strict=True)))
     if as_json:
         show_json(found.numbers)
         return
@@ -414,9 +420,18 @@ def _pooled(arms: Mapping[str, Sequence[EvaluationResult]]) -> Comparison:
     return compare(results, seeds=seeds)
 
 
-def _arm_name(places: Sequence[Path]) -> str:
-    name = places[0].resolve().name.removesuffix(".json")
-    return name if len(places) == 1 else f"{name} and {len(places) - 1} more"
+def _arm_names(arms: Sequence[Sequence[Path]]) -> list[str]:
+    """What tables call them: `demo`, `demo-grpo` for a summary of it, or whole paths where two
+    would have the same name.
+    """
+    first = [arm[0].resolve() for arm in arms]
+    names = [
+        f"{path.parents[1].name}-{path.stem}" if _is_summary(path) else path.name for path in first
+    ]
+    if len({*names}) < len(names):
+        names = [*map(str, first)]
+    more = [f" and {len(arm) - 1} more" if len(arm) > 1 else "" for arm in arms]
+    return [f"{name}{others}" for name, others in zip(names, more, strict=True)]
 
 
 def show_changes(before: EvaluationResult, after: EvaluationResult, count: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,15 +35,9 @@ def definitions(rows: Iterable[tuple[str, str]], title: str = "") -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], **style: Any) -> None:
     """Print a table, with numbers aligned to the right."""
-    from rich.table import Table
+    from grouper.evaluation.compare import table as made
 
-    shown, rows = Table(**style), list(rows)
-    for place, name in enumerate(columns):
-        numbers = any(re.match(r"[-+]?\d", row[place]) for row in rows)
-        shown.add_column(name, justify="right" if numbers else "left")
-    for row in rows:
-        shown.add_row(*row)
-    show(shown)
+    show(made(columns, rows, lines=True, **style))
 
 
 def show(*things: Any) -> None:

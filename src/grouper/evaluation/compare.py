@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -105,8 +106,13 @@ def compare(
     problems = [{(item.problem_id, item.answer) for item in result.light} for result in results]
     shared = set.intersection(*problems) if problems else set()
     left_out = len(set().union(*problems)) - len(shared)
-    if len(results) > 1:
-        require_shared(len(shared), [result.name for result in results])
+    if len(results) > 1 and not shared:
+        raise DataError(
+            f"the evaluations {' and '.join(repr(result.name) for result in results)} share no "
+            "problem: an id and its reference answer would have to be the same",
+            where="comparing evaluations",
+            fix="Measure every model on the same problems.",
+        )
     if left_out:
         results = [_of_problems(result, shared) for result in results]
         seeds = {
@@ -139,17 +145,6 @@ def compare(
         left_out=left_out,
         seeds=seeds,
     )
-
-
-def require_shared(problems: int, names: Sequence[str]) -> None:
-    """Raise `DataError` where results have no problem in common."""
-    if not problems:
-        raise DataError(
-            f"the evaluations {' and '.join(map(repr, names))} share no problem: an id and its "
-            "reference answer would have to be the same",
-            where="comparing evaluations",
-            fix="Measure every model on the same problems.",
-        )
 
 
 def pool(name: str, seeds: Sequence[EvaluationResult]) -> EvaluationResult:
@@ -249,21 +244,15 @@ def changed_problems(
     The items are the first ones that show it. Those that were won most clearly come first.
     """
     found = []
-    sides = [_first_by(result) for result in (before, after)]
+    old, new = (
+        {(item.problem_id, item.correct): item for item in reversed(result.light)}
+        for result in (before, after)
+    )
     for name in before.scores.keys() & after.scores.keys():
         change = after.scores[name] - before.scores[name]
         if change:
-            won = change > 0
-            found.append((change, sides[0][name, not won], sides[1][name, won]))
+            found.append((change, old[name, change < 0], new[name, change > 0]))
     return sorted(found, key=lambda row: (-row[0], row[1].problem_id))
-
-
-def _first_by(result: EvaluationResult) -> dict[tuple[str, bool], EvaluationItem]:
-    """(problem, right or wrong) -> its first such item."""
-    found: dict[tuple[str, bool], EvaluationItem] = {}
-    for item in result.light:
-        found.setdefault((item.problem_id, item.correct), item)
-    return found
 
 
 def label(name: str) -> str:
@@ -280,7 +269,7 @@ def label(name: str) -> str:
 
 def _notes(comparison: Comparison) -> list[str]:
     results = comparison.results
-    problems = len({item.problem_id for item in results[0].items})
+    problems = len({item.problem_id for item in results[0].light})
     each = "1 completion" if results[0].samples == 1 else f"{results[0].samples} completions"
     pooled = any(len(r.light) > len({i.problem_id for i in r.light}) * r.samples for r in results)
     each += " each from every seed" if pooled else " each"
@@ -376,14 +365,14 @@ def _results_table(comparison: Comparison) -> Table:
         for result in results
     ]
     accuracy = f"accuracy % [{100 * CONFIDENCE:g} %]"
-    return _table(["model", accuracy, *optional, *_SPLIT, "tokens"], rows)
+    return table(["model", accuracy, *optional, *_SPLIT, "tokens"], rows)
 
 
 _SPLIT = ("correct", "wrong", "no answer", "cut off")
 
 
 def _differences_table(comparison: Comparison) -> Table:
-    rows: list[list[RenderableType]] = []
+    rows: list[list[str | Text]] = []
     for difference in comparison.differences:
         paired, verdict = difference.paired, difference.verdict
         sentence = f"{label(difference.after)} is {verdict} than {label(difference.before)}"
@@ -400,7 +389,7 @@ def _differences_table(comparison: Comparison) -> Table:
             ]
         )
     points = f"points [{100 * CONFIDENCE:g} %]"
-    return _table(["difference", points, "up", "down", "test", "verdict"], rows)
+    return table(["difference", points, "up", "down", "test", "verdict"], rows)
 
 
 def _title(difference: Difference) -> str:
@@ -437,11 +426,11 @@ def _accuracy_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
     cells = {n: [_interval(one, 0) if one else "-" for one in found[n]] for n in names}
     if by == "length":  # each model has problems of its own in a range
         names.sort(key=lambda name: int(name.partition("-")[0]))
-        return _table(["tokens", *models], [[name, *cells[name]] for name in names])
+        return table(["tokens", *models], [[name, *cells[name]] for name in names])
     counts = {n: next(str(one.problems) for one in found[n] if one) for n in names}
     rows = [[n, counts[n], *cells[n]] for n in names]
     rows += [[f"and {more} more", *[""] * (1 + len(models))]] if more > 0 else []
-    return _table([by, "problems", *models], rows)
+    return table([by, "problems", *models], rows)
 
 
 def _rewards_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
@@ -459,28 +448,24 @@ def _rewards_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
         for result, found in zip(results, rewards, strict=True)
         if part in found
     ]
-    return _table([f"rewards by {by}", "model", *names], rows)
+    return table([f"rewards by {by}", "model", *names], rows)
 
 
 def render_answers(results: Sequence[EvaluationResult]) -> RenderableType:
     """pass@k, maj@k, the split with the answer taken from anywhere, and the lengths."""
     sizes = sorted({k for result in results for k in result.pass_at_k if k > 1})
-    several = any(result.majority is not None for result in results)
-    lenient = [*OUTCOMES[:4]] if all(r.lenient_counts is not None for r in results) else []
-    rows = [
-        [
-            label(result.name),
-            *(_percent(result.pass_at_k.get(k)) for k in sizes),
-            *([_percent(result.majority)] if several else []),
-            *(str((result.lenient_counts or {}).get(outcome)) for outcome in lenient),
-            _number(result.tokens_right),
-            _number(result.tokens_wrong),
-        ]
-        for result in results
-    ]
-    titles = [f"pass@{k} %" for k in sizes] + (["maj@k %"] if several else [])
-    titles += ["leniently right", *_SPLIT[1:]] if lenient else []
-    return _table(["model", *titles, "tokens right", "wrong"], rows)
+    shown = {f"pass@{k} %": [_percent(r.pass_at_k.get(k)) for r in results] for k in sizes}
+    if any(result.majority is not None for result in results):
+        shown["maj@k %"] = [_percent(r.majority) for r in results]
+    lenient = [r.lenient_counts for r in results if r.lenient_counts is not None]
+    if len(lenient) == len(results):
+        for outcome, name in zip(OUTCOMES, _SPLIT, strict=False):
+            shown[f"leniently {name}"] = [str(counts[outcome]) for counts in lenient]
+    shown["tokens, right"] = [_number(r.tokens_right) for r in results]
+    shown["tokens, others"] = [_number(r.tokens_wrong) for r in results]
+    # A column per model: there may be any number of k.
+    titles = ["answers", *(label(result.name) for result in results)]
+    return table(titles, [[name, *cells] for name, cells in shown.items()])
 
 
 def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None:
@@ -500,7 +485,7 @@ def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None
         ]
         for name, metrics in known
     ]
-    return _table(["model", "format %", "reasoning %", "characters", "reward", *names], rows)
+    return table(["model", "format %", "reasoning %", "characters", "reward", *names], rows)
 
 
 def metrics_line(result: EvaluationResult) -> str | None:
@@ -518,16 +503,39 @@ def metrics_line(result: EvaluationResult) -> str | None:
     )
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -> Table:
-    """A table whose first column names its rows, with numbers in the others."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+_PLAIN: dict[str, Any] = {
+    "box": None,
+    "pad_edge": False,
+    "padding": (0, 2, 0, 0),
+    "header_style": "bold",
+}
+_IS_NUMBER = re.compile(r"[-+]?\d|p[<=]|-$")
+
+
+def table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    lines: bool = False,
+    **style: Any,
+) -> Table:
+    """A table of texts, none of which is markup: many are a model's. Numbers are at the right.
+
+    Args:
+        titles: of the columns.
+        rows: a text per column.
+        lines: between the cells; without them the first column names the rows.
+        style: more arguments of rich's.
+    """
+    made, rows = Table(**style) if lines else Table(**_PLAIN, **style), [*rows]
     for place, title in enumerate(titles):
-        words = place == 0 or title in ("model", "verdict")
+        numbers = any(_IS_NUMBER.match(str(row[place])) for row in rows) and (lines or place > 0)
         # The second column may be an interval, which holds a space.
-        table.add_column(title, justify="left" if words else "right", no_wrap=place < 2)
+        whole = not lines and place < 2
+        made.add_column(Text(title), justify="right" if numbers else "left", no_wrap=whole)
     for row in rows:
-        table.add_row(*row)
-    return table
+        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return made
 
 
 def _interval(accuracy: Accuracy, digits: int = 1) -> str:

@@ -15,13 +15,15 @@ import signal
 import tempfile
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Self
 
 import torch
 
@@ -96,7 +98,7 @@ def evaluate(
         params: how to draw; the same for every model that is to be compared.
         samples: completions per problem.
         seed: the run's; what is drawn depends on it alone, whatever model is measured.
-        progress: called with (completions drawn, completions in all) after each.
+        progress: called with (completions drawn, completions in all), of many now and then.
         card: more to record beside the settings: hashes of the model and data, grader version.
         processes: the processes among which the problems are divided; each is measured once.
         fmt: the prompt format; with `rewards`, each item also has its format and reasoning.
@@ -146,40 +148,23 @@ def evaluate(
         drawing = _Drawing(
             requests=requests,
             references=[problem.answer for problem, _ in items for _ in range(samples)],
+            samples=samples,
             sampler=sampler,
             grader=grader,
+            processes=processes,
             writer=partial(unfinished.writer, processes.rank),
             progress=progress or (lambda *_: None),
         )
-        beside = seconds is None and len(requests) - len(done) >= _MANY and has_a_processor()
         finish = partial(
             _finish, home, title, unfinished, items, samples=samples, fmt=fmt, rewards=rewards
         )
-
-        with contextlib.ExitStack() as stack:
-            follower = None
-            if beside and processes.rank == 0 and (rewards is None or rewards.ours):
-                follower = stack.enter_context(
-                    Beside(lambda parent: _as_columns(*finish(wait=parent.wait)))
-                )
-            count, started = len(items), time.monotonic()
-            end = count if seconds is None else min(count, _FIRST_WAVE)
-            drawn: set[int] = {*done}
-            while True:
-                left = [place for place in range(end * samples) if place not in drawn]
-                mine = [left[i] for i in share_of(left, processes.rank, processes.size)]
-                (drawing.draw_beside if beside else drawing.draw)(mine)
-                processes.gather(None)  # until all have written theirs
-                drawn.update(left)
-                took = time.monotonic() - started
-                fits = processes.on_rank0(partial(_fitting, end, took, seconds))
-                if end == count or fits < 1.25 * end:
-                    break
-                end = min(count, fits)
-            card["n"] = end
-            light, failures = processes.on_rank0(
-                (lambda: finish(end)) if follower is None else lambda: _as_items(*follower.result())
-            )
+        if seconds is None and len(requests) - len(done) >= _MANY and has_a_processor():
+            # A reward of the user's own is called here, when all is drawn.
+            ours = rewards is None or rewards.ours
+            light, failures = drawing.beside({*done}, finish, follow=ours)
+        else:
+            card["n"] = end = drawing.here({*done}, seconds)
+            light, failures = processes.on_rank0(lambda: finish(end))
         if failures and processes.rank == 0:
             log.warning(
                 "Rewards failed on %d groups of the evaluation, which have none; the first: %s",
@@ -204,34 +189,108 @@ def evaluate(
     )
 
 
-# Problems after which it is estimated how many more there is time for.
-_FIRST_WAVE = 32
-
-
-def _fitting(done: int, took: float, seconds: float | None) -> int:
-    """How many problems, at the speed of those that are done, take `seconds` in all."""
-    return done if seconds is None else int(done * seconds / max(took, 1e-9))
-
-
 # Completions from which on a process of its own is worth its start.
 _MANY = 2_000
 # Completions, or seconds in which there are fewer, that are handed over together.
 _BATCH, _PATIENCE = 256, 1.0
+# Seconds until it is looked again for what another process writes.
+_POLL = 0.05
+
+
+# Problems after which it is estimated how many more there is time for.
+_FIRST_WAVE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Drawing:
-    """Draws and grades completions, and writes each one down at once."""
+    """Draws and grades completions, each process its share, and writes each one down at once."""
 
     requests: Sequence[SampleRequest]
     references: Sequence[str]
+    samples: int
     sampler: Sampler
     grader: Grader
+    processes: ProcessGroup
     writer: Callable[[], AbstractContextManager[Write]]
     progress: Callable[[int, int], None]
 
-    def draw(self, places: Sequence[int]) -> None:
-        """Those at these places of the requests."""
+    def here(self, drawn: set[int], seconds: float | None) -> int:
+        """Draw in this process.
+
+        Args:
+            drawn: places of the requests that were answered before.
+            seconds: as in `evaluate`.
+
+        Returns:
+            The number of problems that are drawn by now.
+        """
+        count, started = len(self.requests) // self.samples, time.monotonic()
+        end = count if seconds is None else min(count, _FIRST_WAVE)
+        while True:
+            deque(self.draw(self._shared(drawn, end)), maxlen=0)
+            self.processes.gather(None)  # until all have written theirs
+            drawn.update(range(end * self.samples))
+            took, *_ = self.processes.gather(max(time.monotonic() - started, 1e-9))
+            # How many problems, at the speed of those that are done, take `seconds` in all.
+            fits = int(end * (seconds or 0) / took)
+            if end == count or fits < 1.25 * end:
+                return end
+            end = min(count, fits)
+
+    def beside(self, drawn: set[int], finish: Callable[..., Finished], *, follow: bool) -> Finished:
+        """Sample here; a process of its own grades and writes.
+
+        Args:
+            drawn: places of the requests that were answered before.
+            finish: `_finish`.
+            follow: call it in that process on rank 0, where it makes the items as soon as they
+                can be; otherwise here, when all is drawn.
+        """
+        mine = self._shared(drawn)
+        follow = follow and self.processes.rank == 0
+
+        def work(parent: Connection) -> Any:
+            received = replace(self, sampler=_Received(parent), progress=lambda *_: None)
+            graded = received.draw(mine)
+
+            def wait() -> None:
+                # Without more of its own it waits for what another process writes.
+                if not [*islice(graded, _BATCH)] and parent.poll(_POLL):
+                    parent.recv()
+
+            light, failed = finish(wait=wait) if follow else ([], [])
+            deque(graded, maxlen=0)
+            # Field by field: a list of records takes ten times as long to send.
+            return [[getattr(item, name) for item in light] for name in FIELDS], failed
+
+        with Beside(work) as helper:
+            batch: list[tuple[Any, ...]] = []
+            sent = time.monotonic()
+            answers = self.sampler.sample([self.requests[place] for place in mine])
+            for done, (n, one) in enumerate(answers, start=1):
+                batch.append((n, one.token_ids, one.text, one.finish_reason, one.policy_version))
+                if len(batch) == _BATCH or time.monotonic() - sent > _PATIENCE:
+                    helper.send(batch)
+                    batch, sent = [], time.monotonic()
+                    self.progress(done, len(mine))
+            helper.send(batch)
+            helper.send(None)
+            self.progress(len(mine), len(mine))
+            if not follow:
+                helper.result()
+            self.processes.gather(None)  # until all have written theirs
+            return self.processes.on_rank0(
+                (lambda: _as_items(*helper.result())) if follow else finish
+            )
+
+    def _shared(self, drawn: set[int], end: int | None = None) -> list[int]:
+        """The places that are left for this process, of so many problems; None: of all."""
+        count = len(self.requests) if end is None else end * self.samples
+        left = [place for place in range(count) if place not in drawn]
+        return [left[i] for i in share_of(left, self.processes.rank, self.processes.size)]
+
+    def draw(self, places: Sequence[int]) -> Iterator[None]:
+        """Those at these places of the requests, one whenever the next is asked for."""
         with self.writer() as write:
             graded = grade_as_drawn(
                 [self.requests[place] for place in places],
@@ -242,37 +301,18 @@ class _Drawing:
             for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
                 write(places[n], completion, grade, lenient.verdict)
                 self.progress(done, len(places))
-
-    def draw_beside(self, places: Sequence[int]) -> None:
-        """The same with grading and writing in a process of its own, while this one samples."""
-
-        def work(parent: Parent) -> None:
-            replace(self, sampler=_Received(parent), progress=lambda *_: None).draw(places)
-
-        with Beside(work) as helper:
-            batch: list[tuple[Any, ...]] = []
-            sent = time.monotonic()
-            drawn = self.sampler.sample([self.requests[place] for place in places])
-            for done, (n, one) in enumerate(drawn, start=1):
-                batch.append((n, one.token_ids, one.text, one.finish_reason, one.policy_version))
-                if len(batch) == _BATCH or time.monotonic() - sent > _PATIENCE:
-                    helper.send(batch)
-                    batch, sent = [], time.monotonic()
-                self.progress(done, len(places))
-            helper.send(batch)
-            helper.send(None)
-            helper.result()
+                yield
 
 
 class _Received:
     """A sampler whose completions, without log-probs, come from another process."""
 
-    def __init__(self, parent: Parent) -> None:
+    def __init__(self, parent: Connection) -> None:
         self._parent = parent
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
         assert requests, "the other process has these too, and names them by their index"
-        while (batch := self._parent.receive()) is not None:
+        while (batch := self._parent.recv()) is not None:
             for n, *known in batch:
                 yield n, bare(*known)
 
@@ -335,22 +375,12 @@ def _finish(
     return light, notes.events
 
 
-def _as_columns(
-    light: list[EvaluationItem], failed: list[str]
-) -> tuple[list[list[Any]], list[str]]:
-    """What `_finish` returns, field by field: a list of records takes ten times as long to send."""
-    return [[getattr(item, name) for item in light] for name in FIELDS], failed
-
-
 def _as_items(columns: list[list[Any]], failed: list[str]) -> Finished:
-    rows = zip(*columns, strict=True)
-    collecting = gc.isenabled()
-    gc.disable()  # none of these is garbage: looking for some doubles the time
-    try:
-        return [EvaluationItem(**dict(zip(FIELDS, row, strict=True))) for row in rows], failed
-    finally:
-        if collecting:
-            gc.enable()
+    """Items of their columns; `__init__` would take four times as long."""
+    items = [object.__new__(EvaluationItem) for _ in columns[0]]
+    for name, column in zip(FIELDS, columns, strict=True):
+        deque(map(getattr(EvaluationItem, name).__set__, items, column), maxlen=0)
+    return items, failed
 
 
 def _item(
@@ -434,8 +464,6 @@ _ANSWER_MARKS = {AnswerKind.BOXED: "\\boxed", AnswerKind.HASHES: "####"}
 
 # --- work that goes on beside the sampler, in a copy of this process on a processor of its own ----
 
-Result = TypeVar("Result")
-
 # Seconds in which a copy that is not needed any more may still write down what it has.
 _GRACE = 10.0
 
@@ -451,36 +479,22 @@ def has_a_processor() -> bool:
     return len(here) > 1 and not daemon and not torch.cuda.is_available()
 
 
-class Parent:
-    """The other side of a `Beside`; both methods raise `EOFError` once it has given up or ended."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def receive(self) -> Any:
-        """What was sent, when it has been."""
-        return self._connection.recv()
-
-    def wait(self) -> None:
-        """A moment, where nothing is to be received."""
-        if self._connection.poll(0.05):
-            self.receive()
-
-
-class Beside(Generic[Result]):
+class Beside:
     """A function in a forked copy of this process, which must not touch an accelerator there.
 
-    Leaving the context ends it: what it waits for then raises `EOFError`.
+    Leaving the context ends it: what it is to receive then raises `EOFError`. Until then neither
+    process looks for garbage among what both have: a look would touch it, and so copy all of it.
 
     Args:
-        do: called with a `Parent`, which hands on what `send` is given.
+        do: called with a connection, which hands on what `send` is given.
     """
 
-    def __init__(self, do: Callable[[Parent], Result]) -> None:
+    def __init__(self, do: Callable[[Connection], Any]) -> None:
         context = multiprocessing.get_context("fork")
         self._connection, theirs = context.Pipe()
         arguments = (do, theirs, self._connection)
         self._process = context.Process(target=_run, args=arguments, daemon=True)
+        gc.freeze()
         with warnings.catch_warnings():  # of threads: what runs in the copy needs none of them
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
@@ -494,7 +508,7 @@ class Beside(Generic[Result]):
             self.result()
             raise
 
-    def result(self) -> Result:
+    def result(self) -> Any:
         """What the function returns; raises what it raised."""
         try:
             value, error = self._connection.recv()
@@ -504,28 +518,27 @@ class Beside(Generic[Result]):
             raise RuntimeError(f"a process of an evaluation has ended: {status}") from ended
         if error is not None:
             raise error
-        found: Result = value
-        return found
+        return value
 
-    def __enter__(self) -> Beside[Result]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        gc.unfreeze()
         self._connection.close()
         self._process.join(_GRACE)
         self._process.kill()
         self._process.join()
 
 
-def _run(do: Callable[[Parent], Any], connection: Connection, other: Connection) -> None:
+def _run(do: Callable[[Connection], Any], connection: Connection, other: Connection) -> None:
     """In the copy: the parent decides when it ends, by closing its side or by ending itself."""
     other.close()
-    gc.freeze()  # a collection would touch, and so copy, all that is shared
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     outcome: tuple[Any, Exception | None]
     try:
-        outcome = (do(Parent(connection)), None)
+        outcome = (do(connection), None)
     except Exception as error:  # noqa: BLE001 - raised in the parent
         outcome = (None, error)
     with contextlib.suppress(OSError):

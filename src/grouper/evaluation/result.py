@@ -104,8 +104,7 @@ class Accuracy:
     @classmethod
     def of(cls, scores: Sequence[Sequence[float]]) -> Accuracy:
         means = [math.fsum(samples) / len(samples) for samples in scores]
-        interval = mean_interval(scores)
-        return cls(mean=mean_of(means), interval=interval, problems=len(means))
+        return cls(mean=mean_of(means), interval=mean_interval(scores), problems=len(means))
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -91,8 +91,10 @@ def t_quantile(p: float, degrees: int) -> float:
     return float(findroot(excess, NormalDist().inv_cdf(p)))
 
 
-def t_interval(values: Sequence[float]) -> Interval:
+def t_interval(values: Sequence[float], least: float = 0.0) -> Interval:
     """Student's interval of a mean: m -+ t s / sqrt(n), with n - 1 degrees of freedom.
+
+    The sum of squares in s is `least` at least.
 
     By hand, 1 and 3: m = 2, s = sqrt(2), t = 12.706, so 2 -+ 12.706.
 
@@ -107,8 +109,8 @@ def t_interval(values: Sequence[float]) -> Interval:
     if n < 2:
         raise ValueError(f"no interval of {n} values")
     mean = math.fsum(values) / n
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
-    half = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * spread
+    squares = max(math.fsum((value - mean) ** 2 for value in values), least)
+    half = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * math.sqrt(squares / (n - 1) / n)
     return Interval(mean - half, mean + half)
 
 
@@ -275,22 +277,6 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
     return (hits + 1) / (RESAMPLES + 1)
 
 
-def _difference_interval(differences: Array, samples: int) -> Interval:
-    """Student's interval of a mean difference over problems, never without width.
-
-    Where (nearly) nothing changed, it is as wide as if one sample of one problem had: a sum of
-    squares of (n-1) / (n m^2).
-    """
-    n = len(differences)
-    if n < 2:
-        return Interval(-1.0, 1.0)
-    mean = float(differences.mean())
-    least = (n - 1) / n / samples**2
-    squares = max(float(np.sum((differences - mean) ** 2)), least)
-    half = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * math.sqrt(squares / (n - 1) / n)
-    return Interval(max(-1.0, mean - half), min(1.0, mean + half))
-
-
 def paired_comparison(
     before: Sequence[float],
     after: Sequence[float],
@@ -320,16 +306,20 @@ def paired_comparison(
         raise ValueError(f"cannot pair {len(before)} scores with {len(after)}")
     if not all(0 <= score <= 1 for score in (*before, *after)):
         raise ValueError("scores must be in [0, 1]")
-    differences = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
-    higher, lower = int(np.sum(differences > 0)), int(np.sum(differences < 0))
+    differences = [float(new) - float(old) for old, new in zip(before, after, strict=True)]
+    higher, lower = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     n = len(before)
     if all(score in (0, 1) for score in (*before, *after)):
         interval = _bonett_price(higher, lower, n, _z(CONFIDENCE))
         p_value = mcnemar_p_value(higher, lower)
         method = "exact McNemar test, Bonett-Price interval"
     else:
-        interval = _difference_interval(differences, samples)
-        p_value = sign_flip_p_value([float(d) for d in differences])
+        interval = Interval(-1.0, 1.0)
+        if n > 1:
+            # Where (nearly) nothing changed, as wide as if one sample of one problem had.
+            found = t_interval(differences, least=(n - 1) / n / samples**2)
+            interval = Interval(max(-1.0, found.low), min(1.0, found.high))
+        p_value = sign_flip_p_value(differences)
         method = "sign-flip test, t interval over problems"
     verdict: Verdict = "better" if interval.low > 0 else "worse"
     if p_value >= 1 - CONFIDENCE or interval.covers(0.0):

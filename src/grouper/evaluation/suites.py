@@ -56,7 +56,8 @@ def suite_named(text: str) -> Suite:
         ConfigError: there is no such suite or file.
     """
     name, _, path = text.partition("=")
-    is_file = name not in SUITES and Path(name).expanduser().exists()
+    # An empty path would be the current folder.
+    is_file = name not in SUITES and bool(name) and Path(name).expanduser().exists()
     if name not in SUITES and not is_file:
         raise ConfigError(
             f"there is no suite {name!r}, and no file of that name",

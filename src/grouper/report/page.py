@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -37,9 +36,9 @@ from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import read_lines, write_atomic
 from grouper.report import charts
 from grouper.report.curves import draw_curves
-from grouper.report.panels import Panel, RunView, overlaid, panels_of
+from grouper.report.panels import RunView, overlaid, panels_of
 from grouper.runs.folder import PHASES, RunFolder
-from grouper.runs.records import flat_settings, numbers_in_words
+from grouper.runs.records import flat_settings, numbers_in_words, rollout_of
 from grouper.runs.samples import printable
 
 # Bytes of JSON that completions may take, for all runs together.
@@ -60,8 +59,6 @@ FIELDS = (
     "tokens", "rewards", "reward", "advantage", "sample",
 )  # fmt: skip
 """Of a rollout or an item of an evaluation, as the page has them."""
-# What a row of another version may lack.
-_EMPTY = dict.fromkeys(("prompt", *FIELDS[:3], "verdict", "reason", "finish_reason"), "")
 
 
 def write_report(runs: Sequence[RunFolder | RunView], path: Path | None = None) -> Path:
@@ -129,8 +126,13 @@ def _page(runs: Sequence[RunView]) -> str:
                 if section[-1]
             ],
             panels=[
-                {"title": p.title, "unit": _unit(p), "svg": c["svg"], "lines": c["values"]["lines"]}
-                for p, c in zip(panels, drawn, strict=True)
+                {
+                    "title": panel.title,
+                    "unit": ", ".join(filter(None, [panel.unit, f"by {label(panel.phase)} step"])),
+                    "svg": chart["svg"],
+                    "lines": chart["values"]["lines"],
+                }
+                for panel, chart in zip(panels, drawn, strict=True)
             ],
             data=_json(
                 {
@@ -144,11 +146,6 @@ def _page(runs: Sequence[RunView]) -> str:
             ),
         )
     )
-
-
-def _unit(panel: Panel) -> str:
-    steps = f"by {label(panel.phase)} step"
-    return f"{panel.unit}, {steps}" if panel.unit else steps
 
 
 def _templates() -> Environment:
@@ -165,19 +162,12 @@ def _templates() -> Environment:
 
 def _json(value: Any) -> Markup:
     """JSON inside a script element: ASCII, and nothing that HTML could take for its own."""
-    text = json.dumps(_finite(value), separators=(",", ":"))
+    # A browser's JSON knows no NaN and infinities.
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    text = json.dumps(finite, separators=(",", ":"))
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return Markup(text)  # noqa: S704 - everything that could end the element is escaped above
-
-
-def _finite(value: Any) -> Any:
-    """The same without NaN and infinities, which JSON in a browser does not know."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 # --- sections: (heading, tables and lines) -------------------------------------------------------
@@ -213,11 +203,10 @@ def _tests(run: RunView) -> dict[str, list[EvaluationResult]]:
 def _verdicts(views: Views) -> Iterator[Part]:
     """What the first set of problems says about the last model of each run against its first."""
     for name, run in views.items():
-        tone, text = "unsure", "Nothing has been measured on held-out problems yet."
-        tests = _tests(run)
-        chosen = [split for split, results in tests.items() if len(results) > 1] or [*tests]
-        for split in chosen[:1]:
-            tone, text = _verdict(split, tests[split])
+        # One that was measured twice comes before the others.
+        tests = sorted(_tests(run).items(), key=lambda test: len(test[1]) < 2)
+        nothing = "unsure", "Nothing has been measured on held-out problems yet."
+        tone, text = _verdict(*tests[0]) if tests else nothing
         yield name if len(views) > 1 else "", [{"text": text, "tone": tone, "kind": "verdict"}]
 
 
@@ -287,17 +276,21 @@ def _parts(views: Views) -> Iterator[Part]:
 def _findings(views: Views) -> Iterator[Part]:
     """What went wrong, how often steps taught something and why others did not, and events."""
     for name, run in views.items():
-        blocks: list[dict[str, Any]] = [
-            {
-                "text": f"{label(f.phase)} steps {f.steps[0]} to {f.steps[1]} ({f.name}): {f}",
-                "tone": "unsure",
-                "kind": "finding",
-            }
-            for f in run.findings()
-        ]
+        trouble, blocks = run.trouble, []
+        try:
+            blocks = [
+                {
+                    "text": f"{label(f.phase)} steps {f.steps[0]} to {f.steps[1]} ({f.name}): {f}",
+                    "tone": "unsure",
+                    "kind": "finding",
+                }
+                for f in run.findings()
+            ]
+        except RunFolderError as error:  # damaged rollouts
+            trouble = f"What went wrong is not known: {error.paragraph()}"
         nothing = "Nothing that Grouper knows of went wrong." if run.reports else ""
-        if run.trouble or not blocks:
-            blocks.append(_cell(run.trouble or nothing or "No step has been done yet."))
+        if trouble or not blocks:
+            blocks.append(_cell(trouble or nothing or "No step has been done yet."))
         counts = Counter((r.phase, r.status) for r in run.reports)
         rows = [
             (
@@ -426,7 +419,6 @@ class _Completions:
 
     def _put(self, source: int, row: Mapping[str, Any]) -> int:
         """Add a row; returns how many bytes it takes, its tokens left out."""
-        row = {**_EMPTY, **row}
         before, prompt = len(self.prompts), _cut(row["prompt"])
         place = self.prompts.setdefault(prompt, before)
         values = [_cut(v) if isinstance(v := row.get(name), str) else v for name in FIELDS]
@@ -435,7 +427,7 @@ class _Completions:
 
     def _trace(self, row: Mapping[str, Any]) -> list[Any] | None:
         """The tokens of a rollout with what was recorded of each, if there is room for them."""
-        texts = row.get("token_texts")
+        texts = row.get("token_texts")  # which no item of an evaluation has
         if texts is None:
             return None
         trace: list[Any] = [[printable(text) for text in texts]]
@@ -486,11 +478,11 @@ class _Completions:
         kept = whole = 0
         for phase, step, file in chosen:
             try:
-                rows = [*read_lines(file)]
+                rows = [*read_lines(file, rollout_of)]
             except RunFolderError as error:
                 self.notes.append(f"Left out: {error.paragraph()}")
                 continue
-            rows.sort(key=lambda row: "token_texts" not in row)
+            rows.sort(key=lambda row: row["token_texts"] is None)
             source, left = self._source(f"{prefix}{label(phase)} step {step}"), budget
             self.trace_room += TRACE_BYTES // (self.runs * count)  # what is left is for later ones
             for row in rows:

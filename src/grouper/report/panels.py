@@ -78,7 +78,10 @@ class RunView:
             folder=folder,
             reports=folder.read_metrics(),
             evaluations=_measured(folder),
-            later={name: sorted(r, key=_age) for name, r in later.items()},
+            later={
+                name: sorted(results, key=lambda r: (PHASES.index(r.phase), r.step))
+                for name, results in later.items()
+            },
             recipe=recipe,
             trouble=trouble,
         )
@@ -115,10 +118,6 @@ class RunView:
 def _measured(folder: RunFolder) -> list[EvaluationResult]:
     """The evaluations of a folder in which something could be scored."""
     return [result for result in folder.read_evaluations() if math.isfinite(result.accuracy)]
-
-
-def _age(result: EvaluationResult) -> tuple[int, int]:
-    return PHASES.index(result.phase), result.step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

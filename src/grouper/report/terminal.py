@@ -21,6 +21,7 @@ from grouper.files import read_lines
 from grouper.report.panels import RunView, Series, panels_of
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import is_running
+from grouper.runs.records import rollout_of
 from grouper.runs.samples import printable
 
 log = logging.getLogger(__name__)
@@ -30,8 +31,8 @@ Row = Mapping[str, Any]
 # Characters of a text, from its end, where the question or the answer is.
 PROMPT, COMPLETION = 600, 3000
 VERDICTS = {"correct": "bold green", "incorrect": "bold red", "no_answer": "bold yellow"}
-# In `watch`: points of a curve, characters of its name, and events below.
-POINTS, NAME, EVENTS = 24, 40, 4
+# In `watch`: points of a curve, all of which 80 columns show, characters of its name, and events.
+POINTS, NAME, EVENTS = 16, 40, 4
 
 
 # --- grouper show --------------------------------------------------------------------------------
@@ -71,10 +72,9 @@ def rollouts(
     # Decoding JSON takes most of the time: a line without the id is not worth it.
     needle = json.dumps(problem or "")[1:-1] if (problem or "").isascii() else ""
     for _, file in reversed(wanted):
-        rows = _rows(file, needle)
         found = (
             row
-            for row in rows
+            for row in _rows(file, needle)
             if (problem or "") in row["problem_id"] and verdict in (None, row["verdict"])
         )
         if not best and not worst:
@@ -87,7 +87,7 @@ def rollouts(
 def _rows(file: Path, needle: str) -> Iterator[Row]:
     """The rows of a file that hold a text; a damaged end is reported and left out."""
     try:
-        for row in read_lines(file, lambda line: json.loads(line) if needle in line else None):
+        for row in read_lines(file, lambda line: rollout_of(line) if needle in line else None):
             if row is not None:
                 yield row
     except RunFolderError as error:
@@ -96,17 +96,17 @@ def _rows(file: Path, needle: str) -> Iterator[Row]:
 
 def in_words(row: Row) -> Text:
     """A rollout for people, without anything that steers their terminal."""
-    parts = ", ".join(f"{name} {_number(v)}" for name, v in (row.get("rewards") or {}).items())
+    parts = ", ".join(f"{name} {_number(v)}" for name, v in (row["rewards"] or {}).items())
     verdict = row["verdict"]
     return Text.assemble(
         (f"{row['phase']} step {row['step']}  ", "bold"),
         (verdict.replace("_", " "), VERDICTS.get(verdict, "bold")),
         f"  {printable(row['problem_id'])}, sample {row['sample']}\n",
-        f"reward {_number(row['reward'])} ({parts})  advantage {_number(row.get('advantage'))}  "
+        f"reward {_number(row['reward'])} ({parts})  advantage {_number(row['advantage'])}  "
         f"{row['tokens']} tokens, {row['finish_reason'].replace('_', ' ')}\n",
         (_end(row["prompt"], PROMPT) + "\n", "dim"),
         _end(row["completion"], COMPLETION) + "\n",
-        (f"read as {_end(str(row['extracted']), 200)}, the reference is ", "italic"),
+        (f"read as {_end(row['extracted'] or 'nothing', 200)}, the reference is ", "italic"),
         (f"{_end(row['answer'], 200)}: {_end(row['reason'], 200)}\n", "italic"),
     )
 
@@ -125,7 +125,11 @@ def changes(run: RunFolder, before: int, after: int, problem: str | None) -> Ite
         rows: list[Iterable[Row]] = [map(asdict, result.items) for result in evaluated]
     else:
         rows = [rollouts(run, step=step, problem=problem) for step in (before, after)]
-    sides = [_firsts(found, problem) for found in rows]
+    sides: list[dict[str, Row]] = [{}, {}]
+    for side, found in zip(sides, rows, strict=True):
+        for row in found:  # the first sample of each problem
+            if (problem or "") in row["problem_id"]:
+                side.setdefault(row["problem_id"], row)
     common = [name for name in sides[0] if name in sides[1]]
     if not common:
         raise RunFolderError(
@@ -135,24 +139,14 @@ def changes(run: RunFolder, before: int, after: int, problem: str | None) -> Ite
             "every evaluation: name two steps that were evaluated.",
         )
     for name in common:
-        table = Table(
-            title=f"{printable(name)}: the reference is {_end(sides[0][name]['answer'], 80)}"
-        )
+        reference = _end(sides[0][name]["answer"], 80)
+        table = Table(title=Text(f"{printable(name)}: the reference is {reference}"))
         for step, side in zip((before, after), sides, strict=True):
             verdict = side[name]["verdict"]
             style = VERDICTS.get(verdict, "bold")
             table.add_column(Text(f"step {step}: {verdict.replace('_', ' ')}", style), ratio=1)
         table.add_row(*(Text(_end(side[name]["completion"], COMPLETION)) for side in sides))
         yield table
-
-
-def _firsts(rows: Iterable[Row], problem: str | None) -> dict[str, Row]:
-    """The first sample of each problem whose id has this in it."""
-    firsts: dict[str, Row] = {}
-    for row in rows:
-        if (problem or "") in row["problem_id"]:
-            firsts.setdefault(row["problem_id"], row)
-    return firsts
 
 
 def _end(text: str, most: int) -> str:
@@ -201,7 +195,8 @@ def frame(run: RunFolder) -> RenderableType:
     for panel in panels:
         if panel.phase == last:
             for series in panel.series:
-                table.add_row(*_curve(f"{panel.title} {series.name}".strip(), series))
+                cells = _curve(f"{panel.title} {series.name}".strip(), series)
+                table.add_row(*map(Text, cells))
     events = [f"{r.phase} {r.step}: {printable(e)}" for r in view.reports for e in r.events]
     sample = next(rollouts(run), None) if any(run.rollout_files()) else None
     return Group(

@@ -93,10 +93,10 @@ def _read(path: Path, what: str, parse: Callable[[dict[str, Any]], Value]) -> Va
         ) from error
 
 
-def _of_card(card: Mapping[str, Any]) -> tuple[object, ...]:
+def _settings(split: str, card: Mapping[str, Any]) -> list[str]:
     """What two evaluations have in common where one may replace the other."""
     # Through JSON, as a stored card went.
-    return tuple(json.dumps(card.get(name), sort_keys=True) for name in _MEASURED_BY)
+    return [split, *(json.dumps(card.get(name), sort_keys=True) for name in _MEASURED_BY)]
 
 
 # In a card: what is measured, on which problems, and how it is drawn, graded and rewarded.
@@ -104,10 +104,6 @@ _MEASURED_BY = (
     *("model", "model_hash", "data", "seed", "sampling", "n", "k", "prompt_of_item_0"),
     *("grading", "rewards", "code"),
 )
-
-
-def _settings(summary: Mapping[str, Any]) -> tuple[object, ...]:
-    return summary["split"], *_of_card(summary["card"])
 
 
 class Intent(TypedDict, total=False):
@@ -433,9 +429,10 @@ class RunFolder:
         for number in itertools.count(1):
             chosen = name if number == 1 else f"{name}-{number}"
             summary, _ = self._evaluation_files(chosen)
+            if Unfinished(summary.parent, chosen, card).of_others():
+                continue
             there = read_json(summary, _DAMAGED) if summary.exists() else None
-            begun = Unfinished(summary.parent, chosen, card).of_others()
-            if not begun and (there is None or _settings(there) == (split, *_of_card(card))):
+            if not there or _settings(there["split"], there["card"]) == _settings(split, card):
                 return chosen
         raise AssertionError
 
@@ -458,9 +455,8 @@ class RunFolder:
 
     def read_evaluations(self) -> list[EvaluationResult]:
         """All evaluations by phase, step and name; raises as `read_evaluation` does."""
-        found = (self.read_evaluation(path.stem) for path in self._summaries())
-        results = [result for result in found if result is not None]
-        return sorted(results, key=lambda r: (PHASES.index(r.phase), r.step, r.name))
+        found = filter(None, [self.read_evaluation(path.stem) for path in self._summaries()])
+        return sorted(found, key=lambda r: (PHASES.index(r.phase), r.step, r.name))
 
     def _evaluation_files(self, name: str) -> tuple[Path, Path]:
         """Summary and items."""

@@ -63,6 +63,7 @@ class RunLock:
     def _open(self) -> int:
         """The open and locked file, with this process named in it; -1: to be tried again."""
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        folder = -1
         try:
             if not _flock(handle) and _is_alive(_holder(self._path)):
                 self._refuse(surely=False)
@@ -70,17 +71,19 @@ class RunLock:
             if not self._path.exists() or os.fstat(handle).st_ino != self._path.stat().st_ino:
                 os.close(handle)
                 return -1
-            self._folder = _locked_folder(self._path.parent)
+            folder = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
+            _flock(folder)
             mine = {"pid": os.getpid(), "host": platform.node()}
             os.ftruncate(handle, 0)
             os.pwrite(handle, json.dumps(mine).encode(), 0)
-        except BlockingIOError:
-            os.close(handle)
-            self._refuse()
-        except BaseException:  # close the file, whatever it is
-            with contextlib.suppress(OSError):
-                os.close(handle)
+        except BaseException as error:  # close both, whatever it is
+            for opened in (folder, handle):
+                with contextlib.suppress(OSError):
+                    os.close(opened)
+            if isinstance(error, BlockingIOError):
+                self._refuse()
             raise
+        self._folder = folder
         return handle
 
     def _refuse(self, *, surely: bool = True) -> None:
@@ -127,17 +130,6 @@ def _flock(handle: int) -> bool:
             return False
         raise
     return True
-
-
-def _locked_folder(run: Path) -> int:
-    """The open folder, locked where the file system can. Raises `BlockingIOError`: it is held."""
-    folder = os.open(run, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _flock(folder)
-    except BaseException:  # close the folder, whatever it is
-        os.close(folder)
-        raise
-    return folder
 
 
 def _is_alive(holder: tuple[int, str] | None) -> bool:

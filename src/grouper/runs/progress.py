@@ -181,7 +181,8 @@ class Progress:
         """Print something above the bars; text is written to `training.log`, too."""
         if isinstance(renderable, str):
             logger.info("%s", renderable)
-        if not self._quiet:
+            self._print(renderable)
+        elif not self._quiet:
             self.console.print(renderable)
 
     def sample(self, text: str) -> None:

@@ -8,6 +8,7 @@ are, as Python's `json`, pydantic and pandas read them; null means that nothing 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import platform
 import re
@@ -89,6 +90,23 @@ class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
 parse_step = checked(MetricsRow.model_validate_json)
 parse_rollout = checked(RolloutRow.model_validate_json)
 _parse_result = checked(TypeAdapter(EvaluationResult).validate_python)
+
+
+def rollout_of(line: str) -> dict[str, Any]:
+    """A row of `rollouts/` to look at; what another version did not record is empty or None.
+
+    Raises:
+        ValueError: it is not a row.
+    """
+    row = json.loads(line)
+    if isinstance(row, dict):
+        return {**_UNKNOWN, **row}
+    raise ValueError("a row should be an object")
+
+
+_UNKNOWN = {
+    name: "" if field.annotation is str else None for name, field in RolloutRow.model_fields.items()
+}
 
 
 def metrics_row(report: StepReport, *, elapsed: float = 0.0) -> dict[str, Any]:
