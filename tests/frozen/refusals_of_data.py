@@ -157,7 +157,7 @@ ASKING = (
     asked("too-long", "", f"generate ./tiny --quiet -Q '{'9 ' * 17_000}'"),
     asked("format", "", "generate ./tiny -Q 2+2? --format bxed"),
     Row(name="asking/elsewhere", command="generate ./models/mine -Q 2+2?",
-        folders=("models/mine",)),
+        folders=("models/mine",), files={"models/mine/config.json": "{}"}),
     Row(name="asking/missing-model", command="generate ./models/mine --format xml -Q 2+2?",
         folders=("models/mini",)),
     Row(name="asking/hub-name", command="generate nobody/nothing --format xml -Q 2+2?"),

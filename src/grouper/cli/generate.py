@@ -33,7 +33,12 @@ QUESTION_COLUMNS = ("question", "problem", "prompt")
 ADDED = ("response", "extracted", "finish_reason", "tokens", "sample")
 
 
-def generate(
+def generate(model: str, **how: Any) -> None:
+    """Answer one question, a file of them, or those typed."""
+    _answer(model, **how)
+
+
+def _answer(
     model: str,
     *,
     recipe: str | None,
@@ -46,10 +51,7 @@ def generate(
     converse: bool = False,
     **sampling: Any,
 ) -> None:
-    """Answer one question, a file of them, or those typed.
-
-    Everything that can be checked is checked before the model is loaded.
-    """
+    """Check everything that can be checked before the model is loaded; then answer."""
     if question is not None and input_file is not None:
         raise click.UsageError("Give --question or --input, not both.")
     if output_file is not None and input_file is None:
@@ -172,7 +174,7 @@ def _typed() -> bool:
 
 def chat(model: str, **how: Any) -> None:
     """Converse in the terminal; the reasoning is dimmed, the answer is not."""
-    generate(model, **how, samples=1, converse=True)
+    _answer(model, **how, samples=1, converse=True)
 
 
 def _converse(generator: Generator) -> None:
