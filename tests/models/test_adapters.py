@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_batch, tiny_model
 from torch import Tensor
 
+from grouper.config.loading import load_recipe
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ModelError
 from grouper.models.loading import (
@@ -24,6 +25,8 @@ from grouper.models.loading import (
     quiet,
     save_policy,
 )
+from grouper.sampling.engines import Samplers
+from grouper.sampling.weights import SamplingWeights
 
 
 class NoTokenizer:
@@ -214,6 +217,12 @@ def test_what_is_more_than_a_plain_adapter_is_computed_by_peft(
     x = torch.randn(1, 5, 32)
     with policy.autocast():
         assert torch.equal(layer(x), type(layer).forward(layer, x))
+    # Nor is it merged as if it were one: its magnitudes or biases would be missing in rollouts.
+    with pytest.raises(ModelError, match="DoRA or biases"):
+        SamplingWeights(policy, torch.float32).current()
+    recipe = load_recipe("demo").override(model={"path": str(base), "new": None, "lora": {}})
+    samplers = Samplers(recipe=recipe, tokenizer=None, stop_token_ids=[2], longest=4)
+    assert samplers.over(policy)._weights.current() is policy
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])

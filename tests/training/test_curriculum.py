@@ -139,6 +139,9 @@ def test_pass_rates_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "rates.jsonl"
     file.write_text('{"problem_id": "a/1", "correct": 3, "completions": 8, "subject": "x"}\n')
     assert read_pass_rates(file) == {"a/1": (3, 8)}
+    file.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_pass_rates(file)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_measurement_elsewhere_finds_the_same_budget(run):
     for some in (ProblemSets(train=sets.train), ProblemSets(test=sets.test), ProblemSets()):
         with Prepared(recipe, some, model=run.base_path) as prepared:
             assert prepared.evaluation_params() == run.prepared.evaluation_params()
-            assert prepared.prompt_limit == run.prepared.prompt_limit
+            assert prepared.prompt_limit() == run.prepared.prompt_limit()
 
 
 def test_demonstrations_have_at_most_so_many_tokens(run):
@@ -94,6 +94,20 @@ def test_a_completion_budget_that_leaves_prompts_no_room_is_named(run):
     sets = ProblemSets(train=load_problem_sets(recipe).train)
     with pytest.raises(PromptError, match=r"Lower sampling.max_new_tokens: .* leaves prompts 2"):
         Prepared(recipe, sets, model=run.base_path)
+
+
+def test_a_longer_budget_of_evaluation_has_its_own_limit(run):
+    """It was refused in the middle of the first evaluation, with advice about sampling."""
+    long = {"evaluation": {"max_new_tokens": 32_766}}
+    recipe = run.recipe.override(sampling={"max_total_tokens": None, "max_new_tokens": 8}, **long)
+    sets = load_problem_sets(recipe)
+    with Prepared(recipe, ProblemSets(train=sets.train), model=run.base_path) as prepared:
+        assert prepared.prompt_limit() > 2 == prepared.prompt_limit("test")
+    with pytest.raises(PromptError, match=r"Lower evaluation.max_new_tokens: .* prompts 2"):
+        Prepared(recipe, ProblemSets(test=sets.test), model=run.base_path)
+    more = recipe.override("evaluation.max_new_tokens=40000")
+    with pytest.raises(ConfigError, match=r"evaluation.max_new_tokens: 40000 .* no room"):
+        Prepared(more, ProblemSets(test=sets.test), model=run.base_path)
 
 
 def test_a_plan_counts_on_it(run):

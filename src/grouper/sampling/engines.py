@@ -29,7 +29,7 @@ from grouper.sampling.vllm import (
     write_shape,
 )
 from grouper.sampling.vllm_server import ServerEngine, ServerProcess, shared_secret
-from grouper.sampling.weights import SamplingWeights, copy_dtype
+from grouper.sampling.weights import SamplingWeights, can_be_added, copy_dtype
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +126,8 @@ class Samplers:
 def _native(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
     sampling = samplers.recipe.sampling
     dtype = copy_dtype(sampling, samplers.recipe.model, policy.device.type)
+    if sampling.dtype == "auto" and not can_be_added(policy):
+        dtype = None
     return NativeSampler(
         SamplingWeights(policy, dtype, copy_now=copy_now),
         samplers.tokenizer,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from grouper.errors import ModelError
 from grouper.models.device import DTYPES, has_bfloat16, on_device
 from grouper.models.policy import Policy
 
@@ -88,6 +89,7 @@ class SamplingWeights:
         return self._copy
 
     def _make(self) -> Policy:
+        _require_sums(self._policy)
         # Weights are rounded before they are copied, one by one; buffers (the frequencies of rotary
         # embeddings) stay as they are, for they are never as coarse as a dtype of weights.
         memo = {
@@ -118,6 +120,22 @@ class SamplingWeights:
             held[name].copy_(value)
 
 
+def can_be_added(policy: Policy) -> bool:
+    """Whether a sum of weights and products is all that adapters do: no DoRA, no biases."""
+    made = () if policy.adapter is None else policy.adapter.peft_config.values()
+    return not any(config.use_dora or config.lora_bias for config in made)
+
+
+def _require_sums(policy: Policy) -> None:
+    if not can_be_added(policy):
+        raise ModelError(
+            "an adapter with DoRA or biases is more than a sum, and cannot be merged into weights "
+            "to sample from",
+            where="sampling.dtype",
+            fix="Sample with sampling.engine=native, sampling.dtype=same and parallel=ddp.",
+        )
+
+
 @torch.no_grad()
 def whole_weights(policy: Policy, *, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
     """Every weight of a policy under the name that the plain model has for it.
@@ -126,7 +144,12 @@ def whole_weights(policy: Policy, *, merged: bool = True) -> Iterator[tuple[str,
 
     Tied weights come once. Weights that are split over processes are gathered one by one, so every
     process has to go through all of them.
+
+    Raises:
+        ModelError: the adapters are of a kind that cannot be added.
     """
+    if merged:
+        _require_sums(policy)
     seen = set[int]()
     for name, module in policy.model.named_modules():
         if name.endswith(".base_layer") or ".lora_" in name:

@@ -169,9 +169,9 @@ def read_pass_rates(path: Path) -> dict[str, tuple[int, int]]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} cannot be read ({error.strerror})",
+            f"{path} cannot be read ({getattr(error, 'strerror', None) or error})",
             where="grpo.difficulty.path",
             fix="Make it with `grouper data difficulty RECIPE`.",
         ) from error

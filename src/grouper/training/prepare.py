@@ -46,7 +46,7 @@ from grouper.runs.records import flat_settings
 from grouper.sampling.base import ModelSampler, Sampler
 from grouper.sampling.engines import Samplers
 from grouper.training.checkpoint import is_complete, read_state
-from grouper.training.problem_sets import ProblemSets, load_part
+from grouper.training.problem_sets import MEASURED, ProblemSets, load_part
 from grouper.types import (
     Completion,
     Demonstration,
@@ -208,20 +208,25 @@ class Prepared:
 
     # --- sampling and grading ---
 
-    @property
-    def prompt_limit(self) -> int:
+    def prompt_limit(self, part: str = "train") -> int:
         """The longest prompt that leaves room for a completion, in tokens.
 
+        Args:
+            part: of the data; validation and test have the budget of evaluation.
+
         Raises:
-            ConfigError: the model's context has no room for `sampling.max_new_tokens`.
+            ConfigError: the model's context has no room for the new tokens.
         """
         wanted, new = self.recipe.prompt.max_prompt_tokens, self.max_new_tokens
+        own, setting = self.recipe.evaluation.max_new_tokens, "sampling.max_new_tokens"
+        if part in MEASURED and own is not None:
+            new, setting = own, "evaluation.max_new_tokens"
         if self.context is None:
             return wanted
         if new >= self.context:
             raise ConfigError(
                 f"{new} new tokens leave no room for a prompt in the model's {self.context}",
-                where="sampling.max_new_tokens",
+                where=setting,
                 fix=f"Lower it; {self.context // 2} would leave half of the context.",
             )
         return min(wanted, self.context - new)
@@ -259,8 +264,8 @@ class Prepared:
         policy = load_policy(
             recipe.model, path, seed=recipe.seed, device=find_device(recipe.device)
         )
-        if is_complete(Path(path)):
-            policy.version = int(read_state(Path(path))["policy_version"])
+        if is_complete(place := Path(path).expanduser()):
+            policy.version = int(read_state(place)["policy_version"])
         return policy
 
     @cached_property
@@ -414,12 +419,13 @@ class Prepared:
         """The problems of a part that fit, with their prompts."""
         if part is None:
             return ()
-        limit, settings = self.prompt_limit, self.recipe.prompt
+        limit, settings = self.prompt_limit(name), self.recipe.prompt
         fix = "Raise prompt.max_prompt_tokens."
         if limit < settings.max_prompt_tokens:
+            own = name in MEASURED and self.recipe.evaluation.max_new_tokens is not None
             fix = (
-                f"Lower sampling.max_new_tokens: of the model's {self.context} tokens it leaves "
-                f"prompts {limit}."
+                f"Lower {'evaluation' if own else 'sampling'}.max_new_tokens: of the model's "
+                f"{self.context} tokens it leaves prompts {limit}."
             )
         rendered = prepare_prompts(
             part.problems,
@@ -433,7 +439,7 @@ class Prepared:
 
     def _demonstrations(self, part: ProblemSet, name: str) -> tuple[Demonstration, ...]:
         """The worked solutions of a part that fit after every prompt that is kept."""
-        context, limit = self.context, self.prompt_limit
+        context, limit = self.context, self.prompt_limit()
         rendered = prepare_demonstrations(
             part.problems,
             self.format,
