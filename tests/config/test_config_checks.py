@@ -54,6 +54,14 @@ HINTS = [
     ("grpo.learning_rate=1e-5", "Write grpo.optimizer.learning_rate=1e-05."),
     ("batch_size=4", "Write sft.batch_size=4."),
     ("sft.seed=3", "Write seed=3."),
+    # In files of other set-ups, with their section and without it.
+    ("model.max_seq_length=1024", "Write sampling.max_total_tokens=1024."),
+    ("sft_data_path=sft.jsonl", "Write data.sft.path=sft.jsonl."),
+    ("val_every_steps=4", "Write sft.evaluate_every=4."),
+    (
+        "cosine_min_value_wrong=-1.0",
+        "It is a parameter: {name: cosine, params: {min_wrong: -1.0}} among the rewards.",
+    ),
     ("grpo.stop=['</a>']", 'Write sampling.stop=["</a>"].'),
     (
         "learning_rate=1e-5",

@@ -121,6 +121,7 @@ DAPO = {
     "sampling.min_p": 0.05,
     "sampling.max_total_tokens": 2048,
     "evaluation.max_new_tokens": 2048,
+    "evaluation.top_k": 50,
     "tracking.print_every_steps": 5,
 }
 
@@ -223,7 +224,7 @@ WHOLE: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "dapo_default.yaml": (
         DAPO,
-        {"sft_training.logging_steps", "evaluation.top_k", "evaluation.test_problems"},
+        {"sft_training.logging_steps", "evaluation.test_problems"},
     ),
     "dapo_longer.yaml": (
         {

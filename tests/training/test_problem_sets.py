@@ -26,7 +26,7 @@ def test_a_share_of_train_is_validation():
     sets = load_problem_sets(recipe)
     assert (len(sets.train), len(sets.validation), len(sets.sft)) == (90, 10, 50)
     assert find_overlap(sets.for_fitting, sets.validation.problems) == ()
-    assert find_leaks(sets) == []
+    assert find_leaks(recipe, sets) == []
     assert set(sets.fingerprints) == {"sft", "train", "validation", "test"}
     assert "data.train: validation_share: 10 problems are held out." in phase_lines(recipe, sets)
     assert any(
@@ -50,7 +50,7 @@ def test_demonstrations_of_the_same_set_lose_the_held_out_questions():
     sets = load_problem_sets(recipe)
     assert len(sets.sft) == 90
     assert {p.id for p in sets.sft.problems} == {p.id for p in sets.train.problems}
-    assert find_leaks(sets) == []
+    assert find_leaks(recipe, sets) == []
 
 
 def test_what_settings_are_chosen_on_is_not_the_test_set(tmp_path):
@@ -61,9 +61,9 @@ def test_what_settings_are_chosen_on_is_not_the_test_set(tmp_path):
     source = f"source: file, path: {file}, shuffle: 0"
     parts = [f"data.validation={{{source}, limit: 8}}", f"data.test={{{source}, offset: 8}}"]
     apart = load_recipe("demo", [*HELD_OUT[2:4], *parts])
-    assert find_leaks(load_problem_sets(apart)) == []
+    assert find_leaks(apart, load_problem_sets(apart)) == []
     mixed = apart.override("data.test.shuffle=1")
-    (leak,) = find_leaks(load_problem_sets(mixed))
+    (leak,) = find_leaks(mixed, load_problem_sets(mixed))
     assert "problems are in data.validation, too" in leak.warning
     assert "the same `shuffle`" in leak.warning
 
@@ -75,6 +75,29 @@ def test_without_demonstrations_of_its_own_sft_has_the_rest():
     assert load_part(recipe, "sft") == sets.sft
     # ... and its notes are told once.
     assert len([line for line in phase_lines(recipe, sets) if "held out" in line]) == 2
+
+
+def test_what_no_phase_trains_on_leaks_nothing():
+    """SFT alone was warned of test problems among those of GRPO."""
+    recipe = load_recipe("demo", [*HELD_OUT, "skip_grpo=true"])
+    sets = load_problem_sets(recipe)
+    copied = replace(sets, train=sets.test)
+    assert find_leaks(recipe, copied) == []
+    (leak,) = find_leaks(recipe.override("skip_grpo=false"), copied)
+    assert "data.test: 10 problems are in the training data" in leak.count
+
+
+def test_steps_are_those_of_the_problems_that_fit():
+    """A dry run said 12 steps where 3 were trained."""
+    recipe = load_recipe("demo", [*HELD_OUT, "grpo.steps=null", "sft.steps=null"])
+    sets = load_problem_sets(recipe)
+    fitting = {"sft": 32, "train": 40, "validation": 7, "test": 3}
+    recipe = recipe.override("sft.batch_size=16", "grpo.prompts_per_step=20", "grpo.epochs=1")
+    lines = "\n".join(phase_lines(recipe, sets, fitting))
+    assert "32 in all, 2 steps per epoch" in lines
+    assert "2 steps per epoch; 2 steps, at most" in lines
+    assert "Evaluation on validation: 7 problems" in lines
+    assert "Evaluation on test: 3 problems" in lines
 
 
 def test_a_missing_part_is_none():

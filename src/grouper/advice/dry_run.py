@@ -87,9 +87,13 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
     raise_all(problems)
     if prepared is None:
         unchecked.append("the lengths of the prompts, which take the model's tokenizer")
-    leaks = find_leaks(sets)
+    leaks = find_leaks(recipe, sets)
     return Plan(
-        sizes=(*phase_lines(recipe, sets), *_length_lines(prepared), folder),
+        sizes=(
+            *phase_lines(recipe, sets, None if prepared is None else prepared.sizes),
+            *_length_lines(prepared),
+            folder,
+        ),
         warnings=(*(leak.warning for leak in leaks), *warnings),
         leaks=tuple(leak.count for leak in leaks),
         unchecked=tuple(unchecked),

@@ -397,14 +397,14 @@ class _Planner:
         """A phase at `speed` tokens per second, where it is known."""
         config, grpo = getattr(self.recipe, name), self.recipe.grpo
         if name == "sft":
-            part, per_step = self.sets.sft, self.recipe.sft.batch_size
+            part, per_step = "sft", self.recipe.sft.batch_size
             each = _mean([sum(lengths) for lengths in self.demonstrations])
         else:
-            part, per_step = self.sets.train, grpo.prompts_per_step
+            part, per_step = "train", grpo.prompts_per_step
             each = _mean(self.prompts) + grpo.group_size * self.completion
         steps, tokens = config.steps, per_step * each
-        if part is not None:
-            steps = total_steps(config, size=len(part), per_step=per_step)
+        if self.prepared is not None:
+            steps = total_steps(config, size=self.prepared.sizes[part], per_step=per_step)
         return PhasePlan(
             name=name,
             steps=steps,

@@ -392,7 +392,9 @@ def _trackers(line: CommandLine) -> Settings:
     ]
     if about and not found:
         typed = ", ".join(f"--{flag}" for flag in values if flag in of_all)
-        raise click.UsageError(f"{typed}: the recipe has no trackers; add --tracker NAME.")
+        raise click.UsageError(
+            f"{typed}: the recipe has no trackers; add --use-wandb or --tracker NAME."
+        )
     return {TRACKERS: [{**row, **about} for row in found]}
 
 

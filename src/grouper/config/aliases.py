@@ -6,7 +6,7 @@ phase) and `others` has one of
 - `to`: our key, in which `{phase}` is the phase that is configured; `values` maps their values
   to ours;
 - `computed`: the keys that are computed from it and others; `same` where its value is usually
-  theirs;
+  theirs, `reward` where it is a parameter of that reward;
 - `why`: there is no counterpart, and this is the reason;
 - `now`: the row of its present name.
 
@@ -81,6 +81,14 @@ def dialects() -> tuple[Row, ...]:
     for table, shared in [(trl, aliases()), *((system, trl["rows"]) for system in systems)]:
         table["rows"] |= {name: row for name, row in shared.items() if name not in table["rows"]}
     return (*systems, trl)
+
+
+@cache
+def of_set_ups() -> dict[str, Row]:
+    """The names in files of the set-ups that are not TRL's, with their section and without it."""
+    *systems, trl = dialects()
+    rows = {n: r for table in systems for n, r in table["rows"].items() if n not in trl["rows"]}
+    return {**{name.rpartition(".")[2]: row for name, row in rows.items()}, **rows}
 
 
 def dialect_of(data: Mapping[Any, Any]) -> Row | None:

@@ -17,7 +17,15 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from grouper.config.aliases import Row, alias, aliases, former, keys_of, word_of
+from grouper.config.aliases import (
+    Row,
+    alias,
+    aliases,
+    former,
+    keys_of,
+    of_set_ups,
+    word_of,
+)
 from grouper.errors import ConfigError, did_you_mean, raise_all
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -29,6 +37,7 @@ _MOST_PLACES = 4
 _LONGEST_VALUE = 60
 # Sections with at most so many names are listed if there is no other hint.
 _FEW_NAMES = 20
+NOTHING_LIKE_IT = "`grouper recipes fields WORD` finds settings by name and meaning."
 # Similarity required of a name in another section; in its own it is the usual 0.6.
 _ALIKE = 0.85
 
@@ -113,7 +122,11 @@ def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]
     row: Row = {}
     found = [key for key in fields if key.rpartition(".")[2] == name]
     if not found:
-        _, row = alias(name) or (name, row)
+        theirs = of_set_ups()
+        _, row = alias(name) or (name, theirs.get(name, {}))
+        row = theirs.get(f"{section}.{name}", row)
+        if "now" in row:
+            return meant(row["now"], fields, section)
         found = [key for phase in ("grpo", "sft") for key in keys_of(row, phase)]
     words = re.split(r"[._]", section)
     inside = [key for key in found if key.partition(".")[0] in words]
@@ -197,6 +210,9 @@ def advice(location: Location, value: Any, fields: Fields) -> str:
             row, keys = meant(word, fields, section)
     if "why" in row:
         return f"{word} has no counterpart: {row['why']}."
+    if "reward" in row:
+        params = f"{{{keys[0].rpartition('.')[2]}: {_equals(value)[1:]}}}"
+        return f"It is a parameter: {{name: {row['reward']}, params: {params}}} among the rewards."
     if keys:
         entry = next(iter(re.findall(r"\.\d+", above)), ".0")
         text = _translated(value, row)
@@ -204,7 +220,7 @@ def advice(location: Location, value: Any, fields: Fields) -> str:
         return _sentence(texts, guessed=word != name)
     if 0 < len(own) <= _FEW_NAMES or word in own:
         return did_you_mean(name, own)
-    return "`grouper recipes fields WORD` finds settings by name and meaning."
+    return NOTHING_LIKE_IT
 
 
 def _present(old: str, value: Any) -> str:

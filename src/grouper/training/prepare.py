@@ -163,6 +163,12 @@ class Prepared:
         self.validation = self._prompts(sets.validation, "validation")
         self.test = self._prompts(sets.test, "test")
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Problems of each part that fit; demonstrations of `sft`."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {"sft": len(self.demonstrations), **{n: len(items) for n, items in parts.items()}}
+
     # --- for the eye ---
 
     @property

@@ -6,7 +6,7 @@ No torch: a dry run reads them, too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from grouper.config.schema import PhaseConfig, Recipe, SourceConfig
@@ -160,15 +160,23 @@ def quarantine_lines(sets: ProblemSets) -> Iterator[str]:
 # --- what a run says before it starts ------------------------------------------------------------
 
 
-def phase_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
-    """One line per phase and measurement; prompts that turn out too long are not counted yet."""
-    lines = sets.notes
+def phase_lines(
+    recipe: Recipe, sets: ProblemSets, fitting: Mapping[str, int] | None = None
+) -> list[str]:
+    """One line per phase and measurement.
+
+    Args:
+        recipe: of the run.
+        sets: its problems.
+        fitting: problems of each part that fit the model; left out: it is not known which do.
+    """
+    lines, parts = sets.notes, sets.parts
+    size = fitting or {name: len(part) for name, part in parts.items()}
     if sets.sft is not None and not recipe.skip_sft:
         batch = recipe.sft.batch_size
-        amount = f"{batch} demonstrations per step, {len(sets.sft):,} in all"
-        lines.append(f"SFT: {amount}, {_steps(recipe.sft, len(sets.sft), batch)}")
+        amount = f"{batch} demonstrations per step, {size['sft']:,} in all"
+        lines.append(f"SFT: {amount}, {_steps(recipe.sft, size['sft'], batch)}")
     if not recipe.skip_grpo:
-        assert sets.train is not None
         prompts, group = recipe.grpo.prompts_per_step, recipe.grpo.group_size
         total = recipe.sampling.max_total_tokens
         longest = (
@@ -178,13 +186,13 @@ def phase_lines(recipe: Recipe, sets: ProblemSets) -> list[str]:
         )
         lines.append(
             f"GRPO: {prompts} prompts x {group} samples = {prompts * group} completions per step, "
-            f"{_steps(recipe.grpo, len(sets.train), prompts)}, at most {longest}"
+            f"{_steps(recipe.grpo, size['train'], prompts)}, at most {longest}"
         )
     k = recipe.evaluation.samples
     lines += [
-        f"Evaluation on {name}: {len(part):,} problems x {k} = {k * len(part):,} completions"
-        for name, part in (("validation", sets.validation), ("test", sets.test))
-        if part is not None
+        f"Evaluation on {name}: {size[name]:,} problems x {k} = {k * size[name]:,} completions"
+        for name in MEASURED
+        if name in parts
     ]
     return lines
 
@@ -204,10 +212,12 @@ class Leak:
     warning: str
 
 
-def find_leaks(sets: ProblemSets) -> list[Leak]:
-    """One per held-out part and the part that it shares problems with."""
+def find_leaks(recipe: Recipe, sets: ProblemSets) -> list[Leak]:
+    """One per held-out part and the part that it shares problems with, if a phase trains on it."""
     leaks = []
-    trained = sets.for_fitting
+    phases = ((sets.sft, recipe.skip_sft), (sets.train, recipe.skip_grpo))
+    parts = [part for part, skipped in phases if part is not None and not skipped]
+    trained = [problem for part in parts for problem in part.problems]
     for name, part in (("validation", sets.validation), ("test", sets.test)):
         found = find_overlap(trained, part.problems) if part is not None else ()
         if found:
@@ -235,9 +245,9 @@ def find_leaks(sets: ProblemSets) -> list[Leak]:
 _OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
-def opening_lines(recipe: Recipe, sets: ProblemSets) -> Iterator[str]:
-    """The lines printed at the start of a run."""
-    yield from phase_lines(recipe, sets)
+def opening_lines(recipe: Recipe, sets: ProblemSets, fitting: Mapping[str, int]) -> Iterator[str]:
+    """The lines printed at the start of a run; the arguments are those of `phase_lines`."""
+    yield from phase_lines(recipe, sets, fitting)
     s, g = recipe.sampling, recipe.grpo
     if recipe.skip_grpo:
         return

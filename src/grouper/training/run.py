@@ -151,15 +151,15 @@ class Run:
         for text in quarantine_lines(sets):
             log.info(text)
         self.base_path = self._base(recipe, sets)
-        for line in opening_lines(recipe, sets):
-            display.say(line)
         if find_device(recipe.device).type == "cuda":  # elsewhere all is in model.dtype
             display.say(describe_dtypes(recipe.sampling, recipe.model))
-        for leak in find_leaks(sets):
+        for leak in find_leaks(recipe, sets):
             log.warning(leak.warning)
         if _needs_start(recipe, self.path):
             self._check_start(str(recipe.grpo.start_from))
         self.prepared = Prepared(recipe, sets, model=self.base_path)
+        for line in opening_lines(recipe, sets, self.prepared.sizes):
+            display.say(line)
         self.prepared.samplers.processes = self.processes
         self.grader = self.prepared.grader
         self.grader.start()
