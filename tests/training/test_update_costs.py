@@ -84,9 +84,9 @@ def test_the_body_between_its_products(traced: Tracer) -> None:
     layers = SHAPE["num_hidden_layers"]
     attended = [k.name for k in costs.kernels if "attn" in k.name]
     assert attended == ["_varlen_attn"] * layers + ["_varlen_attn_backward"] * layers
-    # Seven matrices per layer, each multiplied once forward and twice backward; transformers 5.17
-    # also multiplies positions and frequencies once, for all layers.
-    products = sum(k.name in PRODUCTS for k in costs.kernels)
-    assert products - 3 * 7 * layers in {0, 1}
+    # Seven matrices per layer, each multiplied once forward and twice backward. `bmm` is not
+    # theirs: transformers 5.17 multiplies positions and frequencies with it, once for all layers.
+    products = sum(k.name in PRODUCTS - {"bmm"} for k in costs.kernels)
+    assert products == 3 * 7 * layers
     between = costs.bytes_of(lambda name: name not in PRODUCTS and "attn" not in name)
     assert between <= 300 * GB, costs.table()
