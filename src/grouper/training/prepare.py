@@ -223,10 +223,8 @@ class Prepared:
         Raises:
             ConfigError: the model's context has no room for the new tokens.
         """
-        wanted, new = self.recipe.prompt.max_prompt_tokens, self.max_new_tokens
-        own, setting = self.recipe.evaluation.max_new_tokens, "sampling.max_new_tokens"
-        if part in MEASURED and own is not None:
-            new, setting = own, "evaluation.max_new_tokens"
+        wanted = self.recipe.prompt.max_prompt_tokens
+        new, setting = self._new_tokens(part)
         if self.context is None:
             return wanted
         if new >= self.context:
@@ -237,6 +235,13 @@ class Prepared:
             )
         return min(wanted, self.context - new)
 
+    def _new_tokens(self, part: str) -> tuple[int, str]:
+        """How many new tokens a completion for a part may have, and the setting that says so."""
+        own = self.recipe.evaluation.max_new_tokens
+        if part in MEASURED and own is not None:
+            return own, "evaluation.max_new_tokens"
+        return self.max_new_tokens, "sampling.max_new_tokens"
+
     def training_params(self, *, max_new_tokens: int | None = None) -> SamplingParams:
         """How GRPO draws its rollouts, or longer ones of up to `max_new_tokens`."""
         s, most = self.recipe.sampling, max_new_tokens or self.max_new_tokens
@@ -244,8 +249,8 @@ class Prepared:
 
     def evaluation_params(self) -> SamplingParams:
         """How every model of the run is measured."""
-        e = self.recipe.evaluation
-        return self._params(e, max_new_tokens=e.max_new_tokens or self.max_new_tokens)
+        new, _ = self._new_tokens("test")
+        return self._params(self.recipe.evaluation, max_new_tokens=new)
 
     def _params(self, drawn: SamplingConfig | EvaluationConfig, **lengths: int) -> SamplingParams:
         s = self.recipe.sampling
@@ -428,10 +433,9 @@ class Prepared:
         limit, settings = self.prompt_limit(name), self.recipe.prompt
         fix = "Raise prompt.max_prompt_tokens."
         if limit < settings.max_prompt_tokens:
-            own = name in MEASURED and self.recipe.evaluation.max_new_tokens is not None
+            _, setting = self._new_tokens(name)
             fix = (
-                f"Lower {'evaluation' if own else 'sampling'}.max_new_tokens: of the model's "
-                f"{self.context} tokens it leaves prompts {limit}."
+                f"Lower {setting}: of the model's {self.context} tokens it leaves prompts {limit}."
             )
         rendered = prepare_prompts(
             part.problems,
