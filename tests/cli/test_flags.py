@@ -340,7 +340,7 @@ def test_a_switch_may_have_a_value(words, value):
         (sft_command, "--weighting constant", "Write sft.weighting=constant or grpo.weighting="),
         (run_command, "--fp16", "There is no option --fp16. fp16 has no counterpart: float32 and"),
         (run_command, "--num_generations_eval 3", "num_generations_eval has no counterpart"),
-        (run_command, "--nonsense", "`grouper recipes fields WORD` finds settings by name"),
+        (run_command, "--nonsense", "`grouper recipes fields` lists all settings"),
         (run_command, "--nonsense [1", "There is no option --nonsense."),
     ],
 )

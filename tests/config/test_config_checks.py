@@ -99,7 +99,7 @@ HINTS = [
     ("sft.num_generatoins=4", "Did you mean grpo.group_size=4?"),
     # Nothing is near.
     ("prompt.nonsense=3", "Known names: format, "),
-    ("grpo.nonsense=3", "`grouper recipes fields WORD` finds settings by name and meaning."),
+    ("grpo.nonsense=3", "`grouper recipes fields` lists all settings"),
     (f"lora.rank={'8' * 80}", "Write model.lora.rank=...."),
 ]
 

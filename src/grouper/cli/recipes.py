@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from grouper.cli.opening import require_new
 from grouper.cli.text import definitions, short, warn
-from grouper.config.checks import NOTHING_LIKE_IT, advice, meant, settings, validate_json
+from grouper.config.checks import advice, meant, settings, validate_json
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
 from grouper.config.schema import PromptConfig, Recipe, SourceConfig
 from grouper.errors import ConfigError, DataError, did_you_mean
@@ -91,10 +91,9 @@ def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
         or all(word.lower() in f"{key} {field.description}".lower() for word in words)
     ]
     if not found:
-        near = advice((words[-1].rpartition(".")[2],), "...", fields)
         raise ConfigError(
             f"no setting has {' '.join(words)!r} in its name or meaning",
-            fix="`grouper recipes fields` lists them all." if near == NOTHING_LIKE_IT else near,
+            fix=advice((words[-1].rpartition(".")[2],), "...", fields),
         )
     return found
 

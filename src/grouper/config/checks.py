@@ -37,7 +37,6 @@ _MOST_PLACES = 4
 _LONGEST_VALUE = 60
 # Sections with at most so many names are listed if there is no other hint.
 _FEW_NAMES = 20
-NOTHING_LIKE_IT = "`grouper recipes fields WORD` finds settings by name and meaning."
 # Similarity required of a name in another section; in its own it is the usual 0.6.
 _ALIKE = 0.85
 
@@ -220,7 +219,7 @@ def advice(location: Location, value: Any, fields: Fields) -> str:
         return _sentence(texts, guessed=word != name)
     if 0 < len(own) <= _FEW_NAMES or word in own:
         return did_you_mean(name, own)
-    return NOTHING_LIKE_IT
+    return "`grouper recipes fields` lists all settings; add words to search names and meanings."
 
 
 def _present(old: str, value: Any) -> str:
