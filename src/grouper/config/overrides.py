@@ -59,9 +59,10 @@ def parse_yaml(text: str, where: str) -> Any:
             raise ValueError(f"more than {_MOST_ALIASES} aliases")
         value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
         return json.loads(json.dumps(value, default=str)) if aliases else value
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         # ValueError: an impossible date, int() of more digits than Python reads, or aliases.
+        # TypeError: a date as a key, beside an alias.
         what = getattr(error, "problem", None) or str(error).split(";")[0]
         if isinstance(error, RecursionError):
             what = "brackets or sections are nested too deeply"
