@@ -72,7 +72,7 @@ def _foreign(what: str, where: str) -> ConfigError:
 
 
 def shipped_recipes() -> list[str]:
-    """Their names."""
+    """The names of the recipes that come with Grouper, in order."""
     folder = importlib.resources.files("grouper.config") / "recipes"
     return sorted(Path(file.name).stem for file in folder.iterdir() if ".yaml" in file.name)
 

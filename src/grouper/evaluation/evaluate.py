@@ -98,7 +98,8 @@ def evaluate(
         params: how to draw; the same for every model that is to be compared.
         samples: completions per problem.
         seed: the run's; what is drawn depends on it alone, whatever model is measured.
-        progress: called with (completions drawn, completions in all), of many now and then.
+        progress: called with (completions drawn, completions in all): after each one, or after
+            each batch where another process grades them.
         card: more to record beside the settings: hashes of the model and data, grader version.
         processes: the processes among which the problems are divided; each is measured once.
         fmt: the prompt format; with `rewards`, each item also has its format and reasoning.

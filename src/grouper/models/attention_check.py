@@ -89,7 +89,7 @@ def check_logits(policy: Policy) -> None:
 
 
 def _is_whole(policy: Policy) -> bool:
-    """Whether everything is computed in float32 or higher; norms are in other models, too."""
+    """Whether all products are in float32 or higher; elsewhere only norms are."""
     return policy.products_dtype in {torch.float32, torch.float64}
 
 
