@@ -87,21 +87,26 @@ def measured(
     return int(json.loads(done.stdout.splitlines()[-1])["peak"])
 
 
+NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+@NEEDS_PROC
 @pytest.mark.parametrize("name", CASES)
 def test_the_peak_is_within_a_tenth_of_what_is_alive(name: str) -> None:
-    """And what a process holds that leaves its heap to glibc is more, within what is documented."""
-    found, alive, held = (
-        planned(*CASES[name], "cpu"),
-        measured(*CASES[name], "cpu", GIVING_BACK),
-        measured(*CASES[name], "cpu", {}),
-    )
-    mib = [round(size / 2**20) for size in (found, alive, held)]
-    print(f"{name}: planned {mib[0]} MiB, measured {mib[1]} MiB, left to glibc {mib[2]} MiB")
+    found, alive = planned(*CASES[name], "cpu"), measured(*CASES[name], "cpu", GIVING_BACK)
+    print(f"{name}: planned {found / 2**20:.0f} MiB, measured {alive / 2**20:.0f} MiB")
     assert alive >= 10**9
     assert found == pytest.approx(alive, rel=0.1)
-    assert held <= MOST_HELD * found
+
+
+@pytest.mark.slow
+@NEEDS_PROC
+@pytest.mark.parametrize("name", ["full-short", "lora-long"])  # of all, the least and the most held
+def test_a_process_that_leaves_its_heap_to_glibc_holds_more_within_what_is_documented(
+    name: str,
+) -> None:
+    assert measured(*CASES[name], "cpu", {}) <= MOST_HELD * planned(*CASES[name], "cpu")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

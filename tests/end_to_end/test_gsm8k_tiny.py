@@ -23,7 +23,8 @@ from grouper.training.run import Run
 def test_real_text_goes_through_every_part(shared_data: Path, tmp_path: Path) -> None:
     folder = shared_data / "gsm8k"
     paths = [f"data.{part}.path={folder}" for part in ("sft", "train", "test")]
-    recipe = load_recipe("gsm8k-tiny", [*paths, f"output_dir={tmp_path}", "grpo.steps=4"])
+    smaller = ["sft.batch_size=8", "grpo.steps=4"]
+    recipe = load_recipe("gsm8k-tiny", [*paths, f"output_dir={tmp_path}", *smaller])
     with Run(recipe, Progress(quiet=True)) as run:
         batch = demonstration_batch(run.prepared.demonstrations[:16], token_mean)
         assert batch.mask.any(dim=1).all()

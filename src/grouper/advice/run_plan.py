@@ -332,8 +332,7 @@ class _Planner:
         shape = None if path is None else shape_of(path, revision, cached=True)
         self.notes: list[str] = []
         # What is planned may be meant for another machine.
-        elsewhere: dict[str, Any] = {"device": "cpu", "threads": None}
-        planned = recipe.override(**elsewhere, grading={"symbolic": False})
+        planned = recipe.override("device=cpu", "threads=null", "grading.symbolic=false")
         with tempfile.TemporaryDirectory(prefix="grouper-plan-") as folder:
             try:
                 self.sets = load_problem_sets(recipe)
