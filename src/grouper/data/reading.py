@@ -183,7 +183,7 @@ def _split_files(folder: Path, split: str) -> Sequence[Path]:
     count = re.search(r"-of-(\d+)$", sharded[0].stem) if sharded and not exact else None
     if count and int(count[1]) != len(sharded):
         what = f"there are {len(sharded)} files of a split in {int(count[1])} parts"
-        fix = "Fetch those that are missing, or remove those of another copy."
+        fix = "Fetch those that are missing, remove another copy, or name one file as `path`."
         raise DataError(what, where=f"{folder}/{split}", fix=fix)
     return exact[:1] or sharded or _data_files(folder / split)
 
