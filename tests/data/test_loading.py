@@ -95,6 +95,12 @@ def test_the_notation_of_gsm8k_is_known_in_any_file(tmp_path, column):
     assert [p.solution for p in found] == ["He has 12.\nThen 6.", "Some."]
 
 
+def test_a_solution_beside_an_answer_in_the_notation_of_gsm8k_is_kept(tmp_path):
+    rows = [{"question": "a?", "answer": "#### 6", "solution": "Half of 12 is 6."}]
+    (problem,) = load("file", path=write_jsonl(tmp_path / "a.jsonl", rows)).problems
+    assert (problem.answer, problem.solution) == ("6", "Half of 12 is 6.")
+
+
 def test_real_gsm8k_as_a_file(shared_data):
     found = load("file", path=str(shared_data / "gsm8k/test.jsonl"))
     named = load("gsm8k", path=str(shared_data / "gsm8k/test.jsonl"))

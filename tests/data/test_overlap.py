@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from grouper.data import find_overlap
 from grouper.data.arithmetic import ArithmeticOptions, generate
 from grouper.types import Problem
@@ -27,6 +29,14 @@ def test_the_same_question_in_other_clothes():
         "train/1",
         True,
     )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("8-4-2?", "8-(4-2)?"), ("What is 5!?", "What is 5?"), ("20%?", "20?")]
+)
+def test_brackets_and_signs_of_numbers_make_another_question(one, other):
+    assert find_overlap(problems("train", one), problems("test", other)) == ()
+    assert find_overlap(problems("train", one), problems("test", f" {one}\n"))
 
 
 def test_thirteen_words_in_a_row_and_not_twelve():

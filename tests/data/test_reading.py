@@ -67,8 +67,28 @@ def test_shards_are_read_in_order_and_no_other_split_with_them(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("names", "parts"), [(["0-of-2.jsonl"], 2), (["0-of-1.jsonl", "0-of-1.csv"], 1)]
+)
+def test_a_split_with_parts_that_are_missing_or_there_twice_is_refused(tmp_path, names, parts):
+    for name in names:
+        write(tmp_path / f"train-{name}")
+    with pytest.raises(DataError, match=f"{len(names)} files of a split in {parts} parts"):
+        find_file(tmp_path, split="train", subset=None)
+
+
+def test_a_csv_row_with_a_bare_comma_is_set_aside_and_not_shifted(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("question,answer\nHe has 3, she 4. Sum?,7\n1+1?,2\n2+2?,4,,\n")
+    found = load_problems(SourceConfig(source="file", path=str(path)), seed=0)
+    assert [(p.question, p.answer) for p in found.problems] == [("1+1?", "2"), ("2+2?", "4")]
+    (bad,) = found.quarantined
+    assert (bad.row, bad.reason) == (0, "line 2 has more cells than there are columns")
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("a.csv", 'a,b\n"1+1?,2\n2+2?,4\n', r"a\.csv: not CSV after line.*unclosed quote"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', r"a\.jsonl: line 2 is not JSON"),
         ("a.jsonl", "[" * 100_000, r"line 1 is not JSON: it is nested too deeply"),
         ("a.jsonl", '{"a": ' + "9" * 5000 + "}", r"line 1 is not JSON: Exceeds the limit"),

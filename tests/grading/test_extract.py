@@ -124,6 +124,7 @@ def test_what_is_boxed_while_thinking_is_no_answer(text: str, answer: str | None
         (r"\boxed{1} and {a \boxed{2}}", "2"),
         (r"\boxed{3 so \boxed{5}", "5"),
         (r"\boxed{1} \boxed{2, \fbox{3}}", r"2, \fbox{3}"),
+        (r"x &= 5 \\\boxed{5}", "5"),  # after a line break of LaTeX
     ],
 )
 def test_boxed(text: str, answer: str) -> None:

@@ -136,6 +136,15 @@ def test_close_kills_workers_and_answers_what_waits() -> None:
     assert not _alive(pid)
 
 
+def test_what_waited_for_a_grader_that_was_closed_can_be_asked_again() -> None:
+    with Grader(BOXED, GradingConfig(timeout_seconds=60), workers=1) as grader:
+        grader.submit(BOXED_HANG, "5")
+        waiting = grader.submit(*SYMBOLIC)
+        grader.close()
+        assert waiting.result(timeout=10).verdict is Verdict.CRASH
+        assert grader.submit(*SYMBOLIC).result().correct
+
+
 def test_identical_pairs_are_judged_once() -> None:
     with Grader(BOXED, GradingConfig(timeout_seconds=0.5)) as grader:
         started = time.monotonic()

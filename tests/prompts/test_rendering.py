@@ -264,6 +264,15 @@ def test_rendering_before_installing_is_refused():
         render(PROBLEM, fmt, fixtures.qwen25().tokenizer)
 
 
+def test_a_template_that_shows_the_date_gives_the_same_prompt_on_any_day():
+    tokenizer = fixtures.llama3().tokenizer
+    tokenizer.chat_template = "{{- strftime_now('%d %b %Y') }}" + tokenizer.chat_template
+    for _ in range(2):  # the second time as it is read from a checkpoint
+        install_template(XML, tokenizer)
+        assert render(PROBLEM, XML, tokenizer).text.startswith("26 Jul 2024<|begin_of_text|>")
+    assert tokenizer.chat_template.count("endmacro") == 1
+
+
 def test_only_a_format_that_wants_it_installs():
     tokenizer = fixtures.no_template().tokenizer
     fmt = make_format(PromptConfig(format="tags"))

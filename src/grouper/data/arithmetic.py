@@ -12,19 +12,18 @@ decides which split it belongs to.
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 import json
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from grouper.config.checks import validate_json
 from grouper.errors import ConfigError, DataError, did_you_mean
+from grouper.files import table
 from grouper.types import Problem
 
 SPLITS = ("train", "sft", "validation", "test")
@@ -51,8 +50,7 @@ class _Words(BaseModel, frozen=True):
 
 @cache
 def _words() -> _Words:
-    file = importlib.resources.files("grouper.data") / "arithmetic.json"
-    return _Words.model_validate_json(file.read_bytes())
+    return _Words.model_validate(table("grouper.data", "arithmetic.json"))
 
 
 def kinds() -> tuple[str, ...]:
@@ -137,8 +135,7 @@ def generate(options: ArithmeticOptions, *, split: str, seed: int) -> tuple[Prob
     return tuple(problems)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Draft:
+class _Draft(NamedTuple):
     kind: str
     question: str
     steps: tuple[str, ...]

@@ -63,8 +63,8 @@ def find_overlap(
 
 def question_words(text: str) -> tuple[str, ...]:
     """A question without case, punctuation and spaces: what makes two questions the same."""
-    # Signs count as words: 2+2 and 2-2 are different questions.
-    return tuple(re.findall(r"[^\W_]+|[-+*/^=<>]", text.lower()))
+    # Signs count as words, and so do the brackets of numbers: 8-(4-2) is not 8-4-2, nor 5! 5.
+    return tuple(re.findall(r"[^\W_]+|[-+*/^=<>]|\((?=[\d(-])|(?<=[\d)])[)!%]", text.lower()))
 
 
 def _runs(problem: Problem, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -276,8 +276,9 @@ FILTERS: dict[str, Filter] = {
 def hold_out(whole: ProblemSet, share: float, *, seed: int) -> tuple[ProblemSet, ProblemSet]:
     """(train, validation): about `share` of the problems held out, the same for equal seeds.
 
-    Problems with the same question stay together, on one side. Which side a question is on
-    depends on the seed and its words alone, so the order of the set plays no part.
+    Problems with the same question stay together, on one side. Held out are the first of all
+    questions by a hash of the seed and their words, so the order of the set plays no part; of a
+    larger set, nearly the same ones.
 
     Raises:
         DataError: one side would be empty.

@@ -88,7 +88,7 @@ def iterate_files(files: Sequence[Path]) -> Iterator[Row]:
     for file in files:
         try:
             yield from _reader(file)(file)
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"cannot be read ({error})", where=str(file)) from error
 
 
@@ -129,8 +129,15 @@ def _reason(error: ValueError | RecursionError) -> str:
 
 def _read_csv(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        for row in csv.DictReader(file):
-            yield {name: value for name, value in row.items() if name is not None}
+        # Strictly: a quote that is never closed would swallow the rows after it in silence.
+        rows = csv.DictReader(file, strict=True)
+        try:
+            for row in rows:
+                what = f"line {rows.line_num} has more cells than there are columns"
+                yield UnreadableRow(what) if any(row.pop(None, ())) else row
+        except csv.Error as error:
+            what = f"not CSV after line {rows.line_num}: {error}"
+            raise DataError(what, where=str(path), fix="Look for an unclosed quote.") from error
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
@@ -173,6 +180,11 @@ def _split_files(folder: Path, split: str) -> Sequence[Path]:
     files = _data_files(folder)
     exact = [f for f in files if f.stem == split]
     sharded = [f for f in files if f.stem.startswith(f"{split}-")]
+    count = re.search(r"-of-(\d+)$", sharded[0].stem) if sharded and not exact else None
+    if count and int(count[1]) != len(sharded):
+        what = f"there are {len(sharded)} files of a split in {int(count[1])} parts"
+        fix = "Fetch those that are missing, remove another copy, or name one file as `path`."
+        raise DataError(what, where=f"{folder}/{split}", fix=fix)
     return exact[:1] or sharded or _data_files(folder / split)
 
 

@@ -106,7 +106,8 @@ def _gsm8k(row: Fields) -> Fields:
     if not marker:
         raise ValueError("the answer has no ####")
     answer = re.sub(r"(?<=\d),(?=\d{3})", "", answer)
-    return {**row, "solution": re.sub(r"<<[^<>]*>>", "", solution).strip(), "answer": answer}
+    solution = re.sub(r"<<[^<>]*>>", "", solution).strip()
+    return {**row, "solution": solution or row["solution"], "answer": answer}
 
 
 # GSM8K's own notation, whatever the source is called.

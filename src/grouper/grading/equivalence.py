@@ -33,6 +33,7 @@ from grouper.grading.shapes import (
     chain_of,
     compare,
     depths,
+    is_unsolved,
     paired,
     same_label,
     split,
@@ -88,9 +89,8 @@ def exact(prediction: str, reference: str) -> Equivalence | None:
         return Equivalence(Verdict.CORRECT, comparison.stage, reason) if outcome else None
     reason = comparison.refusal or "another number of parts, or brackets"
     wordy = reason == _WORDS_FOR_A_NUMBER
-    return Equivalence(
-        Verdict.UNPARSEABLE if wordy else Verdict.INCORRECT, comparison.stage, reason
-    )
+    verdict = Verdict.UNPARSEABLE if wordy else Verdict.INCORRECT
+    return Equivalence(verdict, comparison.stage, reason)
 
 
 def _by_spelling(prediction: str, reference: str) -> Equivalence | None:
@@ -182,6 +182,9 @@ class Comparison:
         if letter and value:
             prediction, reference = given_value if given else prediction, value
         decided: bool | None = False
+        if is_unsolved(prediction) and not is_unsolved(reference):
+            self.refusal = "an inequality is left to be solved"
+            return decided
         for left, right in paired(prediction, reference):
             outcome = compare(left, right, self.atoms)
             if outcome is None:
@@ -206,10 +209,9 @@ class Comparison:
         """Whether two chains of equal sides state the same."""
         if why := _misstated(prediction, reference):
             return False, why
-        if reference.is_equation or (reference.label and prediction.is_equation):
-            return self.equations(prediction, reference)
         labels = prediction.label, reference.label
-        if all(labels) and not same_label(*labels):
+        renamed = all(labels) and not same_label(*labels)
+        if renamed or reference.is_equation or (reference.label and prediction.is_equation):
             return self.equations(prediction, reference)
         outcome, reason = self.values(prediction.values[-1], reference.values[-1])
         for value in prediction.values[:-1] if outcome is not False else ():
@@ -292,6 +294,8 @@ def _misstated(prediction: Chain, reference: Chain) -> str | None:
             return "a sentence that ends in an equation"
         if prediction.is_equation and prediction.values[-1] == "0":
             return "an equation instead of a value"
+    if reference.label and prediction.is_equation and not variables(reference.values[-1]):
+        return "an equation is left to be solved"
     labels = prediction.label, reference.label
     if all(labels) and not same_label(*labels):
         # `y = 2x` may be `x = y/2`; `y = 2` is not `x = 2`, nor `f(x) = 2x` the same of `g(x)`.

@@ -149,7 +149,8 @@ def _boxes(text: str) -> tuple[re.Match[str] | None, dict[int, int]]:
     opened: list[int] = []  # where the inside of each open box begins, -1 for other braces
     closed: dict[int, int] = {}
     first = text.find("box")
-    for match in _BOX_OR_BRACE.finditer(text, max(0, first - 2)) if first >= 0 else ():
+    line = text.rfind("\n", 0, max(first, 0)) + 1  # further back no backslash can matter
+    for match in _BOX_OR_BRACE.finditer(text, line) if first >= 0 else ():
         token = match.group()
         if "box" in token:
             last = match

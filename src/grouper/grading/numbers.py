@@ -316,6 +316,8 @@ def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
     >>> same_number(read_number("50 cents"), read_number("0.50 dollars"))[0]
     True
     """
+    if prediction.unevaluated and not reference.unevaluated:
+        return False, "the arithmetic is left to be done"
     if (prediction.digits is None) != (reference.digits is None):
         left, right = (n.digits or n.value for n in (prediction, reference))
         return left == right, "bases compared by their digits"
@@ -332,8 +334,6 @@ def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
         as_written = given == expected and (reference.percent or abs(expected) >= 1)
         converted = given * 100 if reference.percent else given / 100
         return as_written or converted == expected, "a percent sign on one side"
-    if prediction.unevaluated and not reference.unevaluated:
-        return False, "the arithmetic is left to be done"
     return _same_value(prediction, reference)
 
 
@@ -367,7 +367,7 @@ _PYTHON = {
 _SPACED_MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)", re.ASCII)
 _MIXED = re.compile(r"(?<![\d.])(?<!\d )(\d+) ?\\frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}", re.ASCII)
 _JUXTAPOSED = re.compile(r"(?<=[\d)}!]) ?(?=\()|(?<=[)}]) ?(?=\\frac)", re.ASCII)
-_SUM = re.compile(r"[\d)}\]!] ?[-+]", re.ASCII)
+_SUM = re.compile(r"[\d.)}\]!] ?[-+]|\\div(?![A-Za-z])", re.ASCII)
 _PRODUCT = re.compile(r"\\(?:times|cdot)(?![A-Za-z])|(?<!\*)\*(?!\*)|[\d)}!] ?\(", re.ASCII)
 _POWER = re.compile(r"[\^!]|\*\*")
 

@@ -9,6 +9,7 @@ the thread that started it, so these threads must not be anybody else's.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import json
 import os
@@ -25,7 +26,6 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Self
 
 from grouper.config.schema import GradingConfig
 from grouper.errors import GradingError
@@ -85,7 +85,7 @@ class _Worker(threading.Thread):
         """
         process = self._living()
         if process is None:
-            return _crash("the grader was closed, or the worker could not be started")
+            return _NOT_ASKED
         seconds = self._seconds if prediction is not None else _READ_SECONDS
         request = {"prediction": prediction, "reference": reference, "seconds": seconds}
         started = time.perf_counter()
@@ -99,8 +99,8 @@ class _Worker(threading.Thread):
         if status is None:
             late = f"no verdict within {seconds:g} s"
             return Equivalence(Verdict.TIMEOUT, "symbolic", late, took)
-        if status in _KILLED and not self.closed:
-            return None
+        if status in _KILLED:
+            return _NOT_ASKED if self.closed else None
         return _crash("the worker ended (memory or CPU limit)")
 
     def _living(self) -> subprocess.Popen[bytes] | None:
@@ -188,13 +188,16 @@ def _crash(reason: str) -> Equivalence:
     return Equivalence(Verdict.CRASH, "symbolic", reason)
 
 
+_NOT_ASKED = _crash("the grader was closed, or the worker could not be started")
+
+
 # --- the grader ----------------------------------------------------------------------------------
 
 # Judged pairs that a grader keeps; the oldest goes first.
 _REMEMBERED = 65_536
 
 
-class Grader:
+class Grader(contextlib.AbstractContextManager["Grader"]):
     r"""Grades completions by one answer contract.
 
     Args:
@@ -324,9 +327,6 @@ class Grader:
         for worker in workers:
             worker.join(timeout=10)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -339,8 +339,9 @@ class Grader:
         """The verdict to come; each pair goes to a worker once."""
         pair = answer, reference
         with self._lock:
-            if pair in self._asked:
-                return self._asked[pair]
+            known = self._asked.get(pair)
+            if known is not None and not (known.done() and known.result() is _NOT_ASKED):
+                return known
             if not self._workers:
                 self._requests, seconds = SimpleQueue(), self.settings.timeout_seconds
                 self._workers = [_Worker(self._requests, seconds) for _ in range(self._count)]

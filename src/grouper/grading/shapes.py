@@ -94,8 +94,8 @@ _OPENERS = ("(", "[", "{", r"\{")
 _GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!,?\d)", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
 _PREAMBLE = re.compile(
-    r"(?:so |thus |hence |therefore,? )?(?:the )?(?:final )?(?:answer|result|solution)s? "
-    r"(?:is|are)(?::| )",
+    r"(?:so |thus |hence |therefore,? )?(?:the )?(?:final )?(?:answer|result|solution)s?"
+    r"(?: (?:is|are)(?::| )| ?:)",
     re.IGNORECASE,
 )
 # `a = 1 b = 2`: two equations with nothing between them.
@@ -104,7 +104,7 @@ _SPACED = re.compile(
     r"(?:\([\w, ]*\))? ?=)",
     re.ASCII,
 )
-_INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|lt|gt|ne)(?![A-Za-z])")
+_INEQUALITY = re.compile(r"[<>]=?|\\(?:le|ge|lt|gt|ne)(?![A-Za-z])")
 _RELATION = re.compile(_INEQUALITY.pattern + "|=")
 _MATRIX = re.compile(
     r"\\begin ?\{[pbB]?(?:small)?matrix\}(.*)\\end ?\{[pbB]?(?:small)?matrix\}"
@@ -182,6 +182,17 @@ def without_builder(text: str) -> str:
         return text
     renamed = re.sub(rf"(?<![A-Za-z\\]){match[1]}(?![A-Za-z])", "x", match[2]).strip()
     return renamed if variables(match[2]) == {match[1]} else match[2].strip()
+
+
+def is_unsolved(text: str) -> bool:
+    r"""Whether a tidy text has an inequality without a name alone on one of its sides.
+
+    >>> [is_unsolved(text) for text in ("2x + 4 > 14", "|x-3| < 5", r"1 < x \le 2 or x > 3", "x=2")]
+    [True, True, False, False]
+    """
+    statements = re.split(r" or | and |\\cup|\\cap", without_builder(text))
+    chains = [[side.strip() for side in _INEQUALITY.split(part)] for part in statements]
+    return any(sides[1:] and not any(map(is_label, sides)) for sides in chains)
 
 
 def _listed(parts: Sequence[str]) -> Node:

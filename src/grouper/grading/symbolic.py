@@ -33,7 +33,6 @@ import sympy
 from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no types
     latex2sympy2 as parser,
 )
-from math_verify.grader import should_treat_as_complex
 
 from grouper.grading.equivalence import Comparison, Equivalence, Outcome, bare_value
 from grouper.grading.normalise import braced, tidy, tidy_reference
@@ -170,11 +169,11 @@ _QUESTION = re.compile(
     r"\\(?:sum|prod|i*int|oint|lim|gcd|lcm|max|min|lfloor|lceil|floor|ceil|b?mod|pmod|det)"
     r"(?![A-Za-z])|(?<![A-Za-z\\])(?:gcd|lcm|max|min|floor|ceil|mod|det)(?![A-Za-z])|\\frac ?\{d\}"
 )
-# Functions, variables and arithmetic, which do not belong in an answer that is a number.
+# Functions and arithmetic, which do not belong in an answer that is a number. A sign is one of
+# arithmetic unless a bracket, another sign or nothing stands before it.
 _UNEVALUATED = re.compile(
     r"(?<![A-Za-z])(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?![A-Za-z])"
-    r"|(?<![A-Za-z\\])[a-df-hj-zA-Z](?![A-Za-z])"
-    r"|[\w)}\]!] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\("
+    r"|[^\s({\[^*/+-] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\("
 )
 
 
@@ -182,12 +181,13 @@ def _refused(prediction: str, reference: str) -> str | None:
     r"""Why an answer is wrong whatever its value: `\sum_{k=1}^{10} k` for 55, `19+0\pi` for 19."""
     if _QUESTION.search(prediction) and not _QUESTION.search(reference):
         return "a sum, integral, limit or the like is left to be worked out"
-    number = read_number(reference)
-    if number is not None and number.decimals < ROUNDED_FROM and _UNEVALUATED.search(prediction):
-        return "the reference is a number; the answer has a variable, a function or arithmetic"
     if _NAMES.search(prediction) or _NAMES.search(reference):
         return "names and bases are compared as text"
-    return None
+    number = read_number(reference)
+    worked_out = not (_UNEVALUATED.search(prediction) or variables(prediction))
+    if worked_out or number is None or number.decimals >= ROUNDED_FROM:
+        return None
+    return "the reference is a number; the answer has a variable, a function or arithmetic"
 
 
 # --- references ----------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def expression_of(text: str) -> Any:
     try:
         expression = parser.latex2sympy(
             latex,
-            is_real=not should_treat_as_complex(latex),
+            is_real=True,  # on both sides alike: a complex `x` is another symbol than a real one
             normalization_config=_SPELLING,
             conversion_config=_READING,
         )

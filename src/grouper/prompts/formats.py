@@ -10,23 +10,8 @@ from grouper.errors import PromptError, did_you_mean
 from grouper.files import table
 from grouper.types import AnswerContract, AnswerFormat, AnswerKind
 
-# Text with which models begin an invented next turn of the conversation.
-TURN_MARKERS = (
-    "\nUser:",
-    "\nuser\n",  # <|im_start|>user as it decodes without special tokens
-    "Human:",  # base models go on in the same line
-    "\nQuestion:",
-    "\n### Question",
-    "\n### Instruction",
-    "<|user|>",
-    "<|im_end|>",
-    "<|im_start|>",
-    "<|endoftext|>",
-    "<|eot_id|>",
-    "<|start_header_id|>",
-    "<start_of_turn>",
-    "[INST]",
-)
+_TABLE = table("grouper.prompts", "formats.yaml")
+TURN_MARKERS = tuple(_TABLE.pop("turn markers"))
 
 
 def _contract(tags: tuple[str, str, str, str]) -> AnswerContract:
@@ -79,7 +64,7 @@ def _of_the_table(name: str, row: dict[str, Any]) -> AnswerFormat:
 
 FORMATS = {
     name: _of_the_table(name, row) if row else _with_tags(TagsConfig())
-    for name, row in table("grouper.prompts", "formats.yaml").items()
+    for name, row in _TABLE.items()
 }
 
 

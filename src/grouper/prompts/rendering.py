@@ -120,10 +120,21 @@ def uses_chat(fmt: AnswerFormat, tokenizer: Tokenizer) -> bool:
     return fmt.chat != "plain" and bool(tokenizer.chat_template)
 
 
+# Llama 3.2 and others write the date into every prompt: theirs where there is no clock.
+_NO_CLOCK = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"
+
+
 def install_template(fmt: AnswerFormat, tokenizer: Any) -> None:
-    """Give the tokenizer the format's own chat template, if the recipe wants it installed."""
+    """Give the tokenizer the format's own chat template, if the recipe wants it installed.
+
+    Any other template is kept, but shows a fixed date in place of today's: a prompt must be the
+    same tomorrow, in a resumed run, in the evaluation and in what is exported.
+    """
+    template = tokenizer.chat_template
     if fmt.chat == "install":
         tokenizer.chat_template = own_chat_template(fmt)
+    elif isinstance(template, str) and "strftime_now" in template.removeprefix(_NO_CLOCK):
+        tokenizer.chat_template = _NO_CLOCK + template.removeprefix(_NO_CLOCK)
 
 
 def own_chat_template(fmt: AnswerFormat, layout: str = "{system}\n\n{question}\n") -> str:

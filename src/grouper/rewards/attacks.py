@@ -12,13 +12,10 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, NamedTuple
 
 from grouper.errors import RewardError
+from grouper.files import table
 from grouper.grading import Grader
 from grouper.rewards.core import RewardStack, completed
 from grouper.types import AnswerFormat, Grade, Message, Problem, Prompt, Reward, Verdict
@@ -28,8 +25,7 @@ _NAME = re.compile(r"\{(\w+)(?:\*(\d+))?\}")
 _LOOKS = str.maketrans({"<": "＜", ">": "＞", "{": "｛", "}": "｝", "a": "а", "o": "о"})
 
 
-@dataclass(frozen=True, slots=True)
-class Attack:
+class Attack(NamedTuple):
     """One kind of attack, written in a prompt format."""
 
     name: str
@@ -40,20 +36,15 @@ class Attack:
     texts: tuple[str, ...]
 
 
-@cache
-def _table() -> dict[str, Any]:
-    table: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("attacks.yaml").read_bytes())
-    return table
-
-
 def attacks(fmt: AnswerFormat) -> Iterator[Attack]:
     """Every attack in this format."""
-    table, kind = _table(), "with_tags" if fmt.tags else "without_tags"
-    for name, row in table["attacks"].items():
-        fields = dict(table["problems"][row.get("problem", "number")])
+    known = table("grouper.rewards", "attacks.yaml")
+    kind = "with_tags" if fmt.tags else "without_tags"
+    for name, row in known["attacks"].items():
+        fields = dict(known["problems"][row.get("problem", "number")])
         wrong = fields.pop("wrong")
         problem = Problem(id=f"probe/{name}", source="probe", **fields)
-        words = _words(fmt, problem, wrong, table["reasoning"])
+        words = _words(fmt, problem, wrong, known["reasoning"])
         texts = [text for part in (row, row.get(kind, {})) for text in _written(fmt, part, words)]
         yield Attack(name, row["what"], problem, words["honest"], tuple(texts))
 
