@@ -249,9 +249,9 @@ def sampler(device: torch.device, outcome: Outcome) -> None:
         runs = {"grouper": ours.sample, "generate": theirs.sample}
         middle, seconds = medians(runs, work.tries, device)
         del theirs, runs
-        earlier = ours.sampler.prefill_seconds
+        earlier = ours.sampler.seconds["prefill"]
         whole = seconds_of(ours.sample, device)
-        prefill = ours.sampler.prefill_seconds - earlier
+        prefill = ours.sampler.seconds["prefill"] - earlier
         decode = (whole - prefill) / max(1, work.new_tokens - 1)
         share = step_bytes(work, ours.policy) / rate / decode
         outcome.figure(f"{name} seconds", seconds)
@@ -412,9 +412,9 @@ def step(device: torch.device, outcome: Outcome) -> None:
 def _split(name: str, ours: Ours, rate: float, device: torch.device, outcome: Outcome) -> None:
     """Where the seconds of one step go."""
     work = ours.work
-    earlier = ours.sampler.prefill_seconds
+    earlier = ours.sampler.seconds["prefill"]
     sampling = seconds_of(ours.sample, device)
-    prefill = ours.sampler.prefill_seconds - earlier
+    prefill = ours.sampler.seconds["prefill"] - earlier
     batch = ours.batch(ours.sample())
     ours.update(batch)
     updating = seconds_of(lambda: ours.update(batch), device)

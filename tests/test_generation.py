@@ -183,8 +183,11 @@ def test_right_answers_become_demonstrations(lora_run, tmp_path, monkeypatch):
     ]
     scripted = ScriptedSampler(lambda request, index: texts[index % 3])
     monkeypatch.setattr(Prepared, "sampler", lambda self, policy: scripted)
-    file = tmp_path / "right.jsonl"
-    written, drawn = synthesize(recipe, str(lora_run / "grpo" / "final"), file, samples=3)
+    file, model = tmp_path / "right.jsonl", str(lora_run / "grpo" / "final")
+    written, drawn = synthesize(recipe, model, file, samples=3)
+    before = file.read_bytes()
+    assert synthesize(recipe, model, file, samples=3) == (0, drawn)
+    assert file.read_bytes() == before
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     # Of each problem one answer is right, one wrong, and one is cut off.
     assert drawn == 3 * len(rows) == 3 * written > 0

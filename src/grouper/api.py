@@ -312,14 +312,18 @@ def _draw_rows(
 ) -> tuple[int, int]:
     """Add rows that are made of an evaluation to a file; returns their number, and completions.
 
+    Those that it holds already are not added again.
+
     The evaluation lies beside the file until then: after an interruption the same call continues.
     """
     folder = target.with_name(f"{target.name}.drawn")
     result = evaluate(recipe, model, name="drawn", folder=folder, **options)
 
     def write() -> tuple[int, int]:
-        rows, before = rows_of(result), target.read_bytes() if target.exists() else b""
-        write_atomic(target, before + "".join(dumps(row) + "\n" for row in rows).encode())
+        before = target.read_bytes().splitlines() if target.exists() else []
+        known = {*before}
+        rows = [row for one in rows_of(result) if (row := dumps(one).encode()) not in known]
+        write_atomic(target, b"".join(row + b"\n" for row in [*before, *rows]))
         shutil.rmtree(folder, ignore_errors=True)
         return len(rows), len(result.items)
 
@@ -677,7 +681,7 @@ def synthesize(
     Args:
         recipe: whose problems, prompts, sampling and grading.
         model: a model or adapter folder, or a Hub name.
-        path: a JSON Lines file; rows are appended once everything is sampled.
+        path: a JSON Lines file; once everything is sampled, rows that it lacks are appended.
         samples: per problem.
         display: where progress goes; nowhere by default.
 

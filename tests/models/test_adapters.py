@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import make_batch, tiny_model
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from grouper.config.loading import load_recipe
 from grouper.config.schema import LoraConfig, ModelConfig
@@ -196,28 +197,69 @@ def test_adapters_that_pass_over_memory_less_often_compute_the_same() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def made_by_peft(base: Path, **settings: Any) -> Path:
+    """An adapter of another program, with random weights."""
+    lora = peft.LoraConfig(**{"target_modules": ["up_proj"], **settings}, task_type="CAUSAL_LM")
+    with quiet():
+        made = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter.uniform_(0.5, 1.0)
+    made.peft_config["default"].base_model_name_or_path = str(base)
+    made.save_pretrained(base.parent / "made")
+    return base.parent / "made"
+
+
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+@torch.no_grad()
+def test_an_adapter_at_one_of_two_tied_ends_changes_that_end_alone(
+    target: str, tmp_path: Path
+) -> None:
+    """Merged it was added to both: into the copy that samples, and where it is trained on."""
+    base = tmp_path / "tied"
+    with quiet():
+        tiny_model(tie_word_embeddings=True).save_pretrained(base)
+    folder = str(made_by_peft(base, target_modules=[target]))
+    beside = load_policy(ModelConfig(path=str(base), lora=LoraConfig(rank=8)), folder, seed=0)
+    merged = load_policy(ModelConfig(path=str(base)), folder, seed=0)
+    save_policy(merged, NoTokenizer(), tmp_path / "merged")
+    again = ModelConfig(path=str(tmp_path / "merged"))
+    copy, batch = SamplingWeights(beside, torch.float32).current(), make_batch()
+    for policy in (merged, copy, load_policy(again, str(again.path), seed=0)):
+        gap = (policy(batch).logprobs - beside(batch).logprobs).abs()
+        assert float(gap.max()) < 2e-4
+
+
 @pytest.mark.parametrize("more", [{"use_dora": True}, {"lora_bias": True}])
 def test_what_is_more_than_a_plain_adapter_is_computed_by_peft(
     more: dict[str, bool], base: Path
 ) -> None:
     """The magnitudes of DoRA, and biases, were left out wherever autocast was on."""
-    settings = peft.LoraConfig(target_modules=["up_proj"], task_type="CAUSAL_LM", **more)
-    with quiet():
-        made = peft.get_peft_model(tiny_model(), settings)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            if "lora_" in name:
-                parameter.uniform_(0.5, 1.0)
-    made.peft_config["default"].base_model_name_or_path = str(base)
-    made.save_pretrained(base.parent / "made")
     config = ModelConfig(path=str(base), compute_dtype="bfloat16", lora=LoraConfig(rank=8))
-    policy = load_policy(config, str(base.parent / "made"), seed=0)
+    policy = load_policy(config, str(made_by_peft(base, **more)), seed=0)
     layer: Any = policy.model.model.layers[0].mlp.up_proj
     x = torch.randn(1, 5, 32)
     with policy.autocast():
         assert torch.equal(layer(x), type(layer).forward(layer, x))
-    # Nor is it merged as if it were one: its magnitudes or biases would be missing in rollouts.
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"use_dora": True},
+        {"lora_bias": True},
+        {"modules_to_save": ["lm_head"]},
+        {"trainable_token_indices": [7]},
+    ],
+)
+def test_what_is_more_than_a_sum_is_not_merged_as_if_it_were_one(
+    more: dict[str, Any], base: Path
+) -> None:
+    """Its magnitudes or biases would be missing in rollouts; of modules it was a traceback."""
+    config = ModelConfig(path=str(base), lora=LoraConfig(rank=8))
+    policy = load_policy(config, str(made_by_peft(base, **more)), seed=0)
     with pytest.raises(ModelError, match="DoRA or biases"):
         SamplingWeights(policy, torch.float32).current()
     recipe = load_recipe("demo").override(model={"path": str(base), "new": None, "lora": {}})

@@ -69,6 +69,12 @@ def test_the_context_is_the_models_own(folder: Path) -> None:
     assert context_length(load_policy(config(folder), str(folder), seed=0).model.config) == 128
 
 
+def test_the_context_of_longrope_ends_where_its_factors_change() -> None:
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    rope |= {"rope_theta": 10000.0, "original_max_position_embeddings": 24}
+    assert context_length(tiny_model("llama", rope_parameters=rope).config) == 24
+
+
 def test_lora_of_one_seed_is_one_adapter_and_leaves_the_generator_alone(folder: Path) -> None:
     lora = config(folder, lora=LoraConfig(rank=4, alpha=8))
     state = torch.get_rng_state()

@@ -12,7 +12,7 @@ from torch import Tensor
 from grouper.algorithms.batching import TrainBatch
 from grouper.config.schema import LoraConfig
 from grouper.errors import ModelError
-from grouper.models import token_scores
+from grouper.models import attention, token_scores
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
 from grouper.training.parallel import ParallelPolicy
@@ -150,6 +150,14 @@ def test_two_forwards_are_identical() -> None:
     policy = Policy(tiny_model("llama", attention_dropout=0.0))
     batch = make_batch()
     assert torch.equal(policy(batch).logprobs, policy(batch).logprobs)
+
+
+def test_what_attention_gives_can_be_viewed_as_another_shape() -> None:
+    """AFMoE does so, and ended with a traceback after it had been found to fit."""
+    layout = attention.SharedPrompts(make_batch())
+    heads = torch.randn(1, 4, layout.token_ids.shape[1], 8)
+    out, _ = attention._entry(torch.nn.Identity(), heads, heads, heads, None, layout=layout)
+    assert out.view(1, -1, 32).shape[1] == heads.shape[2]
 
 
 def test_unknown_attention_features_are_refused() -> None:

@@ -1,10 +1,12 @@
-"""The shipped fake meets the protocol and its length limit."""
+"""The shipped fake meets the protocol and its length limit; which tokens may end a completion."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tiny_models import make_prompt
 
-from grouper.sampling.base import Sampler, SampleRequest, ScriptedSampler
+from grouper.sampling.base import Sampler, SampleRequest, ScriptedSampler, StopStrings
 from grouper.types import FinishReason, SamplingParams
 
 
@@ -17,3 +19,19 @@ def test_answers_are_cut_at_the_limit() -> None:
     assert (short.text, short.finish_reason) == ("ab", FinishReason.STOP_TOKEN)
     assert (long.text, long.finish_reason) == ("abcd", FinishReason.LENGTH)
     assert len(long.token_ids) == 4
+
+
+class Words:
+    """Leaves out a space that a text begins with, as SentencePiece does."""
+
+    def decode(self, token_ids: Sequence[int], **_: bool) -> str:
+        return "".join(("a", ":", " ", " b")[i] for i in token_ids).removeprefix(" ")
+
+    def __len__(self) -> int:
+        return 4
+
+
+def test_the_space_that_a_token_begins_with_may_end_a_stop_string() -> None:
+    watcher = StopStrings(Words(), (": ",))
+    assert watcher.candidates == [False, False, True, True]
+    assert watcher.completed([0, 1, 3])

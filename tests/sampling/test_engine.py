@@ -10,7 +10,10 @@ import torch
 from tiny_models import LetterTokenizer, make_prompt, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from grouper.algorithms.batching import unweighted_rows
+from grouper.errors import ModelError
 from grouper.kernels.cpu import graph, ops
 from grouper.kernels.cpu.graph import PackedWeights, Step
 from grouper.kernels.cpu.library import library
@@ -27,7 +30,7 @@ from grouper.sampling.engine import (
     Engine,
     OpByOp,
     PaddedEngine,
-    allows_recording,
+    choose_graphs,
     make_engine,
 )
 from grouper.sampling.kv_cache import CacheSize
@@ -183,11 +186,51 @@ def test_no_op_of_a_step_waits_for_the_device_or_copies_to_it(family: str, minim
 
 @torch.no_grad()
 def test_rotary_embeddings_sized_by_the_longest_position_are_not_recorded() -> None:
-    assert allows_recording(tiny_model("llama").config)
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    assert not allows_recording(tiny_model("llama", rope_parameters=rope).config)
+    policy = Policy(tiny_model("llama", rope_parameters=rope))
+    assert type(choose_graphs(policy, completion=20)) is OpByOp
     with pytest.raises(RuntimeError, match="meta tensors"):
         step_without_a_host("llama", rope_parameters=rope)
+
+
+# Shapes of models that keep a state in place of keys and values, alone or beside attention.
+RECURRENT: dict[str, dict[str, Any]] = {
+    "mamba": {"state_size": 8, "time_step_rank": 4},
+    "jamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_experts": 1,
+        "num_experts_per_tok": 1,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+        "use_mamba_kernels": False,
+    },
+    "rwkv": {"attention_hidden_size": 32, "intermediate_size": 64},
+}
+
+
+def recurrent(kind: str) -> Policy:
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 97}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **{**shape, **RECURRENT[kind], "eos_token_id": 2})
+    return Policy(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize("kind", ["mamba", "jamba"])
+@torch.no_grad()
+def test_recurrent_models_go_on_from_their_own_state(kind: str) -> None:
+    """It was a traceback; and a cache that a model does not know is ignored without a word."""
+    policy, wanted = recurrent(kind), [ask(i % 4, i) for i in range(10)]
+    for request, one in zip(wanted, draw_all(policy, wanted, make_engine, slots=6), strict=True):
+        row = unweighted_rows([request.prompt.token_ids], [one.token_ids], [0])
+        assert one.logprobs == pytest.approx(policy(row).logprobs[0].tolist(), abs=2e-5)
+
+
+def test_a_model_that_takes_no_cache_is_refused() -> None:
+    with pytest.raises(ModelError, match="RwkvForCausalLM takes no cache"):
+        draw_all(recurrent("rwkv"), [ask(0, 0)], make_engine)
 
 
 @torch.no_grad()

@@ -60,6 +60,10 @@ def test_steps_of_a_phase(config: SFTConfig, expected: int) -> None:
     assert total_steps(config, size=100, per_step=32) == expected
 
 
+def test_a_share_of_an_epoch_is_what_its_decimals_say() -> None:
+    assert total_steps(SFTConfig(epochs=0.29), size=100, per_step=1) == 29
+
+
 def test_a_difficulty_band_holds_beyond_the_first_epoch() -> None:
     """T2: ten of a hundred problems are in the band, and a step wants sixteen."""
     stream = ProblemStream(size=100, seed=0, phase="grpo")

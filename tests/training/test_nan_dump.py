@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tiny_models import make_batch
 from tiny_states import SavedTokenizer
 
-from grouper.algorithms.batching import broken_tensors
+from grouper.algorithms.batching import broken_rows
 from grouper.runs.folder import RunFolder
 from grouper.training.loop import LAST_METRICS, write_nan_dump
 from grouper.types import StepReport, Tally
@@ -25,7 +25,7 @@ def report(step: int) -> StepReport:
 
 
 def test_finite_batches_are_fine() -> None:
-    assert list(broken_tensors(make_batch())) == []
+    assert broken_rows(make_batch()) == {}
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
@@ -34,7 +34,8 @@ def test_the_tensor_and_the_row_are_named(poison: float) -> None:
     advantages = batch.advantages.clone()
     advantages[3] = advantages[5] = poison
     poisoned = replace(batch, advantages=advantages)
-    assert list(broken_tensors(poisoned)) == ["advantages of row 3 (2 of 10 rows)"]
+    (name, rows), *others = broken_rows(poisoned).items()
+    assert (name, rows.nonzero().flatten().tolist(), others) == ("advantages", [3, 5], [])
 
 
 def test_the_folder_tells_the_whole_story(tmp_path: Path) -> None:

@@ -302,6 +302,11 @@ def test_schedules_by_hand(name: Any, expected: list[float]) -> None:
     assert [schedule(config, s, 6) for s in range(6)] == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_share_of_the_steps_is_what_its_decimals_say() -> None:
+    config = OptimizerConfig(warmup_ratio=0.07)
+    assert [schedule(config, s, 100) for s in (5, 6)] == pytest.approx([6 / 7, 1])
+
+
 def test_warm_up_in_steps_does_not_grow_with_the_run() -> None:
     config = OptimizerConfig(schedule="linear", warmup_steps=2)
     assert [schedule(config, s, 6) for s in range(6)] == pytest.approx(

@@ -8,7 +8,7 @@ depend on how it is cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -275,26 +275,18 @@ def micro_batches(
     return [batch.select(torch.tensor(rows)) for rows in slices]
 
 
-def broken_tensors(batch: TrainBatch, row: int | None = None) -> Iterator[str]:
-    """What of a batch is infinite or not a number: nothing where all is well.
+def broken_rows(batch: TrainBatch) -> dict[str, Tensor]:
+    """What of a batch is infinite or not a number: name -> the rows [R] bool it is so in.
 
-    Looks at the advantages, and at the log-probs of the target tokens; what stands on padding may
-    be anything.
-
-    Args:
-        batch: what is looked at.
-        row: looked at alone. Left out: all rows, of which the first bad one is named.
+    Of the advantages, and of the log-probs of the target tokens; what stands on padding may be
+    anything.
     """
-    bad: dict[str, Tensor] = {"advantages": ~torch.isfinite(batch.advantages)}
+    found = {"advantages": ~torch.isfinite(batch.advantages)}
     for name in _LOGPROBS:
         values: Tensor | None = getattr(batch, name)
         if values is not None:
-            bad[name] = (~torch.isfinite(values) & batch.mask).any(1)
-    for name, rows in bad.items():
-        if row is not None and rows[row]:
-            yield name
-        elif row is None and rows.any():
-            yield f"{name} of row {int(rows.nonzero()[0])} ({int(rows.sum())} of {len(rows)} rows)"
+            found[name] = (~torch.isfinite(values) & batch.mask).any(1)
+    return {name: rows for name, rows in found.items() if rows.any()}
 
 
 # --- the rows that take the most memory -----------------------------------------------------------

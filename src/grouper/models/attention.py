@@ -106,7 +106,8 @@ def _entry(
         window=sliding_window,
         softcap=softcap,
     )
-    return layout.attend(query, key, value, spec).transpose(1, 2), None
+    # Some models view what they get here as other shapes.
+    return layout.attend(query, key, value, spec).transpose(1, 2).contiguous(), None
 
 
 # No mask function is registered under this name, so models build no mask: layouts know better.

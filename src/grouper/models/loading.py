@@ -23,7 +23,7 @@ from grouper.errors import ModelError, did_you_mean, first_line, is_out_of_memor
 from grouper.models.attention_check import check_logits, check_native_attention
 from grouper.models.device import DTYPES, on_device
 from grouper.models.folders import base_of, looks_local, read_adapter, require_model_folder
-from grouper.models.policy import Policy
+from grouper.models.policy import ADAPTER, Policy, ropes_of
 
 log = logging.getLogger(__name__)
 
@@ -132,9 +132,15 @@ def shape_of(path: str, revision: str | None = None, *, cached: bool = False) ->
 
 
 def context_length(shape: PretrainedConfig) -> int | None:
-    """The longest sequence that a model was made for; None where its configuration is silent."""
+    """The longest sequence that a model was made for; None where its configuration is silent.
+
+    Of LongRoPE the shorter of its two: one longer sequence turns the positions of all that run
+    beside it, and those in the cache stay as they were.
+    """
     length = getattr(shape.get_text_config(), "max_position_embeddings", None)
-    return None if length is None else int(length)
+    long = (rope for rope in ropes_of(shape) if rope.get("rope_type") == "longrope")
+    lengths = [length, *(rope.get("original_max_position_embeddings") for rope in long)]
+    return min((int(n) for n in lengths if n is not None), default=None)
 
 
 def stop_ids_of(path: str, revision: str | None = None) -> list[int]:
@@ -251,14 +257,10 @@ def _lean_adapters(model: PreTrainedModel) -> None:
 
 def _adapted(module: Any, x: Tensor) -> Tensor:
     """What PEFT's own forward gives, the adapter's second product adding to the layer's."""
-    names = module.active_adapters
-    if module.disable_adapters or module.merged or len(names) != 1:
-        out: Tensor = type(module).forward(module, x)
-        return out
-    (name,), out = names, module.base_layer(x)
-    inner = module.lora_A[name](module.lora_dropout[name](x))
-    tensors = (out.flatten(0, -2), inner.flatten(0, -2), module.lora_B[name].weight.T)
-    return torch.addmm(*tensors, alpha=module.scaling[name]).view(out.shape)
+    out: Tensor = module.base_layer(x)
+    inner = module.lora_A[ADAPTER](module.lora_dropout[ADAPTER](x))
+    tensors = (out.flatten(0, -2), inner.flatten(0, -2), module.lora_B[ADAPTER].weight.T)
+    return torch.addmm(*tensors, alpha=module.scaling[ADAPTER]).view(out.shape)
 
 
 def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> PreTrainedModel:
@@ -335,7 +337,7 @@ def save_policy(
         weights = {f"base_model.model.{name}": value for name, value in weights.items()}
     if policy.adapter is not None:
         # PEFT writes sets as they happen to be ordered, and equal runs leave equal files.
-        settings = policy.adapter.peft_config["default"]
+        settings = policy.adapter.peft_config[ADAPTER]
         for name, value in vars(settings).items():
             if isinstance(value, set):
                 setattr(settings, name, sorted(value))
@@ -448,7 +450,20 @@ def _attach(model: PreTrainedModel, path: str, where: str, *, keep: bool) -> Any
             where=where,
             fix="Check `base_model_name_or_path` in its adapter_config.json.",
         ) from error
+    _untie(model)
     return adapter
+
+
+def _untie(model: PreTrainedModel) -> None:
+    """Give embedding and head a matrix each where an adapter changes one of them.
+
+    PEFT leaves them tied, so that merging it would change the other one as well.
+    """
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding, head = (getattr(end, "base_layer", end) for end in ends)
+    if embedding.weight is head.weight and ends != (embedding, head):
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        model.config.tie_word_embeddings = False
 
 
 def _size(tensor: Tensor | None) -> str:
@@ -491,7 +506,8 @@ def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int)
     # Absolute, so that the adapter loads from whatever folder a command is run in.
     local = Path(base).expanduser()
     name = str(local.resolve()) if local.is_dir() else base
-    adapter.peft_config["default"].base_model_name_or_path = name
+    adapter.peft_config[ADAPTER].base_model_name_or_path = name
+    _untie(model)
     return adapter
 
 

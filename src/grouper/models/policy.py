@@ -30,6 +30,9 @@ from grouper.models.token_scores import (
 
 log = logging.getLogger(__name__)
 
+# The name that PEFT gives to a model's only adapter.
+ADAPTER = "default"
+
 
 @dataclass(frozen=True, slots=True)
 class TokenOutputs:
@@ -86,6 +89,7 @@ class Policy(nn.Module):
         self.gradient_checkpointing = gradient_checkpointing
         self._activation_offload = activation_offload
         self._scaling = LogitScaling.of(model.config)
+        self.ropes = ropes_of(model.config)
         # Submodels of some families have configurations of their own.
         parts = (m for m in model.modules() if isinstance(m, PreTrainedModel))
         self._configs: list[Any] = list({id(m.config): m.config for m in parts}.values())
@@ -258,3 +262,10 @@ class Policy(nn.Module):
     def snapshot(self) -> dict[str, Tensor]:
         """A frozen copy of the trainable weights: the reference of a KL term."""
         return {name: p.detach().clone() for name, p in self.trainable().items()}
+
+
+def ropes_of(shape: Any) -> list[dict[str, Any]]:
+    """The settings of a model's rotary embeddings: one, or one per kind of layer."""
+    text = shape.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    return [rope, *(part for part in rope.values() if isinstance(part, dict))]

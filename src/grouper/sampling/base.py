@@ -157,7 +157,8 @@ class StopStrings:
         """By token id: whether it may complete a stop string."""
         # U+FFFD marks a token that is only part of a character's bytes.
         lasts = {"\ufffd", *(stop[-1] for stop in self._stops)}
-        texts = (self.text([token]) for token in range(len(self._tokenizer)))
+        # Twice: some tokenizers leave out the space that a text begins with.
+        texts = (self.text([token, token]) for token in range(len(self._tokenizer)))
         return [any(last in text for last in lasts) for text in texts]
 
     def text(self, token_ids: Sequence[int]) -> str:

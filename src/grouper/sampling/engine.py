@@ -9,6 +9,7 @@ tensor has to grow.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from grouper.errors import first_line, is_out_of_memory
+from grouper.errors import ModelError, first_line, is_out_of_memory
 from grouper.kernels.cpu import graph
 from grouper.kernels.cpu.graph import Step
 from grouper.models.policy import Policy
@@ -308,6 +309,14 @@ class PaddedEngine(BaseEngine):
         super().__init__(policy, size, stop_ids)
         self._cache: Any = None
         self._mask = torch.empty(0)
+        known = inspect.signature(policy.decoder.forward).parameters
+        caches = [name for name in ("past_key_values", "cache_params") if name in known]
+        if not caches:  # one that is passed on would be ignored in silence
+            raise ModelError(
+                f"{type(policy.model).__name__} takes no cache, so it cannot be sampled from",
+                fix="Use another model.",
+            )
+        self._cache_name = caches[0]
 
     def _prefill(
         self, prompts: list[Tokens], slots: Sequence[int], owners: Sequence[int]
@@ -343,17 +352,19 @@ class PaddedEngine(BaseEngine):
         self._select(torch.tensor(slots, dtype=torch.long, device=self._mask.device))
 
     def _select(self, rows: Tensor) -> None:
-        self._cache.batch_select_indices(rows)
+        self._cache.reorder_cache(rows)
         self._mask = self._mask[rows]
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        # Without attention, what came before is in the cache alone.
+        mask = None if self._cache_name == "cache_params" and ids.shape[1] == 1 else self._mask
         with self.policy.autocast():
             output = self.policy.decoder(
                 input_ids=ids,
-                attention_mask=self._mask,
+                attention_mask=mask,
                 position_ids=positions,
-                past_key_values=self._cache,
                 use_cache=True,
+                **{self._cache_name: self._cache},
             )
         return self.policy.logits(output.last_hidden_state[:, -1])
 
@@ -494,7 +505,7 @@ def choose_graphs(policy: Policy, completion: int) -> OpByOp:
         completion: tokens of the longest completion.
     """
     name, device = type(policy.model).__name__, policy.device
-    if not allows_recording(policy.model.config):
+    if SIZED_BY_LENGTH & {rope.get("rope_type") for rope in policy.ropes}:
         return OpByOp()
     if device.type == "cuda":
         return CudaGraphs(device, name)
@@ -507,13 +518,3 @@ def choose_graphs(policy: Policy, completion: int) -> OpByOp:
 def multiplied(model: nn.Module) -> list[Tensor]:
     """The weights of a model's linear layers."""
     return [m.weight for m in model.modules() if type(m) is nn.Linear]
-
-
-def allows_recording(config: Any) -> bool:
-    """Whether a forward of a model with this configuration never needs a value on the host."""
-    text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    kinds = {rope.get("rope_type")} | {
-        part.get("rope_type") for part in rope.values() if isinstance(part, dict)
-    }
-    return not kinds & SIZED_BY_LENGTH

@@ -81,8 +81,10 @@ class NativeSampler:
         """A set of stop strings -> what finds them."""
         self.on_tokens: Callable[[Sequence[int]], None] | None = None
         """Called with the ids of the first slot's sequence so far, every few tokens."""
-        self.prefill_seconds = 0.0
-        """Seconds of all sampling so far that were spent on prompts."""
+        self.seconds = {"prefill": 0.0}
+        """Of all sampling so far, those that were spent on prompts."""
+        self.gap = None
+        """The weights are the trainer's own, or a copy made in this process."""
         self.captured: list[float] = []
         """Seconds that recording took, of each step recorded so far."""
         _SAMPLERS.add(self)
@@ -116,14 +118,6 @@ class NativeSampler:
                 # By now the exception is gone, and with it what its traceback kept alive.
                 self._halve(policy, size, reason)
 
-    @property
-    def seconds(self) -> dict[str, float]:
-        return {"prefill": self.prefill_seconds}
-
-    @property
-    def gap(self) -> None:
-        """None: the weights are the trainer's own, or a copy made in this process."""
-
     def release(self) -> None:
         """Free the cache and the recorded steps; the next call creates new ones."""
         if self._kept is not None:
@@ -155,8 +149,7 @@ class NativeSampler:
             watcher=self.watcher,
         )
         # The longest budgets start first, so that the last sequences to finish are short.
-        budgets = {number: request.params.max_new_tokens for number, request in requests.items()}
-        queue = deque(sorted(budgets, key=budgets.__getitem__, reverse=True))
+        queue = deque(sorted(requests, key=lambda number: -requests[number].params.max_new_tokens))
         run = _Run(engine, requests, log, queue, steps)
         try:
             engine.begin(list(requests.values()))
@@ -177,7 +170,7 @@ class NativeSampler:
             if engine.keeps and self.keeps:
                 self._kept = engine
         finally:
-            self.prefill_seconds += run.prefill_seconds
+            self.seconds["prefill"] += run.prefill_seconds
             self.captured += engine.captured
             engine.captured.clear()
             if self._kept is not engine:

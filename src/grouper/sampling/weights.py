@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from grouper.errors import ModelError
 from grouper.models.device import DTYPES, has_bfloat16, on_device
-from grouper.models.policy import Policy
+from grouper.models.policy import ADAPTER, Policy
 
 if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
     from grouper.config.schema import ModelConfig, SamplingConfig
@@ -97,10 +97,8 @@ class SamplingWeights:
             for p in self._policy.model.parameters()
             if p.is_floating_point()
         }
-        if self._policy.adapter is None:
-            model = copy.deepcopy(self._policy.model, memo)
-        else:
-            model = copy.deepcopy(self._policy.adapter, memo).merge_and_unload()
+        model = copy.deepcopy(self._policy.adapter or self._policy.model, memo)
+        model = model if self._policy.adapter is None else model.unload()
         made = Policy(
             model.requires_grad_(False),
             native=self._policy.native,
@@ -120,17 +118,21 @@ class SamplingWeights:
             held[name].copy_(value)
 
 
+# Settings of PEFT with which an adapter is more than products that are added.
+_NO_SUMS = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices")
+
+
 def can_be_added(policy: Policy) -> bool:
-    """Whether a sum of weights and products is all that adapters do: no DoRA, no biases."""
+    """Whether a sum of weights and products is all that adapters do."""
     made = () if policy.adapter is None else policy.adapter.peft_config.values()
-    return not any(config.use_dora or config.lora_bias for config in made)
+    return not any(getattr(config, name) for config in made for name in _NO_SUMS)
 
 
 def _require_sums(policy: Policy) -> None:
     if not can_be_added(policy):
         raise ModelError(
-            "an adapter with DoRA or biases is more than a sum, and cannot be merged into weights "
-            "to sample from",
+            "an adapter with modules or tokens of its own, DoRA or biases is more than a sum, and "
+            "cannot be merged into weights to sample from",
             where="sampling.dtype",
             fix="Sample with sampling.engine=native, sampling.dtype=same and parallel=ddp.",
         )
@@ -154,14 +156,14 @@ def whole_weights(policy: Policy, *, merged: bool = True) -> Iterator[tuple[str,
     for name, module in policy.model.named_modules():
         if name.endswith(".base_layer") or ".lora_" in name:
             continue  # part of the layer around it
-        delta = _lora_delta(module)
+        delta_of = getattr(module, "get_delta_weight", None) if merged else None
         base = getattr(module, "base_layer", module)
         for key, parameter in base.named_parameters(recurse=False):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 value = _whole(parameter)
-                if merged and key == "weight" and delta is not None:
-                    value = value + delta
+                if key == "weight" and delta_of is not None:
+                    value = value + _whole(delta_of(ADAPTER))
                 yield f"{name}.{key}".lstrip("."), value
 
 
@@ -172,17 +174,6 @@ def adapter_saver(policy: Policy) -> Callable[[str], None]:
     # PEFT's names: it wraps the model in two layers.
     whole = {f"base_model.model.{name}": _whole(p.detach()) for name, p in names.items()}
     return partial(policy.adapter.save_pretrained, state_dict=whole)
-
-
-def _lora_delta(module: Any) -> torch.Tensor | None:
-    """What the active adapters of a LoRA layer add to its weight, or None."""
-    get_delta = getattr(module, "get_delta_weight", None)
-    if get_delta is None:
-        return None
-    # Linear layers keep their adapters in lora_A, embeddings in lora_embedding_A.
-    held = {*module.lora_A, *module.lora_embedding_A}
-    deltas = [get_delta(name) for name in module.active_adapters if name in held]
-    return _whole(sum(deltas[1:], deltas[0])) if deltas else None
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

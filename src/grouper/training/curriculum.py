@@ -97,7 +97,8 @@ def total_steps(config: PhaseConfig, *, size: int, per_step: int) -> int:
     """
     if config.steps is not None:
         return config.steps
-    return max(1, -(-int(config.epochs * size) // per_step))
+    # Rounded: 0.29 of 100 is less than 29 in binary.
+    return max(1, -(-int(round(config.epochs * size, 6)) // per_step))
 
 
 def evaluation_is_due(config: PhaseConfig, step: int, *, total: int, epoch_ended: bool) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from grouper.algorithms.batching import TrainBatch, broken_tensors
+from grouper.algorithms.batching import TrainBatch, broken_rows
 from grouper.errors import GrouperError, Interrupted, ModelError, RunFolderError
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import dumps, whole_folder
@@ -284,7 +284,6 @@ def tidy(run: Run, state: TrainState) -> None:
 
 def _stop_broken(run: Run, state: TrainState) -> None:
     """Save the evidence of updates that were not finite, and raise."""
-    what = f"nothing finite came out of {state.skipped} updates in a row"
     folder, left = run.processes.on_rank0(
         lambda: (
             write_nan_dump(
@@ -297,7 +296,7 @@ def _stop_broken(run: Run, state: TrainState) -> None:
         )
     )
     raise ModelError(
-        what,
+        f"nothing finite came out of {state.skipped} updates in a row",
         where=f"{state.phase} step {state.step}",
         fix=f"The steps, texts and metrics are in {folder}. Lower "
         f"{state.phase}.optimizer.learning_rate or use model.compute_dtype: float32; {left}. Go on "
@@ -397,5 +396,5 @@ def _row(batch: TrainBatch, row: int, tokenizer: Any) -> dict[str, Any]:
         "prompt": tokenizer.decode(ids.tolist(), skip_special_tokens=False),
         "completion": tokenizer.decode(sampled.tolist(), skip_special_tokens=False),
         "advantage": float(batch.advantages[row]),
-        "not_finite": list(broken_tensors(batch, row)),
+        "not_finite": [name for name, rows in broken_rows(batch).items() if rows[row]],
     }

@@ -168,7 +168,7 @@ def schedule(config: OptimizerConfig, step: int, total: int) -> float:
     """
     warmup = config.warmup_steps
     if warmup is None:
-        warmup = math.ceil(config.warmup_ratio * total)
+        warmup = math.ceil(round(config.warmup_ratio * total, 6))  # 0.07 of 100 is 7
     if step < warmup:
         return (step + 1) / warmup
     share = (step - warmup) / max(1, total - warmup)

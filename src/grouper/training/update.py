@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor, nn
 
-from grouper.algorithms.batching import TrainBatch, broken_tensors, demonstration_batch
+from grouper.algorithms.batching import TrainBatch, broken_rows, demonstration_batch
 from grouper.algorithms.losses import (
     IMPORTANCE_WEIGHTS,
     KL_ESTIMATORS,
@@ -94,9 +94,10 @@ def update(
     Raises:
         ModelError: memory ran out and the step cannot be run again in smaller slices.
     """
-    broken = next(broken_tensors(batch), None)
-    if broken is not None:
-        return UpdateResult({}, False, (f"not-finite: {broken}; update skipped",), batch)
+    if broken := broken_rows(batch):
+        name, rows = next(iter(broken.items()))
+        which = f"row {int(rows.nonzero()[0])} ({int(rows.sum())} of {len(rows)} rows)"
+        return UpdateResult({}, False, (f"not-finite: {name} of {which}; update skipped",), batch)
     policy, events = replica.policy, []
     loss, tallies = accumulate_gradient(
         replica, batch, objective, token_budget=token_budget, dropout_seed=dropout_seed
