@@ -108,7 +108,7 @@ def test_other_problems_and_other_sampling_are_not_compared_in_silence(grouper, 
     grouper("eval", run, "--no-base", "--limit", 6, "--output-dir", "few")
     called = grouper("compare", run, "few/demo-grpo-final")
     assert called.code == 0, called.err
-    assert "2 problems are not in all of them" in called.out
+    assert "Left out: 2 problems, which not all of them have" in called.out
     grouper("eval", run, "--no-base", "evaluation.temperature=0.5", "--output-dir", "warm")
     called = grouper("compare", run, "warm/demo-grpo-final")
     assert called.code == 0, called.err
