@@ -250,6 +250,8 @@ def test_other_rewards_and_grading_are_measured_anew(grouper, run):
     assert "Measured before" in again.err
     folder = run / "eval_runs/demo-grpo-final/evaluations"
     assert {p.stem for p in folder.glob("*.json")} == {"test-greedy-2x1", "test-greedy-2x1-2"}
+    rounded = grouper("eval", run, "--no-base", "--limit", 2, "model.compute_dtype=bfloat16")
+    assert "Measured before" not in rounded.err
 
 
 def test_several_prompts_are_tried_at_the_same_budget(grouper, run, suite_file):
