@@ -200,6 +200,7 @@ def evaluate(
             "data": problems.fingerprint,
             "left_out": len(problems) - len(items),
             "grading": recipe.grading.model_dump(mode="json"),
+            "computed": recipe.model_dump(include={"model": True, "sampling": {"dtype", "engine"}}),
         }
         if recipe.evaluation.rewards:
             card["rewards"] = [reward.model_dump(mode="json") for reward in recipe.rewards]

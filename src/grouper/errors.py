@@ -161,6 +161,15 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
+def counted(number: int, what: str) -> str:
+    """A number and its noun, for people.
+
+    >>> counted(1, "thread"), counted(2000, "thread")
+    ('1 thread', '2,000 threads')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence naming the nearest valid names.
 

@@ -46,10 +46,10 @@ def test_an_audit_finds_and_writes_everything(grouper, folder, tmp_path):
     )
     assert called.code == 0, called.err
     text = " ".join(called.out.split())
-    assert "1 rows that cannot be used row 2: the reference" in text
-    assert "1 questions with different answers" in text
+    assert "1 row that cannot be used row 2: the reference" in text
+    assert "1 question with different answers" in text
     assert "18 | 19" in text
-    assert "1 held-out questions are trained on" in text
+    assert "1 held-out question in the training data" in text
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert len(rows) == 4
     assert {bool(row["reason"]) for row in rows} == {True}
@@ -63,7 +63,7 @@ def test_a_recipe_stands_for_all_its_parts(grouper):
         "sft: arithmetic/sft",
         "test: arithmetic/test",
     ]
-    assert "0 held-out questions are trained on" in called.out
+    assert "0 held-out questions in the training data" in called.out
     assert "integer: 30" in called.out
 
 

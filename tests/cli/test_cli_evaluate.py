@@ -108,7 +108,7 @@ def test_other_problems_and_other_sampling_are_not_compared_in_silence(grouper, 
     grouper("eval", run, "--no-base", "--limit", 6, "--output-dir", "few")
     called = grouper("compare", run, "few/demo-grpo-final")
     assert called.code == 0, called.err
-    assert "2 problems are not in all of them" in called.out
+    assert "Left out: 2 problems, which not all of them have" in called.out
     grouper("eval", run, "--no-base", "evaluation.temperature=0.5", "--output-dir", "warm")
     called = grouper("compare", run, "warm/demo-grpo-final")
     assert called.code == 0, called.err
@@ -250,6 +250,8 @@ def test_other_rewards_and_grading_are_measured_anew(grouper, run):
     assert "Measured before" in again.err
     folder = run / "eval_runs/demo-grpo-final/evaluations"
     assert {p.stem for p in folder.glob("*.json")} == {"test-greedy-2x1", "test-greedy-2x1-2"}
+    rounded = grouper("eval", run, "--no-base", "--limit", 2, "model.compute_dtype=bfloat16")
+    assert "Measured before" not in rounded.err
 
 
 def test_several_prompts_are_tried_at_the_same_budget(grouper, run, suite_file):

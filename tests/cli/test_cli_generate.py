@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -107,7 +108,8 @@ def test_an_interactive_prompt_ends_with_ctrl_d_and_with_ctrl_c(grouper, model, 
             return value
         raise value
 
-    monkeypatch.setattr(generate, "_typed", lambda: True)
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(generate, "sys", terminal)
     monkeypatch.setattr("builtins.input", typed)
     called = grouper("generate", model)
     assert called.code == 0, called.err

@@ -43,7 +43,7 @@ def test_a_run_graded_by_this_version_does_not_change(grouper, finished_run):
     before = contents(finished_run)
     called = grouper("grade", finished_run)
     assert called.code == 0, called.err
-    assert "0 rows come out differently." in called.out
+    assert "Rows that come out differently: 0." in called.out
     assert "grpo step 2: 32 rows" in called.out
     assert contents(finished_run) == before
 
@@ -52,7 +52,7 @@ def test_each_flipped_row_is_listed_with_both_reasons(grouper, run, tmp_path):
     output = tmp_path / "flips.jsonl"
     called = grouper("grade", run, "--output", output)
     assert called.code == 0, called.err
-    assert "2 rows come out differently." in called.out
+    assert "Rows that come out differently: 2." in called.out
     assert "1  incorrect -> correct" in called.out
     assert "1  correct -> incorrect" in called.out
     assert "before incorrect: 0.5 (an old bug), reward 0.0" in called.out
@@ -62,7 +62,7 @@ def test_each_flipped_row_is_listed_with_both_reasons(grouper, run, tmp_path):
     assert flips[1]["before"]["verdict"] == "incorrect"
     assert flips[1]["after"]["verdict"] == "correct"
     only = grouper("grade", run, "--only", "evaluations")
-    assert "1 rows come out differently." in only.out
+    assert "Rows that come out differently: 1." in only.out
     assert "step" not in only.out
 
 
@@ -81,7 +81,7 @@ def test_another_recipe_pays_otherwise_for_the_same_rollouts(grouper, finished_r
         "grade", finished_run, "--recipe", tmp_path / "other.yaml", "--only", "rollouts", rewards
     )
     assert called.code == 0, called.err
-    assert "64 rows come out differently." in called.out, called.out[-500:]
+    assert "Rows that come out differently: 64." in called.out, called.out[-500:]
     assert "64  only the reward" not in called.out  # told step by step
     assert "32  only the reward" in called.out
     with gzip.open(finished_run / "rollouts" / "grpo-000001.jsonl.gz", "rt") as lines:
@@ -92,3 +92,11 @@ def test_another_recipe_pays_otherwise_for_the_same_rollouts(grouper, finished_r
 def test_what_is_no_run_is_refused(grouper, tmp_path):
     grouper("grade", tmp_path / "nothing").refused("is not a file or a run folder")
     grouper("grade", tmp_path).refused("no recipe.yaml")
+
+
+def test_a_damaged_file_leaves_the_others(grouper, run):
+    (run / "rollouts" / "grpo-000002.jsonl.gz").write_bytes(b"no gzip")
+    called = grouper("grade", run)
+    assert called.code == 0, called.err
+    assert "Rows that come out differently: 2." in called.out
+    assert "warning: left out: " in called.err

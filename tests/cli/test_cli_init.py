@@ -13,6 +13,7 @@ from conftest import Grouper
 
 from grouper.cli import recipes
 from grouper.config.loading import load_recipe
+from grouper.prompts import FORMATS
 from grouper.training.prepare import make_base
 from grouper.training.problem_sets import load_problem_sets
 
@@ -54,7 +55,9 @@ def written(name: str = "mine.yaml") -> dict[str, Any]:
 def test_what_is_written_passes_a_dry_run(grouper: Grouper, model: Path) -> None:
     called = grouper("init", "--model", model, "--data", write("rows.jsonl", ROWS), "--full")
     assert called.code == 0, called.err
-    assert "rows.jsonl (question, answer). Of the first 50 answers, 50 are plain" in called.out
+    assert (
+        "rows.jsonl (question, answer). Plain numbers among the first 50 answers: 50." in called.out
+    )
     assert "Question: What is 0 + 1?\n  Answer: 1\n" in called.out
     assert "of them trained. An update takes" in called.out
     commands = ["run ./mine.yaml --dry-run", "preview ./mine.yaml", "run ./mine.yaml"]
@@ -110,6 +113,24 @@ def test_memory_decides_about_the_update(
     recipe = load_recipe("./mine.yaml")
     assert recipe.model.gradient_checkpointing
     assert (recipe.grpo.tokens_per_micro_batch, recipe.grpo.prompts_per_step) == (2048, 8)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_prompts_with_responses_and_a_test_file_beside(grouper: Grouper, known: bool) -> None:
+    prompt = FORMATS["r1-zero"].plain_prompt("1 + {}?") if known else "Add 1 and {}."
+    rows = [
+        {"prompt": prompt.format(n), "response": f" so </think> <answer> {n + 1} </answer>"}
+        for n in range(50)
+    ]
+    write("set/train.jsonl", rows)
+    write("set/test.jsonl", rows[:3])
+    called = grouper("init", "--model", "owner/Model-7B", "--data", "set/train.jsonl")
+    assert called.code == 0, called.err
+    assert ("word for word" in called.out) is not known
+    data = written()
+    assert data["data"]["train"] == {"source": "prompt-response", "path": "set/train.jsonl"}
+    assert data["data"]["test"] == {"source": "prompt-response", "path": "set/test.jsonl"}
+    assert data["prompt"]["format"] == ("r1-zero" if known else "xml")
 
 
 def test_what_is_not_on_this_machine_is_said(grouper: Grouper) -> None:

@@ -21,6 +21,7 @@ from importlib.metadata import version
 import pytest
 from drawn_runs import GRPO, NASTY, make_run, report
 
+from grouper.files import write_lines
 from grouper.runs.lock import LOCK_FILE, RunLock, is_running
 
 
@@ -84,6 +85,38 @@ def test_env_names_what_numbers_depend_on(grouper):
     text = grouper("env").out
     assert "Versions:" in text
     assert version("torch") in text
+
+
+def test_a_damaged_file_of_rollouts_leaves_the_rest_of_a_diagnosis(grouper, tmp_path):
+    run = make_run(tmp_path / "demo")
+    whole = grouper("diagnose", run.path)
+    (run.path / "rollouts" / "grpo-000002.jsonl.gz").write_bytes(b"no gzip")
+    called = grouper("diagnose", run.path)
+    assert (called.code, called.out) == (whole.code, whole.out)
+    assert "warning: left out: " in called.err
+    assert "grpo-000002.jsonl.gz: the file cannot be read" in called.err
+
+
+def test_rows_of_another_program_are_damage_not_a_traceback(grouper, tmp_path):
+    run = make_run(tmp_path / "demo")
+    rows = [{"problem_id": 5, "reward": "high", "token_texts": 3, "verdict": None}]
+    write_lines(run.path / "rollouts" / "grpo-000009.jsonl.gz", rows)
+    for command in ("show", "watch", "report"):
+        called = grouper(command, run.path)
+        assert called.code == 0, called.err
+
+
+def test_an_encoding_without_every_letter_is_no_traceback(tmp_path):
+    run = make_run(tmp_path / "dé mo")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+
+    def said(*words):
+        call = [sys.executable, "-m", "grouper", *words]
+        done = subprocess.run(call, capture_output=True, text=True, check=True, env=environment)
+        return done.stdout
+
+    assert "d\\xe9 mo: not running" in said("watch", str(run.path))
+    assert json.loads(said("runs", str(tmp_path), "--json"))[0]["name"] == "dé mo"
 
 
 # --- report, show, watch -------------------------------------------------------------------------

@@ -65,6 +65,25 @@ def test_a_dry_run_says_what_is_in_the_folder(grouper, small, finished_run):
     assert (finished_run / "grpo" / "final").is_dir()
 
 
+def test_a_dry_run_says_what_grpo_starts_from_and_what_ends_a_completion(
+    grouper, small, finished_run
+):
+    def said(*words: str) -> str:
+        called = grouper("run", "demo", *small, "--dry-run", *words)
+        assert called.code == 0, called.err
+        return called.out + called.err
+
+    there, sft = f"output_dir={finished_run.parent}", finished_run / "sft" / "final"
+    assert f"# GRPO starts from {sft}." in said("--skip-sft", there, "--resume")
+    fresh = "# GRPO starts from a new random model."
+    assert fresh in said("--skip-sft", there, "--overwrite")
+    assert "GRPO starts from" not in said()
+    assert f"# GRPO starts from {sft}." in said("--start-from", str(sft))
+    assert "nothing is trained" in said("--skip-sft", "--skip-grpo")
+    stops = said('sampling.stop=["</a>", "\\n\\nQ:"]')
+    assert r'# Stop strings: "</a>" "\n\nQ:"' in stops
+
+
 def test_a_dry_run_renders_every_prompt_where_the_tokenizer_is_local(grouper, small, finished_run):
     settings = [text for text in small if not text.startswith("model.")]
     base = [*settings, "name=other", "model.new=null", f"model.path={finished_run / 'base'}"]
@@ -238,3 +257,18 @@ def test_seeds_under_torchrun_are_refused(grouper, small, tmp_path, monkeypatch)
     monkeypatch.setattr("os._exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
     called = grouper("run", "demo", *small, f"output_dir={tmp_path}", "--seeds", 2)
     called.refused("--seeds", "Call it without torchrun")
+
+
+def test_a_run_that_was_moved_is_not_begun_anew_elsewhere(
+    grouper, finished_run, tmp_path, monkeypatch
+):
+    """It was, in the place that its recipe names, without a word; or what is there was deleted."""
+    monkeypatch.chdir(tmp_path)
+    moved = tmp_path / "moved ü" / "demo"
+    shutil.copytree(finished_run, moved)
+    for switch in ("--resume", "--overwrite"):
+        called = grouper("run", "./moved ü/demo", switch, "--dry-run")
+        called.refused(f"is that of {finished_run}", "call it demo, and add --output-dir")
+    called = grouper("run", "./moved ü/demo", "--resume", "--output-dir", "moved ü", "--dry-run")
+    assert "finished: sft, grpo" in called.out, called.err
+    assert grouper("run", finished_run, "--resume", "--dry-run").code == 0

@@ -204,14 +204,14 @@ def test_config_names_the_recipe(resolved, grouper, tmp_path, monkeypatch):
         (["run", "demo", "--no-wandb", "--wandb-project", "p"], "the recipe has no trackers"),
         (
             ["run", "demo", "--eval-steps", "often"],
-            "should be a valid integer, or 'epoch' (got 'often')",
+            "should be a whole number, or 'epoch' (got 'often')",
         ),
         (["run", "demo", "--eval_strategy", "often"], "is one of steps, epoch, no"),
         (["run", "--config", "demos"], "Did you mean 'demo'"),
         (["run", "--config", "demos.yaml"], "./demos.yaml: there is no recipe file"),
         (
             ["run", "demo", "--unique-examples", "some"],
-            "should be a valid integer, or 'all' (got 'some')",
+            "should be a whole number, or 'all' (got 'some')",
         ),
         (["run", "demo", "--rewards", "corectness"], "Did you mean 'correctness'"),
         (["run", "demo", "--tracker", "wanbd"], "Did you mean 'wandb'"),

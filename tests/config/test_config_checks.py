@@ -38,7 +38,7 @@ def test_places_types_and_nearest_names():
     ("key", "value", "told"),
     [
         ("evaluate_every", -1, "should be greater than or equal to 0, or 'epoch' (got -1)"),
-        ("evaluate_every", "x", "should be a valid integer, or 'epoch' (got 'x')"),
+        ("evaluate_every", "x", "should be a whole number, or 'epoch' (got 'x')"),
     ],
 )
 def test_a_value_of_several_kinds_is_one_mistake(key: str, value: object, told: str) -> None:

@@ -220,6 +220,25 @@ def test_what_has_no_counterpart_is_listed_with_the_reason(imported, settings, n
     assert f"#   {name}: " in found.text
 
 
+@pytest.mark.parametrize(
+    ("settings", "importance"),
+    [
+        ({}, "truncate"),
+        ({"vllm_importance_sampling_correction": False}, "none"),
+        ({"vllm_importance_sampling_mode": "token_mask"}, "mask"),
+        ({"vllm_importance_sampling_mode": "token_truncate"}, "truncate"),
+    ],
+)
+def test_what_weighs_the_samples_of_vllm_is_said(imported, settings, importance):
+    found = imported(changed(use_vllm=True, **settings))
+    assert found.recipe.grpo.importance == importance
+    assert found.left_out == {}
+    assert "sequence_mask" in found.text
+    alone = imported(changed(**settings))
+    assert alone.recipe.grpo.importance == "none"
+    assert "sequence_mask" not in alone.text
+
+
 def test_trls_own_defaults_are_not_worth_a_word(imported):
     assert imported(changed(use_vllm=False, log_completions=False)).left_out == {}
 

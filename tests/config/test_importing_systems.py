@@ -282,6 +282,42 @@ def test_a_whole_file_becomes_the_same_run(imported, name):
     check_recipe(found.recipe, runs_here=False)
 
 
+CONSTANTS = """
+import torch as SEED
+LR: float = 1e-6
+BETA = BASE_BETA = 0.1
+NAMES = ["a"]
+NAMES.append("b")
+STEPS = 5
+GROUP = 4
+HF_TOKEN = "hf_secret"
+for STEPS in range(3):
+    pass
+def train(GROUP):
+    return GRPOConfig(learning_rate=LR, beta=BETA, max_steps=STEPS, num_generations=GROUP,
+        seed=SEED, reward_funcs=["format"], wandb_tags=NAMES,
+        hub_token=HF_TOKEN)
+"""
+
+
+def test_names_of_constants_are_read_where_nothing_else_can_have_set_them(imported):
+    found = imported(CONSTANTS, "theirs.py")
+    assert (found.recipe.grpo.optimizer.learning_rate, found.recipe.grpo.beta) == (1e-6, 0.1)
+    unread = {
+        name: f"not a literal: {word}"
+        for name, word in (
+            ("max_steps", "STEPS"),
+            ("num_generations", "GROUP"),
+            ("seed", "SEED"),
+            ("wandb_tags", "NAMES"),
+        )
+    }
+    assert {**found.left_out, **unread} == found.left_out
+    # What is left out is listed with its value, but for secrets.
+    assert "hub_token" in found.text
+    assert "hf_secret" not in found.text
+
+
 def test_a_script_with_both_phases_is_refused(imported):
     with pytest.raises(ConfigError, match=r"here are 2.*Keep one in a copy"):
         imported(text_of("trl_both.py"), "both.py")

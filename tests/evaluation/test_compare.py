@@ -151,9 +151,9 @@ def test_only_shared_problems_are_compared():
     assert comparison.left_out == 1
     assert [len(result.items) for result in comparison.results] == [3, 3]
     assert comparison.differences[0].paired.problems == 3
-    assert "1 problems are not in all of them" in plain(render_table(comparison))
+    assert "Left out: 1 problem, which not all of them have" in plain(render_table(comparison))
     changed = replace(SFT, items=(replace(SFT.items[0], answer="2"), *SFT.items[1:]))
-    assert compare([BASE, changed]).left_out == 2  # with either reference
+    assert compare([BASE, changed]).left_out == 1
     other = tuple(replace(item, problem_id=f"q/{item.problem_id}") for item in SFT.items)
     with pytest.raises(DataError, match="'base' and 'sft' share no problem"):
         compare([BASE, replace(SFT, items=other)])
@@ -238,6 +238,41 @@ def test_seeds_of_one_recipe_are_one_arm_with_an_interval_over_them():
     assert comparison.differences[0].verdict == "no evidence"
 
 
+def test_seeds_that_agree_exactly_have_an_interval_with_a_width() -> None:
+    """Two seeds with one problem more out of ten each: that is no proof."""
+    arms = {
+        "base": seeds_of("base", *["-" * 10] * 2),
+        "grpo": seeds_of("grpo", *["-" * 9 + "+"] * 2),
+    }
+    comparison = compare([pool(name, arm) for name, arm in arms.items()], seeds=arms)
+    # By hand: as changes of 0.1 and 0.2, whose squares about the mean add up to 0.1^2 / 2.
+    low = 0.1 - 12.7062 * (0.005 / 2) ** 0.5
+    assert comparison.differences[0].seeds.low == pytest.approx(low, abs=1e-4)
+
+
+def test_other_problems_under_the_same_ids_are_not_the_same_by_chance() -> None:
+    """Row numbers are ids in every file, and some of their answers agree."""
+
+    def answering(name: str, answers: str) -> EvaluationResult:
+        made = make_result(name, "+" * len(answers))
+        items = (replace(i, answer=a) for i, a in zip(made.items, answers, strict=True))
+        return replace(made, items=tuple(items))
+
+    first, second = answering("a", "1234567890"), answering("b", "1298765430")
+    with pytest.raises(DataError, match=r"share no problem.* as they are for 4 of 10 ids"):
+        compare([first, second])
+    arms = {"a": [first, second], "b": [second, first]}
+    with pytest.raises(DataError, match="name the same ones in each arm, in the same order"):
+        compare([pool(name, arm) for name, arm in arms.items()], seeds=arms)
+
+
+def test_numbers_of_samples_that_differ_are_both_named() -> None:
+    one = make_result("base", "+-")
+    items = tuple(replace(item, sample=n) for item in one.items for n in range(4))
+    both = plain(render_table(compare([replace(one, items=items, samples=4), one])))
+    assert "2 problems, 1 or 4 completions each" in both
+
+
 def test_seeds_with_problems_of_their_own_have_all_of_them():
     other = make_result("base", "+-")
     other = replace(other, items=tuple(replace(i, answer="9") for i in other.items))
@@ -254,8 +289,7 @@ def test_the_interval_over_seeds_is_over_the_problems_that_all_have():
     comparison = compare([pool(name, arm) for name, arm in arms.items()], seeds=arms)
     (difference,) = comparison.differences
     assert comparison.left_out == 40
-    assert difference.seeds.low == pytest.approx(0.1)
-    assert difference.seeds.high == pytest.approx(0.1)
+    assert (difference.seeds.low + difference.seeds.high) / 2 == pytest.approx(0.1)
     assert comparison.numbers["accuracies_of_seeds"]["grpo"] == [0.3, 0.5]
     # Also where each seed has problems of its own, which pooling renames.
     for arm in arms.values():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -170,3 +173,27 @@ def test_memory_is_flat(tmp_path):
     assert result.accuracy == 1.0
     assert max(held, peak) < 16e6, (held, peak)
     assert json.dumps(result.numbers)
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from grouper.runs.folder import RunFolder
+print(RunFolder(Path(sys.argv[1])).name_for(sys.argv[2], "test", {}))
+"""
+
+
+def test_what_another_process_is_measuring_is_refused(tmp_path):
+    def other(name: str) -> str:
+        words = [sys.executable, "-c", MEASURE, str(tmp_path), name]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    folder = RunFolder(tmp_path)
+    assert folder.name_for("a", "test", {}) == "a"
+    Unfinished(tmp_path / "evaluations", "a", {}).begin(resume=True)  # keeps the lock
+    assert f"process {os.getpid()} on" in (said := other("a"))
+    assert "is writing this evaluation" in said
+    assert other("b") == "b\n"
+    folder.write_evaluation(measure(tmp_path / "evaluations", name="a"))
+    assert "is writing" not in other("a")

@@ -239,8 +239,6 @@ FOLDERS = (
     row("run/no-test", "eval ./tiny data.test=null"),
     row("run/grade-nowhere", "grade nowhere"),
     row("run/grade-no-run", "grade ./"),
-    row("run/grade-rollouts", "grade tiny",
-        written("tiny/rollouts/grpo-000001.jsonl.gz", "nothing of the kind")),
     row("run/pass-rates-of-others", "data difficulty ./tiny --output rates.jsonl --quiet",
         written("rates.jsonl",
                 '{"problem_id": "a", "correct": 1, "completions": 2, "settings": "b"}\n')),

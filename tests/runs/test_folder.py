@@ -16,7 +16,7 @@ from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import read_lines, write_lines
 from grouper.runs import folder as folder_module
-from grouper.runs.folder import RunFolder
+from grouper.runs.folder import RunFolder, load_run
 from grouper.runs.records import RunInfo, rollout_rows
 from grouper.types import (
     Completion,
@@ -451,6 +451,14 @@ def test_an_evaluation_without_its_summary_does_not_exist(tmp_path):
     assert run.read_evaluation("base") is None
 
 
+def test_an_evaluation_whose_items_were_deleted_is_measured_again(tmp_path):
+    """Deleting a damaged file is what its message proposes."""
+    run = create(tmp_path)
+    run.write_evaluation(make_result("base", "base", 0))
+    (tmp_path / "evaluations" / "base.jsonl.gz").unlink()
+    assert run.read_evaluations() == []
+
+
 def test_a_name_cannot_leave_the_folder(tmp_path):
     with pytest.raises(ValueError, match="file name"):
         create(tmp_path).write_evaluation(make_result("../base", "base", 0))
@@ -467,7 +475,7 @@ def test_an_unknown_or_missing_field_is_damage(tmp_path, file, where):
     (row, *_) = read_lines(tmp_path / file)
 
     def read() -> list[Any]:
-        return list(run.read_rollouts()) if where else run.read_evaluations()
+        return load_run(tmp_path).rollouts if where else run.read_evaluations()
 
     assert len(read()) == 1
     for damaged in ({**row, "mood": "fine"}, {k: v for k, v in row.items() if k != "stage"}):

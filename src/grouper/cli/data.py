@@ -15,7 +15,7 @@ from grouper.config.loading import list_recipes, load_recipe, shipped_recipes
 from grouper.config.overrides import as_json
 from grouper.config.schema import Recipe, SourceConfig
 from grouper.data import SOURCES, ProblemSet, find_overlap, load_problems
-from grouper.errors import ConfigError, did_you_mean
+from grouper.errors import ConfigError, counted, did_you_mean
 from grouper.prompts import make_format
 from grouper.training.problem_sets import MEASURED, PARTS, load_problem_sets
 
@@ -74,26 +74,26 @@ def audited(limit: int | None, show: int, output: Path | None, **source: Any) ->
         apart = [
             f"{', '.join(r.problem_ids)}: {' | '.join(r.answers)}" for r in found.contradictions
         ]
-        _list("rows that cannot be used", unusable, show)
-        _list("questions asked more than once", twice, show)
-        _list("questions with different answers", apart, show)
+        _list("row", "that cannot be used", unusable, show)
+        _list("question", "asked more than once", twice, show)
+        _list("question", "with different answers", apart, show)
         click.echo()
     held_out = [name for name in sets if name in MEASURED] or list(sets)[1:]
     trained = [p for name, s in sets.items() if name not in held_out for p in s.problems]
     leaks = [leak for n in held_out for leak in find_overlap(trained, sets[n].problems)]
     if len(sets) > 1:
         click.echo(click.style("overlap between trained and held-out problems", bold=True))
-        for what, same in (("held-out questions are trained on", True), ("share 13 words", False)):
+        for what, same in (("in the training data", True), ("sharing 13 words", False)):
             pairs = [f"{o.held_out_id} in {o.trained_id}" for o in leaks if o.same_question is same]
-            _list(what, pairs, show)
+            _list("held-out question", what, pairs, show)
     if output is not None:
         rows = list(quarantine_rows(list(audits.values()), leaks))
         write_rows(rows, output)
-        click.echo(f"{len(rows):,} findings written to {output}")
+        click.echo(f"{counted(len(rows), 'finding')} written to {output}")
 
 
-def _list(what: str, findings: Sequence[str], show: int) -> None:
-    click.echo(f"  {len(findings):,} {what}")
+def _list(noun: str, what: str, findings: Sequence[str], show: int) -> None:
+    click.echo(f"  {counted(len(findings), noun)} {what}")
     some([short(finding, 300) for finding in findings], show, "    ")
 
 
@@ -109,9 +109,9 @@ def prepared(source: str, output: Path | None, overwrite: bool, **named: Any) ->
         _head(
             name,
             problems,
-            f"{folder / name}.jsonl: {len(problems):,} problems, {worked:,} with worked solutions, "
-            f"fingerprint {problems.fingerprint}",
-            f"{len(problems.quarantined):,} rows cannot be used ({name}.invalid.jsonl)",
+            f"{folder / name}.jsonl: {counted(len(problems), 'problem')}, {worked:,} with worked "
+            f"solutions, fingerprint {problems.fingerprint}",
+            f"{counted(len(problems.quarantined), 'row')} cannot be used ({name}.invalid.jsonl)",
         )
     click.echo("\nIn a recipe or on the command line:")
     for name in sets:

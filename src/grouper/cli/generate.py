@@ -14,7 +14,7 @@ import click
 from grouper.cli.measure import progress
 from grouper.cli.opening import open_recipe, read_rows, require_new, run_of
 from grouper.cli.text import write_rows
-from grouper.errors import DataError
+from grouper.errors import DataError, counted
 from grouper.models.folders import (
     model_in,
     recipe_for,
@@ -76,10 +76,10 @@ def _answer(
             lines = list(_answered(rows, found, opened.evaluation.samples))
             write_rows(lines, output_file)
             if output_file is not None:
-                click.echo(f"{output_file}: {len(lines):,} rows.")
+                click.echo(f"{output_file}: {counted(len(lines), 'row')}.")
         elif question is not None:
             _show(question, generator)
-        elif converse or _typed():
+        elif converse or sys.stdin.isatty():
             _converse(generator)
         else:
             _read_lines(generator)
@@ -139,7 +139,7 @@ def _show(question: str, generator: Generator) -> None:
         _show_answer(solution)
         if solution.finish_reason == "length":
             limit = generator.params.max_new_tokens
-            click.echo(f"(cut off after {limit} tokens; see --max-new-tokens)")
+            click.echo(f"(cut off after {counted(limit, 'token')}; see --max-new-tokens)")
 
 
 def _show_answer(solution: Solution) -> None:
@@ -163,10 +163,6 @@ def _read_lines(generator: Generator) -> None:
             click.echo(error.paragraph(), err=True)
     if not questions:
         click.echo("No question on standard input; see --question and --input.", err=True)
-
-
-def _typed() -> bool:
-    return sys.stdin.isatty()
 
 
 # --- grouper chat --------------------------------------------------------------------------------
@@ -250,6 +246,6 @@ def synthesize(
 
     display = progress(quiet=quiet)
     rows, drawn = api.synthesize(opened, subject, output, samples=samples, display=display)
-    click.echo(f"{output}: {rows:,} right answers of {drawn:,} completions.")
+    click.echo(f"{output}: {counted(rows, 'right answer')} of {counted(drawn, 'completion')}.")
     sft = f"{{source: file, path: {output}, columns: {{response: response}}}}"
     click.echo(f"Train on them with 'data.sft={sft}'.")

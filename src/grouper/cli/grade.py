@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from grouper.cli.opening import open_recipe, read_rows, require_new, run_folder_of
-from grouper.cli.text import counted, short, some, warn, write_rows
+from grouper.cli.text import short, some, warn, write_rows
 from grouper.config.schema import GradingConfig, Recipe
 from grouper.data.references import check_references
-from grouper.errors import ConfigError, DataError, GrouperError, did_you_mean
+from grouper.errors import ConfigError, DataError, GrouperError, counted, did_you_mean
 from grouper.grading import Grader, by_text_alone, extract, extract_lenient
 from grouper.prompts.formats import FORMATS, TURN_MARKERS, make_format
 from grouper.rewards import build_rewards
@@ -217,16 +217,18 @@ def _grade_run(run: Path, chosen: Recipe, only: str | None, show: int) -> list[R
     own = open_recipe(str(run))
     listed: list[Row] = []
     with Grader(make_format(own.prompt).contract, chosen.grading) as grader:
-        if only != "rollouts":
-            for file in sorted((run / "evaluations").glob("*.jsonl.gz")):
-                listed += _grade_rows(file.name.partition(".")[0], _rows(file), grader, show)
-        if only != "evaluations":
-            score = _scoring(own, chosen)
-            for file in sorted((run / "rollouts").glob("*.jsonl.gz")):
-                rows = _rows(file)
-                name = f"{rows[0]['phase']} step {rows[0]['step']}"
+        for kind in ("evaluations", "rollouts") if only is None else (only,):
+            score = _scoring(own, chosen) if kind == "rollouts" else None
+            for file in sorted((run / kind).glob("*.jsonl.gz")):
+                try:
+                    rows = _rows(file)
+                except GrouperError as error:  # one of many
+                    warn(f"left out: {error.paragraph()}")
+                    continue
+                name = file.name.partition(".")[0]
+                name = f"{rows[0]['phase']} step {rows[0]['step']}" if score else name
                 listed += _grade_rows(name, rows, grader, show, score)
-    click.echo(f"{len(listed):,} rows come out differently.")
+    click.echo(f"Rows that come out differently: {len(listed):,}.")
     return listed
 
 

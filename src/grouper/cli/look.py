@@ -19,7 +19,7 @@ from grouper.cli.text import definitions, show_json, table, warn
 from grouper.cli.text import show as print_rich
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, GrouperError
+from grouper.errors import ConfigError, GrouperError, counted
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.folders import RECIPE_FILE
 from grouper.runs.folder import RunFolder
@@ -138,12 +138,14 @@ def diagnose(run: str, *, as_json: bool) -> int:
 
     record = read_record(Path(run).expanduser())
     findings = find(record)
+    for error in record.folder.damaged:
+        warn(f"left out: {error.paragraph()}")
     steps = {"sft": len(record.sft), "grpo": len(record.grpo)}
     if as_json:
         found = [asdict(finding) for finding in findings]
         show_json({"run": run, "steps": steps, "findings": found})
     else:
-        done = ", ".join(f"{count} steps of {phase}" for phase, count in steps.items() if count)
+        done = ", ".join(f"{counted(n, 'step')} of {phase}" for phase, n in steps.items() if n)
         click.echo(f"{run}: {done}")
         for finding in findings:
             first, last = finding.steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.resources
+import io
 import logging
 import os
 import sys
@@ -168,6 +169,9 @@ click.version_option(package_name="grouper-rl", message="grouper %(version)s")(c
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: run a command; a user's mistake is one paragraph and exit code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads warn after a fork
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # of a locale that does not know every letter
+            stream.reconfigure(errors="backslashreplace")
     prefer_expandable_segments()
     code = _run(sys.argv[1:] if arguments is None else arguments)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -204,14 +208,8 @@ def _run(arguments: list[str]) -> int:
             click.echo("Stopped.", err=True)
             code = 130
         elif is_out_of_memory(error):
-            shortage = ModelError(
-                f"memory ran out ({first_line(error).rstrip('.')})",
-                fix="`grouper plan RECIPE` says what every part of a run takes, and what would "
-                "fit: the model's size decides about weights and optimizer, sampling.max_slots "
-                "and sampling.max_new_tokens about sampling, tokens_per_micro_batch about the "
-                "update.",
-            )
-            code = _tell(shortage)
+            what = f"memory ran out ({first_line(error).rstrip('.')})"
+            code = _tell(ModelError(what, fix=TABLE["memory"]))
         else:
             raise
     return code

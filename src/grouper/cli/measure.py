@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from grouper import files
 from grouper.cli.opening import (
     chosen_model,
     models_not_here,
@@ -22,9 +23,9 @@ from grouper.cli.opening import (
     sampled_by,
     show_plan,
 )
-from grouper.cli.text import counted, duration, is_follower, short, show, show_json, table, warn
+from grouper.cli.text import duration, is_follower, short, show, show_json, table, warn
 from grouper.config.loading import load_recipe
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, counted
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.folders import (
     RECIPE_FILE,
@@ -276,7 +277,7 @@ def _show_sizes(plans: Sequence[_Measurement], subjects: Mapping[str, str], targ
     sizes = []
     for plan in plans:
         k, count = plan.recipe.evaluation.samples, len(plan.problems)
-        what = f"{count:,} {plan.name} problems x {k} = {k * count:,} completions"
+        what = f"{counted(count, plan.name + ' problem')} x {k} = {k * count:,} completions"
         way = f" in {plan.prompt}" if plan.prompt else ""
         sizes += [f"{model}: {what}{way}, to {target / label}" for label, model in subjects.items()]
     missing = models_not_here(plans[0].recipe, *subjects.values())
@@ -441,7 +442,7 @@ def show_changes(before: EvaluationResult, after: EvaluationResult, count: int) 
     changes = changed_problems(before, after)
     won = [row for row in changes if row[0] > 0]
     lost = [row for row in changes if row[0] < 0][::-1]
-    show(f"{len(won)} problems won and {len(lost)} lost by {label(after.name)}")
+    show(f"{counted(len(won), 'problem')} won and {len(lost)} lost by {label(after.name)}")
     rows = [
         (old.problem_id, f"{100 * change:+.0f}", *(short(t, 30) for t in (old.answer, *both)))
         for change, old, new in (*won[:count], *lost[:count])
@@ -517,14 +518,14 @@ def _show_rollout(rollout: Rollout, fmt: AnswerFormat) -> None:
 
 def _summarise(seen: Samples, causes: Sequence[Finding]) -> None:
     right = sum(rollout.grade.correct for rollout in seen.rollouts)
-    click.echo(f"\nRight:     {right} of {len(seen.rollouts)} samples")
+    click.echo(f"\nRight:     {right} of {counted(len(seen.rollouts), 'sample')}")
     click.echo(
         f"Diversity: {seen.diversity:.2f} (0: all the same, 1: no two the same); tokens drawn with "
         f"a mean probability of {seen.certainty:.3f}"
     )
     click.echo(
         f"Rewards:   mean variance {seen.reward_variance:.4f}; something to learn from on "
-        f"{sum(seen.signal)} of {len(seen.groups)} problems"
+        f"{sum(seen.signal)} of {counted(len(seen.groups), 'problem')}"
     )
     for cause in causes:
         click.echo(click.style(f"Cause ({cause.name}): ", fg="red", bold=True) + f"{cause.what}.")
@@ -561,7 +562,7 @@ def difficulty(
     for correct in range(samples + 1):
         bar = "#" * round(40 * solved[correct] / max(solved.values()))
         click.echo(f"solved {correct:>3} of {samples}  {solved[correct]:>6,}  {bar}".rstrip())
-    click.echo(f"\n{len(found):,} problems: {path}")
+    click.echo(f"\n{counted(len(found), 'problem')}: {path}")
 
 
 # --- grouper plan --------------------------------------------------------------------------------
@@ -621,7 +622,7 @@ def _phase_line(phase: PhasePlan) -> str:
     bound = "at most " if phase.name == "grpo" else ""
     line = f"{phase.name}: {bound}{phase.tokens_per_step:,} tokens a step"
     if phase.steps is not None:
-        line = f"{line}, {phase.steps:,} steps, {bound}{phase.tokens:,} tokens"
+        line = f"{line}, {counted(phase.steps, 'step')}, {bound}{phase.tokens:,} tokens"
     if phase.seconds is not None:
         line = f"{line}, about {duration(phase.seconds)}"
     return line
@@ -689,21 +690,10 @@ def _show_bench(seen: Bench) -> None:
     )
 
 
-_ROWS = (
-    *((f"{part}, s", f"time.{part}", "{:.3f}")
-      for part in ("prefill", "decode", "grade", "update", "other", "step")),
-    ("sampled tok/s", "time.sampled_tokens_per_second", "{:,.0f}"),
-    ("trained tok/s", "time.trained_tokens_per_second", "{:,.0f}"),
-    ("MFU of sampling", "time.mfu_sample", "{:.1%}"),
-    ("MFU of the update", "time.mfu_update", "{:.1%}"),
-    ("MFU of the step", "time.mfu", "{:.1%}"),
-)  # fmt: skip
-
-
 def _show_times(seen: Bench) -> None:
     last = ["no kernels"] if seen.plain_reports else []
     rows = []
-    for name, metric, form in _ROWS:
+    for name, metric, form in files.table("grouper.runs", "columns.yaml")["bench"]:
         spread = seen.spread(metric)
         if spread:
             share = f"{seen.share(metric[5:]):.0%}" if name.endswith(", s") else ""

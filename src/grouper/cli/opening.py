@@ -158,8 +158,7 @@ def show_plan(
         warn(text)
     last = "Everything that was looked at checks out"
     last += f", but {' and '.join(leaks)}." if leaks else "."
-    if unchecked:
-        last += f" Not checked: {'; '.join(unchecked)}."
+    last += f" Not checked: {'; '.join(unchecked)}." if unchecked else ""
     lines = [*sizes[: SUMMARY - 1], f"Dry run: no model was loaded and nothing was written. {last}"]
     click.echo("".join(f"# {line}\n" for line in lines))
     click.echo(resolved_yaml(recipe))

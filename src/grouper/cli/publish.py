@@ -50,12 +50,8 @@ def push(source: str, repo: str, *, public: bool, **how: Any) -> None:
 
 # Program -> the package that it serves with, what installs it, and what `python -m` calls.
 SERVERS = {
-    "vllm": ("vllm", "vllm", ["vllm.entrypoints.openai.api_server", "--model"]),
-    "transformers": (
-        "uvicorn",
-        "transformers[serving]",
-        ["transformers.cli.transformers", "serve"],
-    ),
+    "vllm": ("vllm", "vllm", "vllm.entrypoints.openai.api_server --model"),
+    "transformers": ("uvicorn", "transformers[serving]", "transformers.cli.transformers serve"),
 }
 
 
@@ -78,7 +74,8 @@ def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool
             # Other servers know nothing of recipes: template and stops must be in the folder.
             folder = Path(place) / "model"
             export_model(source, folder)
-        words = [sys.executable, "-m", *module, str(folder), "--host", host, "--port", str(port)]
+        words = [sys.executable, "-m", *module.split(), str(folder)]
+        words += ["--host", host, "--port", str(port)]
         click.echo(shlex.join(words))
         click.echo(_curl(folder, host, port))
         if dry_run:

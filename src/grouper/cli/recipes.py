@@ -24,7 +24,7 @@ from grouper.cli.text import definitions, short, warn
 from grouper.config.checks import advice, meant, settings, validate_json
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
 from grouper.config.schema import PromptConfig, Recipe, SourceConfig
-from grouper.errors import ConfigError, DataError, did_you_mean
+from grouper.errors import ConfigError, DataError, counted, did_you_mean
 from grouper.files import write_atomic
 from grouper.models.folders import local_model, on_this_machine, require_model_folder
 
@@ -227,50 +227,68 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
     """
     from grouper.data import SOURCES, load_problems
     from grouper.data.problems import is_numeric
-    from grouper.data.reading import READERS
-    from grouper.data.sources import source_named
 
-    train = source_named(data)
-    if train["source"] == "hub" and (data.count("/") != 1 or Path(data).suffix in READERS):
-        here = (file.name for file in Path().iterdir() if file.suffix in READERS)
-        fix = did_you_mean(data, [*SOURCES, *here])
-        raise ConfigError(f"there is no file, folder or source {data!r}", where="--data", fix=fix)
-    train |= {"columns": columns} if columns else {}
+    train, parts = _sources(data, columns)
     text = json.dumps({**train, "limit": LOOKED_AT})
     config = validate_json(SourceConfig, text, where="--data")
     source = SOURCES[config.source]
-    has_test = "test" in source.splits
-    if config.path is not None:
-        has_test = any(Path(config.path).expanduser().glob("test[.-]*"))
-    parts: dict[str, Any] = {"train": train, "validation_share": HELD_OUT}
-    parts |= {"test": {**train, "split": "test"}} if has_test else {}
-    numeric = solved = False
+    if config.path is None and "test" in source.splits:
+        parts["test"] = {**train, "split": "test"}
+    fmt, solved = "boxed", False
     try:
-        problems = load_problems(config, seed=0).problems
+        problems = load_problems(config, seed=0)
     except DataError as error:
         if source.hub is None and config.source != "hub":
             hint = "Here, --question and --answer name them." if "column" in error.what else ""
             raise DataError(error.what, where=error.where, fix=f"{error.fix} {hint}") from error
         click.echo(f"Data: {data} was not checked: {error.what}.")
     else:
-        numbers = [problem for problem in problems if is_numeric(problem.answer)]
-        solved = any(problem.solution for problem in problems)
-        numeric = len(numbers) == len(problems)
+        first, *_ = found = problems.problems
+        numbers = sum(is_numeric(problem.answer) for problem in found)
+        solved = any(problem.solution for problem in found)
+        fmt = "xml" if numbers == len(found) else "boxed"
+        if config.source == "prompt-response":
+            fmt = "r1-zero" if first.prompt is None else fmt
         click.echo(
-            f"Data: {data} ({', '.join(problems[0].columns) or 'made here'}). Of the first "
-            f"{len(problems)} answers, {len(numbers)} are plain numbers."
+            f"Data: {data} ({', '.join(first.columns) or 'made here'}). Plain numbers among the "
+            f"first {counted(len(found), 'answer')}: {numbers}."
         )
-        for noun, text in (("Question", problems[0].question), ("Answer", problems[0].answer)):
-            click.echo(f"  {noun}: {short(text)}")
-        if len(problems) < ENOUGH:
+        question, answer = short(first.question), short(first.answer)
+        click.echo("\n  ".join([f"  Question: {question}", f"Answer: {answer}", *problems.notes]))
+        if len(found) < ENOUGH:
             del parts["validation_share"]
     return {
         "solutions": "some" if solved else "none",
         "data": "\n  ".join(f"{part}: {_flow(value)}" for part, value in parts.items()),
-        "format": "xml" if numeric else "boxed",
-        "reward": "format" if numeric else "boxed_format",
+        "format": fmt,
+        "reward": "boxed_format" if fmt == "boxed" else "format",
         "every": 50 if "validation_share" in parts else 0,
     }
+
+
+def _sources(data: str, columns: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of `data.train`; and by part, with those of the test problems beside it."""
+    from grouper.data import SOURCES
+    from grouper.data.reading import READERS, find_file, iterate_files
+    from grouper.data.sources import source_named
+
+    train, path = source_named(data), Path(data).expanduser()
+    if train["source"] == "hub" and (data.count("/") != 1 or path.suffix in READERS):
+        here = (file.name for file in Path().iterdir() if file.suffix in READERS)
+        fix = did_you_mean(data, [*SOURCES, *here])
+        raise ConfigError(f"there is no file, folder or source {data!r}", where="--data", fix=fix)
+    train |= {"columns": columns} if columns else {}
+    parts = {"train": train, "validation_share": HELD_OUT}
+    if train["source"] == "file" and not columns:
+        rows = iterate_files(find_file(path, split="train", subset=None))
+        if {"prompt", "response"} <= next(rows, {}).keys():
+            train["source"] = "prompt-response"
+    beside = path.with_name(f"test{path.suffix}")
+    if path.is_dir() and any(path.glob("test[.-]*")):
+        parts["test"] = {**train, "split": "test"}
+    elif path.stem == "train" and beside.is_file():
+        parts["test"] = {**train, "path": str(beside)}
+    return train, parts
 
 
 def _flow(value: Any) -> str:

@@ -52,14 +52,9 @@ def show(name: str) -> None:
         near = did_you_mean(name, [*REWARDS, *STACKS])
         raise RewardError(f"there is no reward or stack {name!r}", fix=near)
     click.echo(f"{name}: {_doc(REWARDS[name])}")
-    parameters = inspect.signature(REWARDS[name]).parameters.values()
-    rows = [
-        (
-            p.name,
-            f"({p.annotation}, {'required' if p.default is p.empty else f'default {p.default}'})",
-        )
-        for p in [*parameters][1:]
-    ]
+    _, *parameters = inspect.signature(REWARDS[name]).parameters.values()
+    usual = {p: "required" if p.default is p.empty else f"default {p.default}" for p in parameters}
+    rows = [(p.name, f"({p.annotation}, {default})") for p, default in usual.items()]
     if rows:
         click.echo()
         definitions(rows, "Parameters (rewards[].params)")
@@ -101,10 +96,8 @@ def probed(recipe: str, overrides: tuple[str, ...], *, texts: bool) -> int:
     for r in failed if texts else ():
         click.echo(f"\n--- {r.name}: earned {paid[r.name]}")
         click.echo(r.text if len(r.text) <= 2000 else f"{r.text[:2000]} [cut]")
-    if failed:
-        click.echo(f"Cheating pays in {len(failed)} of {len(results)} probes.")
-    else:
-        click.echo(f"No attack pays: all {len(results)} probes passed.")
+    verdict = f"No attack pays: all {len(results)} probes passed."
+    click.echo(f"Cheating pays in {len(failed)} of {len(results)} probes." if failed else verdict)
     return int(bool(failed))
 
 

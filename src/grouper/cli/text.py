@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -55,7 +56,8 @@ def show_json(value: Any) -> None:
     """Print JSON that strict readers take, too: NaN and infinities are null."""
     from pydantic_core import to_json
 
-    click.echo(to_json(value, indent=2, inf_nan_mode="null").decode())
+    # In ASCII, which every encoding of standard output has.
+    click.echo(json.dumps(json.loads(to_json(value, inf_nan_mode="null")), indent=2))
 
 
 def short(text: str | None, length: int = 200) -> str:
@@ -85,15 +87,6 @@ def write_rows(rows: Iterable[Mapping[str, Any]], output: Path | None) -> None:
         click.echo(text, nl=False)
     else:
         write_atomic(output, text.encode())
-
-
-def counted(number: int, what: str) -> str:
-    """For people.
-
-    >>> counted(1, "thread"), counted(2000, "thread")
-    ('1 thread', '2,000 threads')
-    """
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def duration(seconds: float) -> str:

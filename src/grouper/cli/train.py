@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
 import os
 import signal
@@ -17,8 +18,8 @@ import click
 
 from grouper.cli.flags import CommandLine, spelled_out
 from grouper.cli.measure import show_results, stages
-from grouper.cli.opening import open_recipe, require_writable, show_plan
-from grouper.cli.text import is_follower, show
+from grouper.cli.opening import open_recipe, require_writable, run_folder_of, show_plan
+from grouper.cli.text import is_follower, show, warn
 from grouper.config.loading import recipe_hash, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
@@ -70,6 +71,13 @@ def run(
     for note in () if is_follower() else notes:
         click.echo(f"note: {note}", err=True)
     opened = open_recipe(name, spelled)
+    if not opened.phases:
+        warn("nothing is trained: both phases are skipped, and the base model is measured alone.")
+    folder = run_folder_of(name) if resume or overwrite else None
+    if folder is not None and folder.resolve() != _path(opened).resolve():
+        what = f"the run in this folder is that of {_path(opened)}, as its recipe says"
+        fix = f"If it was moved, call it {opened.name}, and add --output-dir with where it lies."
+        raise ConfigError(what, where=name, fix=fix)
     check_trackers(opened.tracking)
     for hook in opened.hooks:
         load_hook(hook)
@@ -171,11 +179,19 @@ def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dirs: tuple[
 
 def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
     from grouper.advice.dry_run import make_plan
+    from grouper.prompts import make_format
     from grouper.runs.progress import Progress, setup_logging
 
     setup_logging(None, console=Progress().console)
     plan = make_plan(recipe, **intent)
-    show_plan(recipe, plan.sizes, plan.warnings, leaks=plan.leaks, unchecked=plan.unchecked)
+    lines, start, sft = [*plan.sizes], recipe.grpo.start_from, _path(recipe) / "sft" / "final"
+    if not recipe.skip_grpo and (start or recipe.skip_sft):
+        made = str(sft) if sft.is_dir() and not intent["overwrite"] else recipe.model.path
+        lines.append(f"GRPO starts from {start or made or 'a new random model'}.")
+    own = recipe.sampling.stop
+    stops = make_format(recipe.prompt).stop if own is None else own
+    lines += [f"Stop strings: {' '.join(map(json.dumps, stops))}"] if stops else []
+    show_plan(recipe, lines, plan.warnings, leaks=plan.leaks, unchecked=plan.unchecked)
 
 
 def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool, verbose: bool) -> None:

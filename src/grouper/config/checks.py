@@ -24,6 +24,7 @@ from grouper.config.aliases import (
     former,
     keys_of,
     of_set_ups,
+    tables,
     word_of,
 )
 from grouper.errors import ConfigError, did_you_mean, raise_all
@@ -156,8 +157,19 @@ def _explain(kind: str, message: str, value: Any) -> tuple[str, str]:
         return "this setting is required", "Add it to the recipe."
     if kind == "value_error":
         return message.removeprefix("Value error, "), ""
-    text = repr(value) if not isinstance(value, dict | list) else type(value).__name__
-    return f"{message.removeprefix('Input ').strip()} (got {text})", ""
+    kinds = {dict: "a section", list: "a list", type(None): "nothing"}
+    return f"{plain(message)} (got {kinds.get(type(value)) or repr(value)})", ""
+
+
+def plain(message: str) -> str:
+    """A message of pydantic's in the words of a recipe.
+
+    >>> plain("Input should be a valid array"), plain("Field required")
+    ('should be a list', 'Field required')
+    """
+    for theirs, ours in tables()["messages"].items():
+        message = message.replace(theirs, ours)
+    return message.strip()
 
 
 def _is_union_tag(part: int | str) -> bool:

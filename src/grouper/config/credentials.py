@@ -13,14 +13,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from grouper.config.aliases import tables
 from grouper.errors import GrouperError, hide
 
 _REFERENCE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_SECRET_WORDS = frozenset(
-    {"apikey", "authorization", "credential", "credentials", "key", "passwd", "password", "secret"}
-    | {"token"}
-)
+SECRET_WORDS = frozenset(tables()["secrets"])
 
 
 def refuse_literal_secrets(params: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +35,7 @@ def refuse_literal_secrets(params: dict[str, Any]) -> dict[str, Any]:
     """
     for path, text in _texts(params):
         words = {word.lower() for word in _WORD.findall(".".join(path))}
-        if text and words & _SECRET_WORDS and not _REFERENCE.search(text):
+        if text and words & SECRET_WORDS and not _REFERENCE.search(text):
             name = "_".join(_WORD.findall(path[-1])).upper()
             raise ValueError(
                 f"{'.'.join(path)} looks like a secret, and recipes are stored, logged and sent to "

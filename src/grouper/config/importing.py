@@ -12,6 +12,7 @@ import copy
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ import yaml
 
 from grouper.config.aliases import Row, alias, dialect_of, word_of
 from grouper.config.checks import validate_json
+from grouper.config.credentials import SECRET_WORDS
 from grouper.config.loading import load_recipe, read_text
 from grouper.config.overrides import as_json, parse_yaml, put
 from grouper.config.schema import TRACKERS, Recipe
@@ -96,7 +98,8 @@ def import_recipe(
     lines = [*head.splitlines(), *([""] if last.notes else []), *(f"- {n}" for n in last.notes)]
     lines += ["", "Without a counterpart:"] if last.left_out else []
     for name, why in last.left_out.items():
-        lines.append(f"  {name}: {given[name]!r} - {why}" if name in given else f"  {name}: {why}")
+        shown = name in given and not SECRET_WORDS & {*re.split("[._]", name)}
+        lines.append(f"  {name}: {given[name]!r} - {why}" if shown else f"  {name}: {why}")
     settings = recipe.model_dump(mode="json", exclude_unset=True)
     body = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
     text = "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + body
@@ -134,12 +137,35 @@ def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
     data = {"reward_funcs": None} if name == "GRPOConfig" else {}
     unread: dict[str, str] = {}
     arguments = [(keyword.arg, keyword.value) for keyword in call.keywords]
+    constants = _constants(tree)
     for key, node in [*arguments, *(("output_dir", first) for first in call.args)]:
+        known = constants.get(node.id, node) if isinstance(node, ast.Name) else node
         try:
-            data[str(key)] = ast.literal_eval(node)
+            data[str(key)] = ast.literal_eval(known)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             unread[key or f"**{ast.unparse(node)}"] = f"not a literal: {ast.unparse(node)[:60]}"
     return data, unread
+
+
+def _constants(tree: ast.Module) -> dict[str, ast.expr]:
+    """Name -> its value, of the names that a script sets once, not in a block, and to one value.
+
+    A list or mapping may be changed in place, and is not among them.
+    """
+    taken = Counter[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            taken[node.id] += 1
+        elif not isinstance(node, ast.keyword):  # parameters, imports, functions
+            taken.update(str(getattr(node, part, "")) for part in ("arg", "name", "asname", "rest"))
+    return {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        if not isinstance(node.value, ast.List | ast.Dict | ast.Set)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and taken[target.id] == 1
+    }
 
 
 @dataclass

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from grouper.errors import DataError
+from grouper.errors import DataError, counted
 from grouper.evaluation.result import (
     OUTCOMES,
     Accuracy,
@@ -104,14 +104,18 @@ def compare(
     """
     seeds = seeds or {}
     problems = [{(item.problem_id, item.answer) for item in result.light} for result in results]
+    ids = [{name for name, _ in of_result} for of_result in problems]
     shared = set.intersection(*problems) if problems else set()
-    left_out = len(set().union(*problems)) - len(shared)
-    if len(results) > 1 and not shared:
+    left_out = len(set().union(*ids)) - len(shared)
+    # Ids are often row numbers: of other problems some have the same answer by chance.
+    if len(results) > 1 and 2 * len(shared) <= (named := len(set.intersection(*ids))):
         raise DataError(
             f"the evaluations {' and '.join(repr(result.name) for result in results)} share no "
-            "problem: an id and its reference answer would have to be the same",
+            "problem: an id and its reference answer would have to be the same, as they are for "
+            f"{len(shared)} of {named} ids",
             where="comparing evaluations",
-            fix="Measure every model on the same problems.",
+            fix="Measure every model on the same problems. Seeds with problems of their own are "
+            "paired: name the same ones in each arm, in the same order.",
         )
     if left_out:
         results = [_of_problems(result, shared) for result in results]
@@ -193,7 +197,9 @@ def _over_seeds(
     if before is None or after is None or len(before) != len(after) or len(before) < 2:
         return None
     changes = [new.accuracy - old.accuracy for old, new in zip(before, after, strict=True)]
-    return t_interval(changes)
+    # Where seeds agree, as wide as if one completion of one seed had come out differently.
+    n, items = len(changes), min(len(one.light) for one in (*before, *after))
+    return t_interval(changes, least=(n - 1) / n / max(1, items) ** 2)
 
 
 def _causes(
@@ -270,10 +276,11 @@ def label(name: str) -> str:
 def _notes(comparison: Comparison) -> list[str]:
     results = comparison.results
     problems = len({item.problem_id for item in results[0].light})
-    each = "1 completion" if results[0].samples == 1 else f"{results[0].samples} completions"
+    *fewer, most = sorted({result.samples for result in results})
+    each = "".join(f"{count} or " for count in fewer) + counted(most, "completion")
     pooled = any(len(r.light) > len({i.problem_id for i in r.light}) * r.samples for r in results)
     each += " each from every seed" if pooled else " each"
-    notes = [f"{problems} problems, {each}{_shared(results, comparison.seeds)}."]
+    notes = [f"{counted(problems, 'problem')}, {each}{_shared(results, comparison.seeds)}."]
     if comparison.differences:
         methods = sorted({d.paired.method for d in comparison.differences})
         notes.append(f"Paired by problem: {'; '.join(methods)}.")
@@ -281,8 +288,8 @@ def _notes(comparison: Comparison) -> list[str]:
         notes.append("Lenient: accuracy % with the answer taken from anywhere, in any format.")
     if comparison.left_out:
         notes.append(
-            f"{comparison.left_out} problems are not in all of them, or with another reference; "
-            "they take no part."
+            f"Left out: {counted(comparison.left_out, 'problem')}, which not all of them have "
+            "with the same reference."
         )
     notes += _on_differences(comparison)
     for outcome, what in _NO_VERDICT.items():

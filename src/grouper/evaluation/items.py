@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from grouper.config.checks import plain
 from grouper.evaluation.result import EvaluationItem
 from grouper.files import dumps, read_lines, refusing, write_atomic
 from grouper.types import Completion, FinishReason, Grade, Verdict
@@ -38,7 +39,7 @@ def checked(read: Callable[[Any], Row]) -> Callable[[Any], Row]:
         except ValidationError as error:
             first = error.errors()[0]
             place = "".join(f"{part}: " for part in first["loc"])
-            raise ValueError(place + first["msg"]) from error
+            raise ValueError(place + plain(first["msg"])) from error
 
     return parse
 
@@ -148,7 +149,7 @@ class Unfinished:
     def __init__(
         self, folder: Path, name: str, settings: Mapping[str, Any], places: int = 0
     ) -> None:
-        self._folder = folder / f".{name}.part"
+        self.folder = folder / f".{name}.part"
         self._settings = dumps(settings).encode()
         self._files: list[BinaryIO] = []
         # Where each line starts, times `_MOST_FILES`, plus the number of its file: a few bytes for
@@ -158,16 +159,17 @@ class Unfinished:
 
     def of_others(self) -> bool:
         """Whether an evaluation of other settings has begun under this name."""
-        marker = self._folder / "settings.json"
+        marker = self.folder / "settings.json"
         return marker.exists() and marker.read_bytes() != self._settings
 
     def begin(self, *, resume: bool) -> list[int]:
         """The places that are there already; without `resume`, or of other settings, none."""
-        marker = self._folder / "settings.json"
-        with refusing(self._folder):
+        marker = self.folder / "settings.json"
+        with refusing(self.folder):
             if not resume or not marker.exists() or self.of_others():
-                self.delete()
-                self._folder.mkdir(parents=True)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                for left in self.folder.glob("*.json*"):  # and not the lock
+                    left.unlink()
                 write_atomic(marker, self._settings)
             self.index(cut=True)
             done = [place for place, line in enumerate(self._lines) if line >= 0]
@@ -180,7 +182,7 @@ class Unfinished:
         Args:
             cut: cut off what a kill left after the last one.
         """
-        for path in sorted({*self._folder.glob("*.jsonl")} - {*self._ends}):
+        for path in sorted({*self.folder.glob("*.jsonl")} - {*self._ends}):
             self._files.append(path.open("r+b"))
             self._ends[path] = 0
         for number, (path, end) in enumerate(self._ends.items()):
@@ -217,7 +219,7 @@ class Unfinished:
     @contextlib.contextmanager
     def writer(self, rank: int) -> Iterator[Write]:
         """Writes completions into the file of a process, each as a whole line and at once."""
-        path = self._folder / f"{rank}.jsonl"
+        path = self.folder / f"{rank}.jsonl"
         with refusing(path), path.open("ab", buffering=0) as file:
 
             def write(place: int, one: Completion, grade: Grade, lenient: Verdict) -> None:
@@ -239,4 +241,4 @@ class Unfinished:
 
     def delete(self) -> None:
         self.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from grouper.report.curves import COLORS_OF_STYLE, STYLE, draw
-from grouper.report.panels import COLORS, Array, Panel
+from grouper.report.curves import draw
+from grouper.report.panels import COLORS, STYLES, Array, Panel
 
 # In inches, of a drawing that is scaled to the width that there is.
 WIDTH, HEIGHT = 4.2, 2.1
@@ -37,7 +37,7 @@ def chart(panel: Panel, most: int) -> dict[str, Any]:
     panel = replace(panel, series=tuple(one.thinned(most) for one in panel.series))
     file = io.StringIO()
     salt = f"{panel.title} {panel.phase}"  # what is referred to has a name of its own in each
-    with mpl.rc_context({**STYLE, "svg.fonttype": "none", "svg.hashsalt": salt}):
+    with mpl.rc_context({**STYLES["style"], "svg.fonttype": "none", "svg.hashsalt": salt}):
         figure = Figure(figsize=(WIDTH, HEIGHT))
         figure.subplots_adjust(*(end for ends in zip(INNER, UPRIGHT, strict=True) for end in ends))
         FigureCanvasSVG(figure)
@@ -46,7 +46,7 @@ def chart(panel: Panel, most: int) -> dict[str, Any]:
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=nothing)
     svg = _IDS.sub("", "<svg" + file.getvalue().partition("<svg")[2])
-    for name, color in (*COLORS.items(), *COLORS_OF_STYLE.items()):
+    for name, color in (*COLORS.items(), *STYLES["parts"].items()):
         svg = svg.replace(color.lower(), f"var(--{name})")
     lines = [
         {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from grouper.evaluation.compare import label
 from grouper.files import write_atomic
-from grouper.report.panels import COLORS, FEW, Panel, RunView, Series, panels_of
+from grouper.report.panels import COLORS, FEW, STYLES, Panel, RunView, Series, panels_of
 from grouper.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -19,23 +19,6 @@ if TYPE_CHECKING:
 
 # Distances between ticks, times a power of ten.
 NICE = [1, 2, 5, 10]
-# By what they are for, in `STYLE` and by default.
-COLORS_OF_STYLE = {"edge": "#E6E6E6", "dim": "#9A9A9A", "text": "#000000"}
-STYLE = {
-    "font.size": 9.5,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": COLORS_OF_STYLE["dim"],
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": COLORS_OF_STYLE["edge"],
-    "legend.frameon": False,
-    "lines.linewidth": 2.0,
-}
 
 
 def draw_curves(run: RunFolder | RunView, path: Path | None = None) -> Path:
@@ -80,7 +63,7 @@ def compose(panels: Sequence[Panel], title: str) -> Figure:
     columns = min(4 if len(panels) > 9 else 3, max(1, len(panels)))
     rows = max(1, math.ceil(len(panels) / columns))
     width, height = 4.6 * columns + 0.4, 3.3 * rows + 0.7
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLES["style"]):
         figure = Figure(figsize=(width, height))
         # Margins that fit every panel: to measure them anew would take as long as to draw.
         figure.subplots_adjust(

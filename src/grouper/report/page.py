@@ -50,10 +50,6 @@ MOST_PROBLEMS = 300
 # Characters of a text: its beginning and, after what is left out, its end.
 HEAD, TAIL = 2400, 1200
 MOST_EVENTS = 60
-READING = (
-    "running mean over a tenth of the steps. Point at a chart, or focus it and use the arrow keys: "
-    "every chart of that phase then shows its values at the step."
-)
 FIELDS = (
     "problem_id", "completion", "answer", "extracted", "verdict", "reason", "finish_reason",
     "tokens", "rewards", "reward", "advantage", "sample",
@@ -101,39 +97,27 @@ def _page(runs: Sequence[RunView]) -> str:
     for name, run in views.items():
         completions.add(run, f"{name}: " if len(runs) > 1 else "")
     size = -(-max(len(run.of_phase(phase)) for run in runs for phase in PHASES) // most)
-    grain = f"Faint: {f'means of {size} steps' if size > 1 else 'every step'}; strong: " + READING
     state = "; ".join(f"{run.folder.path}: {_state(run)}" for run in runs)
     now = datetime.now().astimezone().isoformat(" ", "minutes")
-    sections: Sequence[tuple[str, str, str, list[Part]]] = (
-        ("verdict", "Verdict", "Did it get better?", [*_verdicts(views), *_results(views)]),
-        ("findings", "Findings", "Findings", [*_findings(views)]),
-        ("curves", "Curves", "Curves", [("", [_cell(grain)])]),
-        ("parts", "By subject", "By subject, level and length", [*_parts(views)]),
-        ("completions", "Completions", "Completions", [("", [*map(_cell, completions.notes)])]),
-        ("same", "Before and after", "The same problem before and after", [("", [])]),
-        ("recipe", "Recipe", "Settings that differ from the defaults", [_recipes(views)]),
-        ("environment", "Environment", "Environment", [_environments(views)]),
-    )
     return (
         _templates()
         .get_template("report.html")
         .render(
             title=" against ".join(names) if len(runs) < 4 else f"{len(runs)} runs",
             about=f"{state}. Written {now} by Grouper {version('grouper-rl')}.",
-            sections=[
-                dict(zip(("id", "name", "title", "parts"), section, strict=True))
-                for section in sections
-                if section[-1]
-            ],
-            panels=[
-                {
-                    "title": panel.title,
-                    "unit": ", ".join(filter(None, [panel.unit, f"by {label(panel.phase)} step"])),
-                    "svg": chart["svg"],
-                    "lines": chart["values"]["lines"],
-                }
-                for panel, chart in zip(panels, drawn, strict=True)
-            ],
+            parts={
+                "verdict": [*_verdicts(views), *_results(views)],
+                "findings": [*_findings(views)],
+                "curves": [("", [])],
+                "parts": [*_parts(views)],
+                "completions": [("", [*map(_cell, completions.notes)])],
+                "same": [("", [])],
+                "recipe": [_recipes(views)],
+                "environment": [_environments(views)],
+            },
+            size=size,
+            label=label,
+            panels=[*zip(panels, drawn, strict=True)],
             data=_json(
                 {
                     "charts": [chart["values"] for chart in drawn],
@@ -276,21 +260,18 @@ def _parts(views: Views) -> Iterator[Part]:
 def _findings(views: Views) -> Iterator[Part]:
     """What went wrong, how often steps taught something and why others did not, and events."""
     for name, run in views.items():
-        trouble, blocks = run.trouble, []
-        try:
-            blocks = [
-                {
-                    "text": f"{label(f.phase)} steps {f.steps[0]} to {f.steps[1]} ({f.name}): {f}",
-                    "tone": "unsure",
-                    "kind": "finding",
-                }
-                for f in run.findings()
-            ]
-        except RunFolderError as error:  # damaged rollouts
-            trouble = f"What went wrong is not known: {error.paragraph()}"
+        blocks = [
+            {
+                "text": f"{label(f.phase)} steps {f.steps[0]} to {f.steps[1]} ({f.name}): {f}",
+                "tone": "unsure",
+                "kind": "finding",
+            }
+            for f in run.findings()
+        ]
         nothing = "Nothing that Grouper knows of went wrong." if run.reports else ""
-        if trouble or not blocks:
-            blocks.append(_cell(trouble or nothing or "No step has been done yet."))
+        if run.trouble or not blocks:
+            blocks.append(_cell(run.trouble or nothing or "No step has been done yet."))
+        blocks += [_cell(f"Left out: {error.paragraph()}") for error in run.folder.damaged]
         counts = Counter((r.phase, r.status) for r in run.reports)
         rows = [
             (

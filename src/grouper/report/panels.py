@@ -29,17 +29,8 @@ from grouper.types import StepReport
 
 Array = npt.NDArray[np.float64]
 
-# Okabe and Ito's palette, distinguishable with every common kind of colour blindness.
-COLORS = {
-    "blue": "#0072B2",
-    "red": "#D55E00",
-    "green": "#009E73",
-    "orange": "#E69F00",
-    "purple": "#CC79A7",
-    "sky": "#56B4E9",
-    "grey": "#6B6B6B",
-    "ink": "#222222",
-}
+STYLES: dict[str, dict[str, Any]] = table("grouper.report", "style.yaml")
+COLORS = STYLES["colors"]
 # With so few measurements each gets an error bar; more of them share a band.
 FEW = 3
 

@@ -32,7 +32,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from grouper.errors import RunFolderError
+from grouper.errors import RunFolderError, raise_all
 from grouper.evaluation.items import StoredItems, Unfinished, row_of
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import (
@@ -48,7 +48,7 @@ from grouper.files import (
     write_lines,
 )
 from grouper.runs import records
-from grouper.runs.lock import LOCK_FILE
+from grouper.runs.lock import LOCK_FILE, RunLock
 from grouper.runs.records import (
     Change,
     Changes,
@@ -102,7 +102,7 @@ def _settings(split: str, card: Mapping[str, Any]) -> list[str]:
 # In a card: what is measured, on which problems, and how it is drawn, graded and rewarded.
 _MEASURED_BY = (
     *("model", "model_hash", "data", "seed", "sampling", "n", "k", "prompt_of_item_0"),
-    *("grading", "rewards", "code"),
+    *("grading", "rewards", "code", "computed"),
 )
 
 
@@ -130,6 +130,10 @@ class RunFolder:
         self._opened = time.monotonic()
         self._elapsed_before: float | None = None
         """`elapsed_s` of the step before the first one that is appended here."""
+        self.damaged: list[RunFolderError] = []
+        """What reading the rollouts has met; nothing else is read in spite of damage."""
+        self._measuring: RunLock | None = None
+        """On the evaluation that this process has begun."""
 
     # --- a new run, or one that goes on
 
@@ -382,11 +386,17 @@ class RunFolder:
     def read_rollouts(
         self, phase: str | None = None, step: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Rollouts in order of phase, step, group and sample; of one phase or step if given."""
+        """Rollouts in order of phase, step, group and sample; of one phase or step if given.
+
+        What is left of a damaged file is left out, and told in `damaged`.
+        """
         for file_phase, file_step, file in self.rollout_files():
             if phase in (None, file_phase) and step in (None, file_step):
-                for row in read_lines(file, records.parse_rollout):
-                    yield row.model_dump(exclude_unset=True)
+                try:
+                    for row in read_lines(file, records.parse_rollout):
+                        yield row.model_dump(exclude_unset=True)
+                except RunFolderError as error:
+                    self.damaged.append(error)
 
     def has_finished(self, phases: Sequence[str]) -> bool:
         """Whether each of these phases has left its final model."""
@@ -417,22 +427,33 @@ class RunFolder:
         # The summary last: an evaluation without one does not exist.
         text = json.dumps(records.evaluation_summary(result), indent=2)
         write_atomic(summary, (text + "\n").encode())
+        if self._measuring is not None:
+            self._measuring.release()
 
     def name_for(self, name: str, split: str, card: Mapping[str, Any]) -> str:
         """The name itself, or with a number where one of other settings has it.
+
+        Where there is none yet, no other process may measure it until it has been written.
 
         Args:
             name: wanted for an evaluation.
             split: of the evaluation.
             card: of the evaluation.
+
+        Raises:
+            RunFolderError: another process is measuring it.
         """
         for number in itertools.count(1):
             chosen = name if number == 1 else f"{name}-{number}"
             summary, _ = self._evaluation_files(chosen)
-            if Unfinished(summary.parent, chosen, card).of_others():
+            unfinished = Unfinished(summary.parent, chosen, card)
+            if unfinished.of_others():
                 continue
-            there = read_json(summary, _DAMAGED) if summary.exists() else None
-            if not there or _settings(there["split"], there["card"]) == _settings(split, card):
+            if not summary.exists():
+                self._measuring = RunLock(unfinished.folder, "evaluation")
+                return chosen
+            there = read_json(summary, _DAMAGED)
+            if _settings(there["split"], there["card"]) == _settings(split, card):
                 return chosen
         raise AssertionError
 
@@ -443,7 +464,7 @@ class RunFolder:
             RunFolderError: a file of it is damaged.
         """
         summary, items = self._evaluation_files(name)
-        if not summary.exists():
+        if not (summary.exists() and items.exists()):
             return None
         try:
             stored = StoredItems.read(items)
@@ -535,7 +556,9 @@ class LoadedRun:
     @cached_property
     def rollouts(self) -> Table:
         """One row per rollout, with its reward, and each component as `rewards/<name>`."""
-        return [flat(row) for row in self._folder.read_rollouts()]
+        rows = [flat(row) for row in self._folder.read_rollouts()]
+        raise_all(self._folder.damaged)
+        return rows
 
     @cached_property
     def evaluations(self) -> Table:

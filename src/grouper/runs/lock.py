@@ -27,22 +27,23 @@ class RunLock:
     file system knows no locks, the process named in the file is looked for instead.
 
     Args:
-        run: the run folder; made if it is missing.
+        run: the run folder, or any other; made if it is missing.
+        what: is in it, in the refusal.
 
     Raises:
         RunFolderError: another process holds it, or the folder cannot be written.
     """
 
-    def __init__(self, run: Path) -> None:
-        self._path = run.absolute() / LOCK_FILE
+    def __init__(self, run: Path, what: str = "run") -> None:
+        self._path, self._what = run.absolute() / LOCK_FILE, what
         self.pid = os.getpid()
         self._handle = self._folder = -1
         mine = _HELD.pop(self._path, None)
         if mine is not None and mine.pid == self.pid:
             mine.release()  # a run that was left open, as in a notebook
         try:
-            run.mkdir(parents=True, exist_ok=True)
             while self._handle < 0:
+                run.mkdir(parents=True, exist_ok=True)
                 self._handle = self._open()
         except OSError as error:
             refused(error, self._path)
@@ -97,9 +98,9 @@ class RunLock:
         who = "another process" if holder is None else f"process {holder[0]} on {holder[1]}"
         elsewhere = not surely and holder is not None and holder[1] != platform.node()
         raise RunFolderError(
-            f"{who} is writing this run",
+            f"{who} is writing this {self._what}",
             where=str(self._path.parent),
-            fix="Wait for it or stop it, or give this run another name or output_dir."
+            fix="Wait for it or stop it, or choose another name or output_dir."
             + (f" If that process has ended, delete {self._path}." if elsewhere else ""),
         )
 

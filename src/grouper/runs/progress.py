@@ -24,7 +24,7 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from grouper.errors import hidden
-from grouper.files import refusing
+from grouper.files import refusing, table
 from grouper.types import StepReport
 
 logger = logging.getLogger(__name__)
@@ -37,27 +37,7 @@ TIME_PARTS = ("prefill", "decode", "grade", "update", "other")
 # Columns of the line of a step.
 WIDTH = 100
 
-# Format of the mean, and metric.
-_SHORT = (
-    ("reward {:.3f}", "reward/total"),
-    ("solved {:.0%}", "solve_rate"),
-    ("length {:.0f}", "completion/tokens"),
-    ("KL {:.2g}", "policy/kl"),
-    ("{:.2f} s", "time.step"),
-)
-_REST = (
-    ("mixed {:.0%}", "groups/mixed"),
-    ("all right {:.0%}", "groups/all_right"),
-    ("all wrong {:.0%}", "groups/all_wrong"),
-    ("cut off {:.0%}", "completion/truncated"),
-    ("entropy {:.2f}", "policy/entropy"),
-    ("grad {:.2g}", "grad_norm"),
-    ("lr {:.1e}", "learning_rate"),
-    ("sampled {:,.0f} tok/s", "time.sampled_tokens_per_second"),
-    ("trained {:,.0f} tok/s", "time.trained_tokens_per_second"),
-    ("MFU {:.1%}", "time.mfu"),
-    *((f"{part} {{:.2f}} s", f"time.{part}") for part in TIME_PARTS),
-)
+_COLUMNS = table("grouper.runs", "columns.yaml")
 
 
 def format_step(report: StepReport, total: int | None = None, *, verbose: bool = False) -> str:
@@ -78,7 +58,7 @@ def format_step(report: StepReport, total: int | None = None, *, verbose: bool =
     count = f"{report.step:>{len(str(total))}}/{total}" if total else str(report.step)
     shown = [
         form.format(report.mean(name))
-        for form, name in (*loss, *_SHORT, *(_REST if verbose else ()))
+        for form, name in (*loss, *_COLUMNS["short"], *(_COLUMNS["rest"] if verbose else ()))
         if name in report.tallies and report.tallies[name].count
     ]
     status = [] if report.status == "learning" else [report.status]

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -100,12 +101,17 @@ def rollout_of(line: str) -> dict[str, Any]:
     """
     row = json.loads(line)
     if isinstance(row, dict):
+        for name in row.keys() & _KINDS.keys():
+            _KINDS[name](row[name])
         return {**_UNKNOWN, **row}
     raise ValueError("a row should be an object")
 
 
-_UNKNOWN = {
-    name: "" if field.annotation is str else None for name, field in RolloutRow.model_fields.items()
+_COLUMNS = RolloutRow.model_fields.items()
+_UNKNOWN = {name: "" if field.annotation is str else None for name, field in _COLUMNS}
+_KINDS = {
+    name: checked(partial(TypeAdapter(field.annotation or str).validate_python, strict=True))
+    for name, field in _COLUMNS
 }
 
 
@@ -296,11 +302,11 @@ parse_info = checked(RunInfo.model_validate)
 
 def content_changes(before: RunInfo, now: RunInfo) -> Changes:
     """The data sets (`data.NAME`) and files of the user's (`code.NAME`) that have other content."""
-    data = that_differ(before.fingerprints, now.fingerprints)
-    code = that_differ(before.code, now.code)
+    both = {"data": (before.fingerprints, now.fingerprints), "code": (before.code, now.code)}
     return {
-        **{f"data.{name}": pair for name, pair in data.items()},
-        **{f"code.{name}": pair for name, pair in code.items()},
+        f"{kind}.{name}": pair
+        for kind, (old, new) in both.items()
+        for name, pair in that_differ(old, new).items()
     }
 
 

@@ -231,7 +231,7 @@ def _open_wandb(wandb: Any, run: TrackedRun, params: dict[str, Any]) -> Any:
     known = wandb.Settings.model_fields
     settings = {name: value for name, value in wanted.items() if name in known}
     if mode == "offline":
-        log.info("Weights & Biases writes to %s; send it with `wandb sync`.", folder / "wandb")
+        log.warning("Weights & Biases is offline; `wandb sync` sends it: %s", folder / "wandb")
     return wandb.init(
         **{
             "project": run.project,
@@ -313,11 +313,11 @@ class UsersSink:
         # They get read-only views, since the run goes on with the record itself.
         made = record.made
         if isinstance(made, StepReport):
-            report = replace(made, tallies=MappingProxyType({**made.tallies}))
-            getattr(self._made, "step", self._otherwise)(report)
+            made = replace(made, tallies=MappingProxyType({**made.tallies}))
         else:
-            result = replace(made, card=MappingProxyType({**made.card}))
-            getattr(self._made, "evaluation", self._otherwise)(result)
+            made = replace(made, card=MappingProxyType({**made.card}))
+        kind = "step" if isinstance(made, StepReport) else "evaluation"
+        getattr(self._made, kind, self._otherwise)(made)
 
     def close(self) -> None:
         getattr(self._made, "close", _ignore)()
