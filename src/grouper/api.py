@@ -152,6 +152,10 @@ def _loaded(
         yield prepared, prepared.load(model)
 
 
+# Settings of a model that decide how its weights are computed with.
+_COMPUTED = {"dtype", "compute_dtype", "quantization", "attention"}
+
+
 def evaluate(
     recipe: Recipe,
     model: str,
@@ -200,7 +204,8 @@ def evaluate(
             "data": problems.fingerprint,
             "left_out": len(problems) - len(items),
             "grading": recipe.grading.model_dump(mode="json"),
-            "computed": recipe.model_dump(include={"model": True, "sampling": {"dtype", "engine"}}),
+            "computed": recipe.model.model_dump(include=_COMPUTED),
+            "drawn": recipe.sampling.model_dump(include={"dtype", "engine"}),
         }
         if recipe.evaluation.rewards:
             card["rewards"] = [reward.model_dump(mode="json") for reward in recipe.rewards]
@@ -297,9 +302,7 @@ def pass_rates(
 
 def _as_trained(recipe: Recipe, samples: int, *, rewards: bool) -> Recipe:
     """The recipe with an evaluation that samples as GRPO does."""
-    how = {
-        name: getattr(recipe.sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")
-    }
+    how = recipe.sampling.model_dump(include={"temperature", "top_p", "top_k", "min_p"})
     how |= {"samples": samples, "max_new_tokens": None, "rewards": rewards}
     return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update=how)})
 

@@ -102,7 +102,7 @@ def _settings(split: str, card: Mapping[str, Any]) -> list[str]:
 # In a card: what is measured, on which problems, and how it is drawn, graded and rewarded.
 _MEASURED_BY = (
     *("model", "model_hash", "data", "seed", "sampling", "n", "k", "prompt_of_item_0"),
-    *("grading", "rewards", "code", "computed"),
+    *("grading", "rewards", "code", "computed", "drawn"),
 )
 
 
