@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,12 @@ import yaml
 from huggingface_hub import ModelCard
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny_models import tiny_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
 
 import grouper
 from grouper.errors import ModelError
@@ -209,6 +215,31 @@ def test_stops_are_in_the_generation_config(exported: Path) -> None:
     record = json.loads((exported / EXPORT_FILE).read_text())
     assert config["eos_token_id"] == record["prompt"]["stop_token_ids"]
     assert config["max_new_tokens"] == record["sampling"]["max_new_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "drawn"),
+    [("{}", {}), ("{temperature: 0.6, top_p: 0.9}", {"temperature": 0.6, "top_p": 0.9})],
+)
+def test_others_draw_as_was_measured_whatever_the_base_had(
+    finished_run: Path, tmp_path: Path, evaluated: str, drawn: dict[str, float]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    settings = yaml.safe_load((run / "recipe.yaml").read_text())
+    settings["evaluation"] |= yaml.safe_load(evaluated)
+    (run / "recipe.yaml").write_text(yaml.safe_dump(settings))
+    file = run / "grpo/final/generation_config.json"
+    odd = {"do_sample": True, "repetition_penalty": 1.1, "min_p": 0.1, "no_repeat_ngram_size": 2}
+    file.write_text(json.dumps(json.loads(file.read_text()) | odd))
+    export_model(str(run / "grpo/final"), tmp_path / "out")
+    used = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert used.do_sample is bool(drawn)
+    assert (used.repetition_penalty or 1.0, used.no_repeat_ngram_size or 0) == (1.0, 0)
+    if drawn:
+        assert (used.temperature, used.top_p, used.top_k, used.min_p) == (0.6, 0.9, 0, 0.0)
+    else:
+        assert used.min_p is None
 
 
 FORMATS = ("xml", "compact", "think", "r1-zero", "question-only", "boxed", "tags")

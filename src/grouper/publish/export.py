@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from grouper.config.schema import LoraConfig, ModelConfig, Recipe
 from grouper.errors import ConfigError, ModelError
@@ -213,15 +214,19 @@ def _make_portable(prepared: Prepared, tokenizer: Any) -> bool:
 
 
 def _set_generation(prepared: Prepared, policy: Policy) -> None:
-    """Stop tokens and sampling, for programs that read them."""
+    """Stop tokens and sampling, for programs that read them; nothing else that the base had."""
     config, params = policy.model.generation_config, prepared.evaluation_params()
     assert config is not None, "a model that generates has one"
-    config.eos_token_id = list(prepared.stop_tokens.all)
-    config.max_new_tokens = params.max_new_tokens
-    config.do_sample = params.temperature > 0
-    # Whatever the base model came with; greedy decoding has none of them.
-    config.temperature = params.temperature if params.temperature > 0 else None
-    config.top_p = config.top_k = None
+    # What is not set here would be transformers' own, which cuts at 50 tokens; greedy has none.
+    names = ("temperature", "top_p", "top_k", "min_p") if params.temperature > 0 else ()
+    policy.model.generation_config = GenerationConfig(
+        bos_token_id=config.bos_token_id,
+        pad_token_id=config.pad_token_id,
+        eos_token_id=list(prepared.stop_tokens.all),
+        max_new_tokens=params.max_new_tokens,
+        do_sample=params.temperature > 0,
+        **{name: getattr(params, name) for name in names},
+    )
 
 
 def recipe_record(recipe: Recipe) -> dict[str, Any]:
