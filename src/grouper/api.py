@@ -186,9 +186,8 @@ def evaluate(
         GrouperError: the model or the problems cannot be loaded.
     """
     problems = problems or require_part(recipe, split)
-    state: dict[str, Any] = {"phase": "base", "step": 0}
-    if is_complete(place := Path(model).expanduser()):
-        state = read_state(place)
+    place = Path(model).expanduser()
+    state = read_state(place) if is_complete(place) else dict[str, Any](phase="base", step=0)
     display = display or Progress(quiet=True)
     processes = join_processes()
     record = None if folder is None else RunFolder(folder)

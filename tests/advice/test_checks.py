@@ -254,6 +254,16 @@ def test_no_evidence_of_progress_is_said_with_the_step_since_when(
         assert findings[0].steps == (since, 2 * (len(right) - 1))
 
 
+def test_validations_of_other_problems_by_the_same_ids_are_left_out(tmp_path: Path) -> None:
+    run = RunFolder(run_of(tmp_path))
+    for look, answer in enumerate("1112222"):
+        result = evaluation(f"validation-grpo-{2 * look:06d}", "grpo", [True] * 9, [True] * 9)
+        items = tuple(replace(item, answer=answer) for item in result.items)
+        run.write_evaluation(replace(result, split="validation", step=2 * look, items=items))
+    (finding,) = (f for f in find(read_record(tmp_path)) if f.name == "no-progress")
+    assert (finding.evidence["since"], finding.evidence["validations"]) == (6, 3)
+
+
 @pytest.mark.parametrize(("lag", "found"), [(0, []), (3, ["stale-sampler"])])
 def test_rollouts_of_old_weights_are_noticed(tmp_path: Path, lag: int, found: list[str]) -> None:
     """SFT has made 24 updates before; from step 20 on the sampler gets no new weights in time."""

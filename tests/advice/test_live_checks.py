@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grouper.advice import checks
-from grouper.advice.checks import FINDINGS, REMEMBERED, replay, slope, watch
+from grouper.advice.checks import FINDINGS, REMEMBERED, Finding, slope, watch
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe, Section
 from grouper.types import StepReport, Tally
@@ -59,6 +59,11 @@ def reports(**changes: Callable[[int], float]) -> list[StepReport]:
         )
         for t in range(STEPS)
     ]
+
+
+def replay(steps: list[StepReport]) -> list[tuple[int, str, Finding]]:
+    memory: dict[str, Any] = {}
+    return [(step.step, *found) for step in steps for found in watch(step, memory)]
 
 
 def found_in(steps: list[StepReport]) -> list[tuple[int, str]]:

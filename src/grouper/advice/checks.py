@@ -1,7 +1,7 @@
 """What can go wrong: the checks, and the data they examine.
 
 `findings.yaml` has the text of each finding, what is wrong and what to do; the conditions are here.
-A check of a metric over its last window is only a row of that table (`watch`, `replay`). Every
+A check of a metric over its last window is only a row of that table (`watch`). Every
 other one is a function of one kind of data: the record of a run (`Record`), the lengths of a few
 completions (`SampleSummary`) or graded groups (`Samples`). Recipes have theirs in `recipe_checks`.
 Thresholds are rough on purpose: a finding is a place to look.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, linear_regression, median, median_low, pvariance, stdev
@@ -177,14 +177,6 @@ def watch(report: StepReport, memory: dict[str, Any]) -> list[tuple[str, Finding
     return new
 
 
-def replay(reports: Iterable[StepReport]) -> Iterator[tuple[int, str, Finding]]:
-    """(step, key, finding) of all that would be found over recorded steps of one phase."""
-    memory: dict[str, Any] = {}
-    for report in reports:
-        for key, finding in watch(report, memory):
-            yield report.step, key, finding
-
-
 # --- the record of a run --------------------------------------------------------------------------
 
 
@@ -278,7 +270,8 @@ def during_the_run(record: Record) -> Iterator[Finding]:
     """What was reported, or would have been, while the run went on; each kind once."""
     # A run without any signal is explained by that already.
     seen = {"truncated", "saturated"} if any(no_signal(record)) else set()
-    for step, key, finding in replay(record.grpo):
+    memory: dict[str, Any] = {}
+    for step, (key, finding) in ((r.step, f) for r in record.grpo for f in watch(r, memory)):
         if key not in seen:
             seen.add(key)
             yield replace(
@@ -322,7 +315,8 @@ def no_progress(record: Record) -> Iterator[Finding]:
     for phase in ("sft", "grpo"):
         validations = [r for r in record.evaluations if (r.split, r.phase) == ("validation", phase)]
         # After a change of the data only those of the same problems.
-        validations = [r for r in validations if r.scores.keys() == validations[-1].scores.keys()]
+        problems = [{(item.problem_id, item.answer) for item in r.light} for r in validations]
+        validations = [r for r, p in zip(validations, problems, strict=True) if p == problems[-1]]
         since, later = 0, 0
         for number in range(1, len(validations)):
             (change,) = compare([validations[since], validations[number]]).differences

@@ -233,7 +233,8 @@ class Comparison:
         ):
             return True
         known = reference.values if letters else (*reference.values, prediction.values[-1])
-        return _best([self.sides(value, other) for other in known])
+        outcomes = [self.sides(value, other) for other in known]
+        return True if True in outcomes else None if None in outcomes else False
 
     def values(self, prediction: str, reference: str) -> Outcome:
         """Two values without labels."""
@@ -302,10 +303,6 @@ def _misstated(prediction: Chain, reference: Chain) -> str | None:
         turned = all(map(_UNKNOWN.fullmatch, labels)) and not read_number(reference.values[-1])
         return None if turned else f"{labels[0]} instead of {labels[1]}"
     return None
-
-
-def _best(outcomes: list[bool | None]) -> bool | None:
-    return True if True in outcomes else None if None in outcomes else False
 
 
 def _quotient(top: str, bottom: str) -> str:

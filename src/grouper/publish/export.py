@@ -215,17 +215,17 @@ def _make_portable(prepared: Prepared, tokenizer: Any) -> bool:
 
 def _set_generation(prepared: Prepared, policy: Policy) -> None:
     """Stop tokens and sampling, for programs that read them; nothing else that the base had."""
-    config, params = policy.model.generation_config, prepared.evaluation_params()
-    assert config is not None, "a model that generates has one"
-    # What is not set here would be transformers' own, which cuts at 50 tokens; greedy has none.
-    names = ("temperature", "top_p", "top_k", "min_p") if params.temperature > 0 else ()
+    config: Any = policy.model.generation_config
+    params, drawn = prepared.evaluation_params(), {}
+    if params.temperature > 0:  # what is not set would be transformers' own, a cut at 50 tokens
+        drawn = {name: getattr(params, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     policy.model.generation_config = GenerationConfig(
         bos_token_id=config.bos_token_id,
         pad_token_id=config.pad_token_id,
         eos_token_id=list(prepared.stop_tokens.all),
         max_new_tokens=params.max_new_tokens,
-        do_sample=params.temperature > 0,
-        **{name: getattr(params, name) for name in names},
+        do_sample=bool(drawn),
+        **drawn,
     )
 
 
