@@ -189,6 +189,8 @@ class Record:
     sft: Sequence[StepReport]
     grpo: Sequence[StepReport]
     evaluations: Sequence[EvaluationResult]
+    damaged: list[RunFolderError] = field(default_factory=list)
+    """Rollouts that the checks could not read."""
 
 
 def read_record(path: Path) -> Record:
@@ -368,7 +370,11 @@ def _lags(record: Record) -> Iterator[tuple[int, int]]:
     updates = 0
     for number, report in enumerate(record.grpo):
         opened = () if number % stride else record.folder.read_rollouts("grpo", report.step)
-        drawn = next(iter(opened), None)
+        try:
+            drawn = next(iter(opened), None)
+        except RunFolderError as error:
+            record.damaged.append(error)
+            drawn = None
         if drawn is not None:
             version = int(drawn["policy_version"])
             first = version - updates if first is None else first

@@ -138,7 +138,7 @@ def diagnose(run: str, *, as_json: bool) -> int:
 
     record = read_record(Path(run).expanduser())
     findings = find(record)
-    for error in record.folder.damaged:
+    for error in record.damaged:
         warn(f"left out: {error.paragraph()}")
     steps = {"sft": len(record.sft), "grpo": len(record.grpo)}
     if as_json:

@@ -260,18 +260,19 @@ def _parts(views: Views) -> Iterator[Part]:
 def _findings(views: Views) -> Iterator[Part]:
     """What went wrong, how often steps taught something and why others did not, and events."""
     for name, run in views.items():
+        findings, damaged = run.findings()
         blocks = [
             {
                 "text": f"{label(f.phase)} steps {f.steps[0]} to {f.steps[1]} ({f.name}): {f}",
                 "tone": "unsure",
                 "kind": "finding",
             }
-            for f in run.findings()
+            for f in findings
         ]
         nothing = "Nothing that Grouper knows of went wrong." if run.reports else ""
         if run.trouble or not blocks:
             blocks.append(_cell(run.trouble or nothing or "No step has been done yet."))
-        blocks += [_cell(f"Left out: {error.paragraph()}") for error in run.folder.damaged]
+        blocks += [_cell(f"Left out: {error.paragraph()}") for error in damaged]
         counts = Counter((r.phase, r.status) for r in run.reports)
         rows = [
             (

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from grouper.advice.checks import Finding, Record, find
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, RunFolderError
 from grouper.evaluation.compare import label
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.statistics import CONFIDENCE
@@ -91,19 +91,18 @@ class RunView:
         """The steps of a phase."""
         return [report for report in self.reports if report.phase == phase]
 
-    def findings(self) -> list[Finding]:
-        """What `grouper diagnose` finds."""
+    def findings(self) -> tuple[list[Finding], list[RunFolderError]]:
+        """What `grouper diagnose` finds, and the rollouts that it could not read."""
         if self.recipe is None or not self.reports:
-            return []
-        return find(
-            Record(
-                folder=self.folder,
-                recipe=self.recipe,
-                sft=self.of_phase("sft"),
-                grpo=self.of_phase("grpo"),
-                evaluations=self.evaluations,
-            )
+            return [], []
+        record = Record(
+            folder=self.folder,
+            recipe=self.recipe,
+            sft=self.of_phase("sft"),
+            grpo=self.of_phase("grpo"),
+            evaluations=self.evaluations,
         )
+        return find(record), record.damaged
 
 
 def _measured(folder: RunFolder) -> list[EvaluationResult]:

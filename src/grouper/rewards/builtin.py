@@ -473,8 +473,9 @@ def _lite_answer(done: Completed, variant: Variant) -> str:
         tagged = with_tags("(?>.*?{2})(.*?){3}", done.tags, re.DOTALL | re.IGNORECASE)
         found = tagged.match(done.text) or re.search(r"####\s*(.*)", done.text)
         return (found[1] if found else done.text).strip()
-    places = done.answer, extract(done.text, _HASHES).answer, done.text.strip()
-    return next(answer for answer in places if answer is not None)
+    answer = done.answer
+    answer = extract(done.text, _HASHES).answer if answer is None else answer
+    return done.text.strip() if answer is None else answer
 
 
 @reward(0.0, "value")

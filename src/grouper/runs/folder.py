@@ -32,7 +32,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from grouper.errors import RunFolderError, raise_all
+from grouper.errors import RunFolderError
 from grouper.evaluation.items import StoredItems, Unfinished, row_of
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import (
@@ -130,8 +130,6 @@ class RunFolder:
         self._opened = time.monotonic()
         self._elapsed_before: float | None = None
         """`elapsed_s` of the step before the first one that is appended here."""
-        self.damaged: list[RunFolderError] = []
-        """What reading the rollouts has met; nothing else is read in spite of damage."""
         self._measuring: RunLock | None = None
         """On the evaluation that this process has begun."""
 
@@ -386,17 +384,11 @@ class RunFolder:
     def read_rollouts(
         self, phase: str | None = None, step: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Rollouts in order of phase, step, group and sample; of one phase or step if given.
-
-        What is left of a damaged file is left out, and told in `damaged`.
-        """
+        """Rollouts in order of phase, step, group and sample; of one phase or step if given."""
         for file_phase, file_step, file in self.rollout_files():
             if phase in (None, file_phase) and step in (None, file_step):
-                try:
-                    for row in read_lines(file, records.parse_rollout):
-                        yield row.model_dump(exclude_unset=True)
-                except RunFolderError as error:
-                    self.damaged.append(error)
+                for row in read_lines(file, records.parse_rollout):
+                    yield row.model_dump(exclude_unset=True)
 
     def has_finished(self, phases: Sequence[str]) -> bool:
         """Whether each of these phases has left its final model."""
@@ -556,9 +548,7 @@ class LoadedRun:
     @cached_property
     def rollouts(self) -> Table:
         """One row per rollout, with its reward, and each component as `rewards/<name>`."""
-        rows = [flat(row) for row in self._folder.read_rollouts()]
-        raise_all(self._folder.damaged)
-        return rows
+        return [flat(row) for row in self._folder.read_rollouts()]
 
     @cached_property
     def evaluations(self) -> Table:

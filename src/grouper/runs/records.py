@@ -15,12 +15,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
 from grouper.config.loading import NOT_THE_EXPERIMENT
 from grouper.evaluation.items import StoredItems, checked
@@ -101,18 +100,17 @@ def rollout_of(line: str) -> dict[str, Any]:
     """
     row = json.loads(line)
     if isinstance(row, dict):
-        for name in row.keys() & _KINDS.keys():
-            _KINDS[name](row[name])
+        _check_known(row)
         return {**_UNKNOWN, **row}
     raise ValueError("a row should be an object")
 
 
 _COLUMNS = RolloutRow.model_fields.items()
 _UNKNOWN = {name: "" if field.annotation is str else None for name, field in _COLUMNS}
-_KINDS = {
-    name: checked(partial(TypeAdapter(field.annotation or str).validate_python, strict=True))
-    for name, field in _COLUMNS
-}
+_KNOWN: dict[str, Any] = {name: (field.annotation, _UNKNOWN[name]) for name, field in _COLUMNS}
+_check_known = checked(
+    create_model("Known", __config__=ConfigDict(strict=True), **_KNOWN).model_validate
+)
 
 
 def metrics_row(report: StepReport, *, elapsed: float = 0.0) -> dict[str, Any]:
