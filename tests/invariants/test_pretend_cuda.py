@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch knows CUDA by itself"),
     pytest.mark.skipif(sys.platform != "linux", reason="preloads a library"),
+    pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler"),
 ]
 
 HERE = Path(__file__).parent

@@ -35,7 +35,7 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # two calls of three; the usual way is slow
+        if func is torch.ops.prim.device.default:  # two of three calls, slow if dispatched
             return args[0].fake_device
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):

@@ -75,8 +75,8 @@ def run(
         warn("nothing is trained: both phases are skipped, and the base model is measured alone.")
     folder = run_folder_of(name) if resume or overwrite else None
     if folder is not None and folder.resolve() != _path(opened).resolve():
-        what = f"the run in this folder is that of {_path(opened)}, as its recipe says"
-        fix = f"If it was moved, call it {opened.name}, and add --output-dir with where it lies."
+        what = f"the recipe of the run in this folder names another one, {_path(opened)}"
+        fix = f"If the run was moved, name its folder {opened.name} and add --output-dir PARENT."
         raise ConfigError(what, where=name, fix=fix)
     check_trackers(opened.tracking)
     for hook in opened.hooks:

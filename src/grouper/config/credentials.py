@@ -13,12 +13,20 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from grouper.config.aliases import tables
 from grouper.errors import GrouperError, hide
 
 _REFERENCE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-SECRET_WORDS = frozenset(tables()["secrets"])
+_SECRET = re.compile("apikey|authorization|credentials?|key|passwd|password|secret|token")
+
+
+def names_secret(name: str) -> bool:
+    """Whether a name, in any spelling, has a word such as `key` or `token` in it.
+
+    >>> names_secret("hub_token"), names_secret("headers.apiKey"), names_secret("max_tokens")
+    (True, True, False)
+    """
+    return any(_SECRET.fullmatch(word.lower()) for word in _WORD.findall(name))
 
 
 def refuse_literal_secrets(params: dict[str, Any]) -> dict[str, Any]:
@@ -34,8 +42,7 @@ def refuse_literal_secrets(params: dict[str, Any]) -> dict[str, Any]:
     {'api_key': '${JUDGE_KEY}', 'max_token': 12, 'tokenizer': 'gpt2'}
     """
     for path, text in _texts(params):
-        words = {word.lower() for word in _WORD.findall(".".join(path))}
-        if text and words & SECRET_WORDS and not _REFERENCE.search(text):
+        if text and names_secret(".".join(path)) and not _REFERENCE.search(text):
             name = "_".join(_WORD.findall(path[-1])).upper()
             raise ValueError(
                 f"{'.'.join(path)} looks like a secret, and recipes are stored, logged and sent to "

@@ -22,7 +22,7 @@ import yaml
 
 from grouper.config.aliases import Row, alias, dialect_of, word_of
 from grouper.config.checks import validate_json
-from grouper.config.credentials import SECRET_WORDS
+from grouper.config.credentials import names_secret
 from grouper.config.loading import load_recipe, read_text
 from grouper.config.overrides import as_json, parse_yaml, put
 from grouper.config.schema import TRACKERS, Recipe
@@ -98,7 +98,7 @@ def import_recipe(
     lines = [*head.splitlines(), *([""] if last.notes else []), *(f"- {n}" for n in last.notes)]
     lines += ["", "Without a counterpart:"] if last.left_out else []
     for name, why in last.left_out.items():
-        shown = name in given and not SECRET_WORDS & {*re.split("[._]", name)}
+        shown = name in given and not names_secret(name)
         lines.append(f"  {name}: {given[name]!r} - {why}" if shown else f"  {name}: {why}")
     settings = recipe.model_dump(mode="json", exclude_unset=True)
     body = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
