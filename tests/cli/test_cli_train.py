@@ -268,7 +268,9 @@ def test_a_run_that_was_moved_is_not_begun_anew_elsewhere(
     shutil.copytree(finished_run, moved)
     for switch in ("--resume", "--overwrite"):
         called = grouper("run", "./moved ü/demo", switch, "--dry-run")
-        called.refused(f"names another one, {finished_run}", "call it demo, and add --output-dir")
+        called.refused(
+            f"names another one, {finished_run}", "name its folder demo and add --output-dir"
+        )
     called = grouper("run", "./moved ü/demo", "--resume", "--output-dir", "moved ü", "--dry-run")
     assert "finished: sft, grpo" in called.out, called.err
     assert grouper("run", finished_run, "--resume", "--dry-run").code == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -93,6 +95,7 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
             *phase_lines(recipe, sets, None if prepared is None else prepared.sizes),
             *_length_lines(prepared),
             folder,
+            *_start_and_stops(recipe, intent),
         ),
         warnings=(*(leak.warning for leak in leaks), *warnings),
         leaks=tuple(leak.count for leak in leaks),
@@ -137,6 +140,18 @@ def _folder_line(recipe: Recipe, intent: Intent) -> str:
         finished = f"finished: {', '.join(done)}" if done else "nothing finished yet"
         state = f"continues the run that is there; {finished}"
     return f"Output: {path} ({state})"
+
+
+def _start_and_stops(recipe: Recipe, intent: Intent) -> Iterator[str]:
+    """What GRPO starts from, where that is not the SFT of this run, and the stop strings."""
+    start = recipe.grpo.start_from
+    if not recipe.skip_grpo and (start or recipe.skip_sft):
+        sft = Path(recipe.output_dir).expanduser() / recipe.name / "sft" / "final"
+        made = str(sft) if sft.is_dir() and not intent.get("overwrite") else recipe.model.path
+        yield f"GRPO starts from {start or made or 'a new random model'}."
+    own = recipe.sampling.stop
+    if stops := make_format(recipe.prompt).stop if own is None else own:
+        yield f"Stop strings: {' '.join(map(json.dumps, stops))}"
 
 
 def _length_lines(prepared: Prepared | None) -> list[str]:

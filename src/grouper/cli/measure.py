@@ -693,7 +693,7 @@ def _show_bench(seen: Bench) -> None:
 def _show_times(seen: Bench) -> None:
     last = ["no kernels"] if seen.plain_reports else []
     rows = []
-    for name, metric, form in files.table("grouper.runs", "columns.yaml")["bench"]:
+    for name, metric, form in files.table("grouper.cli", "bench.yaml"):
         spread = seen.spread(metric)
         if spread:
             share = f"{seen.share(metric[5:]):.0%}" if name.endswith(", s") else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import logging
 import os
 import signal
@@ -179,19 +178,11 @@ def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dirs: tuple[
 
 def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
     from grouper.advice.dry_run import make_plan
-    from grouper.prompts import make_format
     from grouper.runs.progress import Progress, setup_logging
 
     setup_logging(None, console=Progress().console)
     plan = make_plan(recipe, **intent)
-    lines, start, sft = [*plan.sizes], recipe.grpo.start_from, _path(recipe) / "sft" / "final"
-    if not recipe.skip_grpo and (start or recipe.skip_sft):
-        made = str(sft) if sft.is_dir() and not intent["overwrite"] else recipe.model.path
-        lines.append(f"GRPO starts from {start or made or 'a new random model'}.")
-    own = recipe.sampling.stop
-    stops = make_format(recipe.prompt).stop if own is None else own
-    lines += [f"Stop strings: {' '.join(map(json.dumps, stops))}"] if stops else []
-    show_plan(recipe, lines, plan.warnings, leaks=plan.leaks, unchecked=plan.unchecked)
+    show_plan(recipe, plan.sizes, plan.warnings, leaks=plan.leaks, unchecked=plan.unchecked)
 
 
 def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool, verbose: bool) -> None:

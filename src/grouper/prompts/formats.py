@@ -10,8 +10,7 @@ from grouper.errors import PromptError, did_you_mean
 from grouper.files import table
 from grouper.types import AnswerContract, AnswerFormat, AnswerKind
 
-_TABLE = table("grouper.prompts", "formats.yaml")
-TURN_MARKERS = tuple(_TABLE.pop("turn markers"))
+TURN_MARKERS: tuple[str, ...] = tuple(table("grouper.prompts", "turn_markers.yaml"))
 
 
 def _contract(tags: tuple[str, str, str, str]) -> AnswerContract:
@@ -64,7 +63,7 @@ def _of_the_table(name: str, row: dict[str, Any]) -> AnswerFormat:
 
 FORMATS = {
     name: _of_the_table(name, row) if row else _with_tags(TagsConfig())
-    for name, row in _TABLE.items()
+    for name, row in table("grouper.prompts", "formats.yaml").items()
 }
 
 
