@@ -225,8 +225,8 @@ def _grade_run(run: Path, chosen: Recipe, only: str | None, show: int) -> list[R
                 except GrouperError as error:  # one of many
                     warn(f"left out: {error.paragraph()}")
                     continue
-                name = file.name.partition(".")[0]
-                name = f"{rows[0]['phase']} step {rows[0]['step']}" if score else name
+                step = f"{rows[0]['phase']} step {rows[0]['step']}" if score else None
+                name = step or file.name.partition(".")[0]
                 listed += _grade_rows(name, rows, grader, show, score)
     click.echo(f"Rows that come out differently: {len(listed):,}.")
     return listed

@@ -228,12 +228,12 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
     from grouper.data import SOURCES, load_problems
     from grouper.data.problems import is_numeric
 
-    train, parts = _sources(data, columns)
-    text = json.dumps({**train, "limit": LOOKED_AT})
+    parts = _sources(data, columns)
+    text = json.dumps({**parts["train"], "limit": LOOKED_AT})
     config = validate_json(SourceConfig, text, where="--data")
     source = SOURCES[config.source]
     if config.path is None and "test" in source.splits:
-        parts["test"] = {**train, "split": "test"}
+        parts["test"] = {**parts["train"], "split": "test"}
     fmt, solved = "boxed", False
     try:
         problems = load_problems(config, seed=0)
@@ -243,19 +243,20 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
             raise DataError(error.what, where=error.where, fix=f"{error.fix} {hint}") from error
         click.echo(f"Data: {data} was not checked: {error.what}.")
     else:
-        first, *_ = found = problems.problems
-        numbers = sum(is_numeric(problem.answer) for problem in found)
-        solved = any(problem.solution for problem in found)
-        fmt = "xml" if numbers == len(found) else "boxed"
+        first = problems.problems[0]
+        numbers = sum(is_numeric(problem.answer) for problem in problems.problems)
+        solved = any(problem.solution for problem in problems.problems)
+        fmt = "xml" if numbers == len(problems) else "boxed"
         if config.source == "prompt-response":
             fmt = "r1-zero" if first.prompt is None else fmt
         click.echo(
             f"Data: {data} ({', '.join(first.columns) or 'made here'}). Plain numbers among the "
-            f"first {counted(len(found), 'answer')}: {numbers}."
+            f"first {counted(len(problems), 'answer')}: {numbers}."
         )
-        question, answer = short(first.question), short(first.answer)
-        click.echo("\n  ".join([f"  Question: {question}", f"Answer: {answer}", *problems.notes]))
-        if len(found) < ENOUGH:
+        shown = f"Question: {short(first.question)}", f"Answer: {short(first.answer)}"
+        for line in (*shown, *problems.notes):
+            click.echo(f"  {line}")
+        if len(problems) < ENOUGH:
             del parts["validation_share"]
     return {
         "solutions": "some" if solved else "none",
@@ -266,8 +267,8 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _sources(data: str, columns: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of `data.train`; and by part, with those of the test problems beside it."""
+def _sources(data: str, columns: dict[str, str]) -> dict[str, Any]:
+    """The settings of `data`: where to train, and the test problems that lie beside."""
     from grouper.data import SOURCES
     from grouper.data.reading import READERS, find_file, iterate_files
     from grouper.data.sources import source_named
@@ -278,7 +279,7 @@ def _sources(data: str, columns: dict[str, str]) -> tuple[dict[str, Any], dict[s
         fix = did_you_mean(data, [*SOURCES, *here])
         raise ConfigError(f"there is no file, folder or source {data!r}", where="--data", fix=fix)
     train |= {"columns": columns} if columns else {}
-    parts = {"train": train, "validation_share": HELD_OUT}
+    parts: dict[str, Any] = {"train": train, "validation_share": HELD_OUT}
     if train["source"] == "file" and not columns:
         rows = iterate_files(find_file(path, split="train", subset=None))
         if {"prompt", "response"} <= next(rows, {}).keys():
@@ -288,7 +289,7 @@ def _sources(data: str, columns: dict[str, str]) -> tuple[dict[str, Any], dict[s
         parts["test"] = {**train, "split": "test"}
     elif path.stem == "train" and beside.is_file():
         parts["test"] = {**train, "path": str(beside)}
-    return train, parts
+    return parts
 
 
 def _flow(value: Any) -> str:

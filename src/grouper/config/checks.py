@@ -174,8 +174,7 @@ def plain(message: str) -> str:
 
 def _is_union_tag(part: int | str) -> bool:
     # pydantic adds the union member's name to the location: 'literal[...]', 'constrained-int'.
-    if not isinstance(part, str):
-        return False
+    part = str(part)  # a number is a place in a list
     return "[" in part or part.startswith("constrained-") or part in ("bool", "int", "float", "str")
 
 

@@ -313,11 +313,11 @@ class UsersSink:
         # They get read-only views, since the run goes on with the record itself.
         made = record.made
         if isinstance(made, StepReport):
-            made = replace(made, tallies=MappingProxyType({**made.tallies}))
+            report = replace(made, tallies=MappingProxyType({**made.tallies}))
+            getattr(self._made, "step", self._otherwise)(report)
         else:
-            made = replace(made, card=MappingProxyType({**made.card}))
-        kind = "step" if isinstance(made, StepReport) else "evaluation"
-        getattr(self._made, kind, self._otherwise)(made)
+            result = replace(made, card=MappingProxyType({**made.card}))
+            getattr(self._made, "evaluation", self._otherwise)(result)
 
     def close(self) -> None:
         getattr(self._made, "close", _ignore)()
