@@ -179,10 +179,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     'Known names: a, b.'
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if near:
-        return f"Did you mean {near[0]!r}?"
+    if near := nearest(name, names):
+        return f"Did you mean {near!r}?"
     return f"Known names: {', '.join(names)}." if names else ""
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The most similar name, or None if none is similar enough."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)), None)
 
 
 def require_extra(package: str, extra: str, *, where: str, instead: str = "") -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from grouper.algorithms.advantages import (
     ADVANTAGES,
+    STD_EPS,
     batch_standardised,
     decoupled,
     mean_baseline,
@@ -100,11 +101,13 @@ def test_another_group_changes_nothing(
 
 
 @given(rewards=REWARDS)
-def test_one_component_decoupled_is_the_plain_advantage(rewards: list[float]) -> None:
+def test_one_component_decoupled_is_the_plain_advantage_scaled(rewards: list[float]) -> None:
     values = torch.tensor(rewards, dtype=torch.float64)
     ids = torch.zeros(len(rewards), dtype=torch.int64)
     found = decoupled(values[:, None], torch.tensor([2.0]), ids, standardised)
-    torch.testing.assert_close(found, 2.0 * standardised(values, ids), rtol=0, atol=1e-12)
+    plain = 2.0 * standardised(values, ids)
+    spread = plain.std(correction=min(1, len(plain) - 1))
+    torch.testing.assert_close(found, plain / (spread + STD_EPS), rtol=0, atol=1e-12)
 
 
 def test_decoupled_components_of_different_spread_count_alike() -> None:
@@ -117,13 +120,14 @@ def test_decoupled_components_of_different_spread_count_alike() -> None:
     assert float(summed[0] - summed[1]) < 0.02 * float(summed[0] - summed[2])
 
 
-def test_decoupling_centred_rewards_changes_nothing() -> None:
-    """Without a scale of its own, the baseline of a sum is the sum of the baselines."""
+def test_decoupling_centred_rewards_changes_the_scale_alone() -> None:
+    """The baseline of a sum is the sum of the baselines; over the step, the spread is then 1."""
     parts = torch.tensor([[1.0, 3.0], [0.0, 5.0], [0.5, -2.0]], dtype=torch.float64)
     ids = torch.zeros(3, dtype=torch.int64)
     found = decoupled(parts, torch.tensor([2.0, 0.5], dtype=torch.float64), ids, mean_baseline)
     whole = mean_baseline(parts @ torch.tensor([2.0, 0.5], dtype=torch.float64), ids)
-    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, whole / (whole.std() + STD_EPS), rtol=0, atol=1e-12)
+    assert float(found.std()) == pytest.approx(1.0, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", GROUP_BASELINES)

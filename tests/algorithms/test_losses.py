@@ -18,6 +18,7 @@ from grouper.algorithms.losses import (
     kl_k1,
     kl_k2,
     kl_k3,
+    kl_k3_weighted,
     log_ratio,
     masked_importance,
     nll,
@@ -86,6 +87,7 @@ GRADIENTS = {
     "kl_k1": lambda x: kl_k1(x, _OLD),
     "kl_k2": lambda x: kl_k2(x, _OLD),
     "kl_k3": lambda x: kl_k3(x, _OLD),
+    "kl_k3_weighted": lambda x: kl_k3_weighted(x, _OLD, log_ratio(x, _A)),
     "sequence_log_ratio": lambda x: sequence_log_ratio(x, _OLD, _MASK),
     "truncated_importance": lambda x: truncated_importance(x - _OLD, 3.0),
     "masked_importance": lambda x: masked_importance(x - _OLD, 3.0),
@@ -152,10 +154,11 @@ def test_the_sequence_ratio_is_the_geometric_mean_of_the_token_ratios() -> None:
 @pytest.mark.parametrize("name", KL_ESTIMATORS)
 def test_every_estimator_is_zero_where_both_agree_and_finite_far_apart(name: str) -> None:
     """T22, T23."""
-    values = torch.tensor([-0.1, -7.3, -50.0])
-    assert KL_ESTIMATORS[name](values, values.clone()).tolist() == [0.0, 0.0, 0.0]
-    far = KL_ESTIMATORS[name](torch.tensor([-100.0, 0.0]), torch.tensor([0.0, -100.0]))
-    assert torch.isfinite(far).all()
+    values, far = torch.tensor([-0.1, -7.3, -50.0]), torch.tensor([-100.0, 0.0])
+    same = KL_ESTIMATORS[name](values, values.clone(), torch.full((3,), MAX_LOG_RATIO))
+    assert same.tolist() == [0.0, 0.0, 0.0]
+    apart = KL_ESTIMATORS[name](far, far.flip(0), torch.full((2,), MAX_LOG_RATIO))
+    assert torch.isfinite(apart).all()
 
 
 _POLICY = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05], dtype=torch.float64)
@@ -168,17 +171,21 @@ def test_k1_is_unbiased_on_a_five_token_vocabulary() -> None:
     assert estimate == pytest.approx(exact, rel=1e-12)
 
 
-@pytest.mark.parametrize(("name", "right"), [("k1", False), ("k2", True), ("k3", False)])
+RIGHT = {"k1": False, "k2": True, "k3": False, "k3_weighted": True}
+
+
+@pytest.mark.parametrize(("name", "right"), RIGHT.items())
 def test_which_estimator_has_the_gradient_of_the_kl(name: str, right: bool) -> None:
     """T22: over samples of the policy, k2's gradient is that of the KL and k1's is zero.
 
-    k3's is that of the KL the other way round.
+    k3's is that of the KL the other way round; with the ratio as its weight it is the KL's.
     """
     logits = _POLICY.log().clone().requires_grad_()
     logprobs = logits.log_softmax(0)
     exact = (logprobs.exp() * (logprobs - _REFERENCE.log())).sum()
     (wanted,) = torch.autograd.grad(exact, logits, retain_graph=True)
-    sampled = (_POLICY * KL_ESTIMATORS[name](logprobs, _REFERENCE.log())).sum()
+    ratios = logprobs - _POLICY.log()
+    sampled = (_POLICY * KL_ESTIMATORS[name](logprobs, _REFERENCE.log(), ratios)).sum()
     (found,) = torch.autograd.grad(sampled, logits, retain_graph=True)
     assert torch.allclose(found, wanted, atol=1e-12) == right
     if name == "k1":

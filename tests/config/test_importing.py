@@ -130,6 +130,8 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
             {"training": {"beta": 0.04, "seed": 7}, "logs": {"logging_steps": 5}},
             {"grpo.beta": 0.04, "seed": 7, "tracking.log_every": 5},
         ),
+        ({"beta": 0.04}, {"grpo.kl": "k3_weighted"}),
+        ({"beta": 0.04, "use_bias_correction_kl": False}, {"grpo.kl": "k3"}),
         (
             {"report_to": ["wandb", "trackio"], "project": "p", "run_name": "r"},
             {"tracking.trackers.1.name": "trackio", "tracking.trackers.0.project": "p"},

@@ -50,6 +50,18 @@ def config(name: Any) -> OptimizerConfig:
     return OptimizerConfig(name=name, learning_rate=3e-3, weight_decay=0.01)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_norms_and_biases_do_not_decay(name: Any) -> None:
+    policy = wide_policy()
+    before = {key: value.detach().clone() for key, value in policy.trainable().items()}
+    optimizer = make_optimizer(policy, config(name))
+    for parameter in policy.trainable().values():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step(1.0)
+    kept = {key for key, value in policy.trainable().items() if value.equal(before[key])}
+    assert kept == {key for key, value in before.items() if value.ndim == 1}
+
+
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"bitsandbytes.*grouper-rl\[quantized\]"):

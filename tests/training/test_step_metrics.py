@@ -171,22 +171,22 @@ STOP, LENGTH = FinishReason.STOP_TOKEN, FinishReason.LENGTH
 )
 def test_the_status_word_names_the_cause(verdict: Verdict, reason: FinishReason, word: str) -> None:
     groups = [_with(make_group(0, [0.0, 0.0], [3, 3]), verdict, reason)]
-    assert status_of(groups, applied=False, any_advantage=False) == word
+    assert status_of(groups, applied=False, tried=False) == word
 
 
 def test_rollouts_without_a_reward_are_not_called_wrong() -> None:
     """R10: the reward had failed, and the step was told as all-wrong."""
     groups = [make_group(0, [None, None], [3, 3]), make_group(1, [None, None], [3, 3])]
-    word = status_of(groups, applied=False, any_advantage=False)
+    word = status_of(groups, applied=False, tried=False)
     assert word == "no-signal:not-scored"
     assert word in FINDINGS
 
 
 def test_the_other_status_words() -> None:
     groups = [make_group(0, [1.0, 0.0], [3, 3])]
-    assert status_of(groups, applied=True, any_advantage=True) == "learning"
-    assert status_of(groups, applied=False, any_advantage=True) == "skipped:not-finite"
-    assert status_of(groups, applied=False, any_advantage=False) == "no-signal:equal-rewards"
+    assert status_of(groups, applied=True, tried=True) == "learning"
+    assert status_of(groups, applied=False, tried=True) == "skipped:not-finite"
+    assert status_of(groups, applied=False, tried=False) == "no-signal:equal-rewards"
 
 
 def test_sameness_is_measured_in_groups_that_are_not_all_right() -> None:

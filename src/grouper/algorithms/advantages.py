@@ -107,10 +107,11 @@ def batch_standardised(rewards: Tensor, group_ids: Tensor, eps: float = STD_EPS)
 def decoupled(
     components: Tensor, weights: Tensor, group_ids: Tensor, function: AdvantageFunction
 ) -> Tensor:
-    """`A = sum_c w_c * f(r_c)`: every component has a baseline (and scale) of its own.
+    """`A = S / (std(S) + eps)` over the batch, `S = sum_c w_c * f(r_c)`: each has its baseline.
 
-    Two rewards of different spread then teach alike, where in a sum the wider one hides the other
-    (GDPO, arXiv 2601.05242; the paper scales the sum over the batch once more).
+    Two rewards of different spread then teach alike, where in a sum the wider one hides the other,
+    and the size of the advantages does not grow with the number of rewards (GDPO, arXiv
+    2601.05242).
 
     Args:
         components: [rows, components], the rewards before weighting.
@@ -120,11 +121,13 @@ def decoupled(
 
     >>> parts = torch.tensor([[1.0, 8.0], [0.0, 8.0], [0.0, 32.0]])
     >>> ids = torch.zeros(3, dtype=torch.int64)
-    >>> decoupled(parts, torch.tensor([3.0, 0.125]), ids, mean_baseline).tolist()
-    [1.0, -2.0, 1.0]
+    >>> apart = decoupled(parts, torch.tensor([3.0, 0.125]), ids, mean_baseline)
+    >>> [round(v, 3) for v in apart.tolist()]      # (1, -2, 1), whose std is 1.732
+    [0.577, -1.155, 0.577]
     """
     columns = [function(column, group_ids) for column in components.unbind(1)]
-    return torch.stack(columns, dim=1) @ weights.double()
+    total = torch.stack(columns, dim=1) @ weights.double()
+    return total / (float(np.std(total.cpu().numpy(), ddof=min(1, len(total) - 1))) + STD_EPS)
 
 
 ADVANTAGES: dict[str, AdvantageFunction] = {

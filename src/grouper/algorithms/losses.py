@@ -119,7 +119,7 @@ def policy_gradient(
     return -advantages * logprobs
 
 
-def kl_k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+def kl_k1(logprobs: Tensor, reference_logprobs: Tensor, _ratios: Tensor | None = None) -> Tensor:
     """`log p - log p_ref`: the k1 estimate of KL(p || p_ref) from samples of p.
 
     Unbiased, of either sign. Its gradient has expectation 0, so it is of use in a reward and of
@@ -131,7 +131,7 @@ def kl_k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     return log_ratio(logprobs, reference_logprobs)
 
 
-def kl_k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+def kl_k2(logprobs: Tensor, reference_logprobs: Tensor, _ratios: Tensor | None = None) -> Tensor:
     """`(log p - log p_ref)^2 / 2`: the k2 estimate of KL(p || p_ref).
 
     Biased in value, never negative; its gradient on samples of p is that of the KL itself
@@ -143,7 +143,7 @@ def kl_k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     return 0.5 * log_ratio(logprobs, reference_logprobs) ** 2
 
 
-def kl_k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+def kl_k3(logprobs: Tensor, reference_logprobs: Tensor, _ratios: Tensor | None = None) -> Tensor:
     """`r - 1 - log r` with `r = p_ref / p`: the k3 estimate of KL(p || p_ref) from samples of p.
 
     Unbiased, never negative, 0 exactly where both agree (Schulman, "Approximating KL
@@ -154,6 +154,19 @@ def kl_k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """
     difference = log_ratio(reference_logprobs, logprobs)
     return difference.exp() - 1.0 - difference
+
+
+def kl_k3_weighted(logprobs: Tensor, reference_logprobs: Tensor, log_ratios: Tensor) -> Tensor:
+    """`rho * (r - 1 - log r)` with `rho = p / p_old`: k3 from samples of an older policy.
+
+    Unbiased whatever the policy has become since, and its gradient is that of the KL itself, which
+    k3's alone is not (DeepSeek-V3.2, arXiv 2512.02556; TRL's `use_bias_correction_kl`).
+
+    >>> now, reference = torch.tensor([-1.0]), torch.tensor([-2.0])
+    >>> kl_k3_weighted(now, reference, torch.tensor([2.0]).log()).tolist()
+    [0.735...]
+    """
+    return log_ratios.exp() * kl_k3(logprobs, reference_logprobs)
 
 
 def truncated_importance(log_ratios: Tensor, cap: float) -> Tensor:
@@ -187,10 +200,12 @@ SURROGATES: dict[str, SurrogateFunction] = {
     "cispo": cispo,
     "policy_gradient": policy_gradient,
 }
-KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+# (log-probs, reference log-probs, log-ratios to the old log-probs) -> KL per token.
+KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "k1": kl_k1,
     "k2": kl_k2,
     "k3": kl_k3,
+    "k3_weighted": kl_k3_weighted,
 }
 IMPORTANCE_WEIGHTS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "truncate": truncated_importance,

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grouper.config.aliases import Row, alias, aliases, tables
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from grouper.config.schema import Recipe
@@ -135,7 +135,6 @@ def _ends_a_list(word: str) -> bool:
 
 def hint(option: str, args: Sequence[str]) -> str | None:
     """What to write instead of an unknown option; None if it is nearly a flag."""
-    from grouper.config.checks import nearest
     from grouper.config.loading import load_recipe
 
     flag = flag_named(option.removeprefix("--"))

@@ -7,7 +7,6 @@ other sections, then among the names of other trainers (`aliases`), then among s
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import re
 import typing
@@ -27,7 +26,7 @@ from grouper.config.aliases import (
     tables,
     word_of,
 )
-from grouper.errors import ConfigError, did_you_mean, raise_all
+from grouper.errors import ConfigError, did_you_mean, nearest, raise_all
 
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]
@@ -131,11 +130,6 @@ def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]
     words = re.split(r"[._]", section)
     inside = [key for key in found if key.partition(".")[0] in words]
     return row, sorted(dict.fromkeys(inside or found), key=lambda key: key.count("."))
-
-
-def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The most similar name, or None if none is similar enough."""
-    return next(iter(difflib.get_close_matches(name, sorted(names), n=1, cutoff=cutoff)), None)
 
 
 def _as_one(complaints: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:

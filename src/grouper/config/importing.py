@@ -18,12 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from grouper.config.aliases import Row, alias, dialect_of, word_of
 from grouper.config.checks import validate_json
 from grouper.config.credentials import names_secret
-from grouper.config.loading import load_recipe, read_text
+from grouper.config.loading import load_recipe, read_text, resolved_yaml
 from grouper.config.overrides import as_json, parse_yaml, put
 from grouper.config.schema import TRACKERS, Recipe
 from grouper.errors import ConfigError, did_you_mean
@@ -100,9 +98,8 @@ def import_recipe(
     for name, why in last.left_out.items():
         shown = name in given and not names_secret(name)
         lines.append(f"  {name}: {given[name]!r} - {why}" if shown else f"  {name}: {why}")
-    settings = recipe.model_dump(mode="json", exclude_unset=True)
-    body = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
-    text = "".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + body
+    comments = "".join(f"# {line}".rstrip() + "\n" for line in lines)
+    text = f"{comments}\n{resolved_yaml(recipe, defaults=False)}"
     return ImportedRecipe(recipe=recipe, text=text, left_out=last.left_out)
 
 

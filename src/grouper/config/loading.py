@@ -83,11 +83,10 @@ def list_recipes() -> list[tuple[str, str]]:
     return [(name, recipe["description"]) for name, recipe in tables.items()]
 
 
-def resolved_yaml(recipe: Recipe) -> str:
-    """The whole recipe, defaults included, as YAML that `load_recipe` reads back unchanged."""
-    return yaml.safe_dump(
-        recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100
-    )
+def resolved_yaml(recipe: Recipe, *, defaults: bool = True) -> str:
+    """The recipe as YAML that `load_recipe` reads back unchanged; what it leaves out, if asked."""
+    settings = recipe.model_dump(mode="json", exclude_unset=not defaults)
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
 
 
 def recipe_hash(recipe: Recipe) -> str:

@@ -143,10 +143,8 @@ def put(data: dict[str, Any], parts: Sequence[str], value: Any) -> None:
     node: Any = data
     for position, part in enumerate(parts[:-1], start=1):
         node = _step_into(node, part, where=".".join(parts[:position]))
-    if isinstance(node, list):
-        node[_index(node, parts[-1], ".".join(parts))] = value
-    else:
-        node[parts[-1]] = value
+    key = _index(node, parts[-1], ".".join(parts)) if isinstance(node, list) else parts[-1]
+    node[key] = value
 
 
 def _step_into(node: Any, part: str, where: str) -> Any:

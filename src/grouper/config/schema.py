@@ -347,7 +347,7 @@ class GRPOConfig(PhaseConfig):
     advantage_eps: PositiveFloat | None = None
     """added to the standard deviation of the rewards; left out: 1e-4"""
     decouple_rewards: bool = False
-    """a baseline for each reward component, then their weighted sum (GDPO)"""
+    """a baseline for each reward component, then their weighted sum, scaled over the step (GDPO)"""
     ratio: Literal["token", "sequence"] = "token"
     """sequence: one for all its tokens (GSPO)"""
     surrogate: Literal["ppo_clip", "cispo", "policy_gradient"] = "ppo_clip"
@@ -357,8 +357,9 @@ class GRPOConfig(PhaseConfig):
     """only ppo_clip: bound on the ratio where the advantage is negative"""
     beta: NonNegativeFloat = 0.0
     """weight of the KL term"""
-    kl: Literal["k1", "k2", "k3"] = "k3"
-    """estimator of the KL; k1 is taken off the reward, k2 and k3 are terms of the loss"""
+    kl: Literal["k1", "k2", "k3", "k3_weighted"] = "k3"
+    """estimator of the KL; k1 is taken off the reward, the others are terms of the loss;
+    k3_weighted: times the ratio, which makes it unbiased"""
     entropy_bonus: NonNegativeFloat = 0.0
     """weight of the entropy in the loss"""
     top_entropy: Share = 1.0

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from grouper.algorithms.advantages import ADVANTAGES, decoupled
 from grouper.algorithms.batching import TrainBatch, rollout_rows, step_batches, with_gradient
-from grouper.algorithms.losses import KL_ESTIMATORS
+from grouper.algorithms.losses import kl_k1
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
 from grouper.evaluation.items import checked
@@ -498,7 +498,7 @@ def _penalties(
     """`beta * sum_t kl_t` of each row: what a KL in the reward takes off its total."""
     assert rows.old_logprobs is not None
     assert rows.reference_logprobs is not None
-    kl = KL_ESTIMATORS[config.kl](rows.old_logprobs, rows.reference_logprobs)
+    kl = kl_k1(rows.old_logprobs, rows.reference_logprobs)
     kl = torch.where(rows.mask, kl, 0.0).double()
     tallies["policy/kl"] = Tally.of(kl[rows.mask].tolist())
     return tuple((config.beta * kl.sum(1)).tolist())
@@ -578,7 +578,7 @@ def _report(
         status=status_of(
             rollouts.groups,
             applied=any(result.applied for result in updates),
-            any_advantage=any(any(values) for values in assembled.advantages),
+            tried=bool(updates),
         ),
         events=(
             *broken,

@@ -239,13 +239,19 @@ def repetition(token_ids: Sequence[int], n: int = 4) -> float:
     return 1 - distinct / (len(token_ids) - n + 1)
 
 
-def status_of(groups: Sequence[RolloutGroup], *, applied: bool, any_advantage: bool) -> str:
-    """One word, and why when nothing was learned."""
+def status_of(groups: Sequence[RolloutGroup], *, applied: bool, tried: bool) -> str:
+    """One word, and why when nothing was learned.
+
+    Args:
+        groups: those that took part in the step.
+        applied: whether the weights were updated.
+        tried: whether there was anything to learn from.
+    """
     rollouts: list[Rollout] = [r for group in groups for r in group.rollouts]
     broken = {Verdict.TIMEOUT, Verdict.CRASH, Verdict.NOT_SCORED}
     reasons = {
         "learning": applied,
-        "skipped:not-finite": any_advantage,
+        "skipped:not-finite": tried,
         "no-signal:truncated": all(r.completion.truncated for r in rollouts),
         "no-signal:grader-error": all(r.grade.verdict in broken for r in rollouts),
         "no-signal:not-scored": all(r.reward.total is None for r in rollouts),

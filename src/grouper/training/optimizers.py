@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,12 +78,17 @@ _FUSED_ADAMW = functools.partial(torch.optim.AdamW, fused=True)
 
 
 def _adamw(
-    parameters: Iterable[Tensor],
+    parameters: Collection[Tensor],
     config: OptimizerConfig,
     kind: Callable[..., torch.optim.Optimizer] = _FUSED_ADAMW,
 ) -> torch.optim.Optimizer:
+    """Matrices decay; norms and biases, whose best values are not near 0, do not."""
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1]},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
     return kind(
-        list(parameters),
+        groups,
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.eps,

@@ -279,7 +279,7 @@ def grpo_objective(config: GRPOConfig, see: See | None = None) -> Objective:
                 loss = weights * loss
         if kl_of is not None:
             assert batch.reference_logprobs is not None, "a KL term needs its reference"
-            kl = kl_of(logprobs, batch.reference_logprobs)
+            kl = kl_of(logprobs, batch.reference_logprobs, ratios)
             tallies["policy/kl"] = _tally(kl, mask)
             loss = loss + config.beta * kl
         if config.entropy_bonus > 0:
