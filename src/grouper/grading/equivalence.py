@@ -244,10 +244,9 @@ class Comparison:
         left = read_number(prediction) or (right and read_number(choice_of(prediction)[1]))
         if left is not None and right is not None:
             return same_number(left, right)
-        decided = _same_words(prediction, reference, left, right) or _same_time(
-            prediction, reference
-        )
-        if decided:
+        if decided := _same_words(prediction, reference, left, right):
+            return decided
+        if decided := _same_time(prediction, reference):
             return decided
         (core, unit), (expected_core, expected_unit) = split_unit(prediction), split_unit(reference)
         if unit and expected_unit and matched(unit, expected_unit) is None:

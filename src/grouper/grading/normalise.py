@@ -196,6 +196,23 @@ def braced(text: str) -> str:
     return _SCRIPT.sub(r"\1{\2}", text) if "^" in text or "_" in text else text
 
 
+_MIXED = re.compile(r"(?<![\w.}])(?<!\d )(\d+) ?\\frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}", re.ASCII)
+
+
+def unmixed(text: str) -> str:
+    r"""Mixed numbers as sums. Their fractions are below one: `12\frac{7}{1}` stays as it is.
+
+    >>> unmixed(r"1\frac{1}{2}x"), unmixed(r"12\frac{7}{1}")
+    ('(1+\\frac{1}{2})x', '12\\frac{7}{1}')
+    """
+
+    def summed(mixed: re.Match[str]) -> str:
+        whole, top, bottom = mixed.groups()
+        return rf"({whole}+\frac{{{top}}}{{{bottom}}})" if int(top) < int(bottom) else mixed[0]
+
+    return _MIXED.sub(summed, text)
+
+
 _GAPS = re.compile(
     # A space matters only between two words, two digits, or a command and a letter.
     r"(?<=\d) (?!\d)|(?<![A-Za-z\d]) | (?![A-Za-z\d])|(?<=[A-Za-z]) (?=\d)",

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from grouper.grading.normalise import braced
+from grouper.grading.normalise import braced, unmixed
 
 _DATA = json.loads(Path(__file__).with_name("units.json").read_text("utf-8"))
 _WORDS: dict[str, int] = {word: n for n, word in enumerate(_DATA["numbers"].split())}
@@ -281,8 +281,7 @@ def _based(text: str) -> Number | None:
 def _bare(text: str) -> Number | None:
     """A number without unit, in any notation."""
     text = text.strip()
-    plain = _plain(text)
-    if plain is not None:
+    if plain := _plain(text):
         return plain
     if match := _REPEATING.fullmatch(text):
         sign, whole, fixed, *blocks = match.groups("")
@@ -365,11 +364,11 @@ _PYTHON = {
     r"\frac": "frac", r"\sqrt": "sqrt",
 }  # fmt: skip
 _SPACED_MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)", re.ASCII)
-_MIXED = re.compile(r"(?<![\d.])(?<!\d )(\d+) ?\\frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}", re.ASCII)
 _JUXTAPOSED = re.compile(r"(?<=[\d)}!]) ?(?=\()|(?<=[)}]) ?(?=\\frac)", re.ASCII)
 _SUM = re.compile(r"[\d.)}\]!] ?[-+]|\\div(?![A-Za-z])", re.ASCII)
-_PRODUCT = re.compile(r"\\(?:times|cdot)(?![A-Za-z])|(?<!\*)\*(?!\*)|[\d)}!] ?\(", re.ASCII)
-_POWER = re.compile(r"[\^!]|\*\*")
+_PRODUCT = re.compile(r"\\(?:times|cdot)(?![A-Za-z])|(?<!\*)\*(?!\*)", re.ASCII)
+# To the power of one a number is itself.
+_POWER = re.compile(r"(?:\^|\*\*)(?! ?[{(]* ?\+?[01](?![\d.]))|!")
 
 
 class TooLargeError(Exception):
@@ -385,8 +384,8 @@ def _evaluated(text: str) -> Number | None:
     >>> _evaluated(r"1\frac{4}{5}").value, _evaluated("12+7").unevaluated, _evaluated("2x")
     (Fraction(9, 5), True, None)
     """
-    text = _SPACED_MIXED.sub(r"\1\\frac{\2}{\3}", text)
-    spelled = _MIXED.sub(r"(\1+\\frac{\2}{\3})", _JUXTAPOSED.sub("*", text))
+    text = _JUXTAPOSED.sub("*", _SPACED_MIXED.sub(r"\1\\frac{\2}{\3}", text))
+    spelled = unmixed(text)
     tokens = _TOKEN.findall(spelled)
     if _TOKEN.sub("", spelled).strip() or len(tokens) > _MAX_TOKENS:
         return None
@@ -399,8 +398,8 @@ def _evaluated(text: str) -> Number | None:
         value = _value(ast.parse(" ".join(names), mode="eval").body)
     except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-    # `3*2^5` and `1.5*10^3` are ways to write a number; `6*7` is left to be done.
-    product = _PRODUCT.search(text) and not _POWER.search(text)
+    # `3*2^5` and `1.5*10^3` are ways to write a number; `6*7` and `6*7*1^2` are left to be done.
+    product = len(_PRODUCT.findall(text)) > len(_POWER.findall(text))
     return Number(value, unevaluated=bool(product or _SUM.search(text)))
 
 

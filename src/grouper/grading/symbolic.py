@@ -35,7 +35,7 @@ from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no t
 )
 
 from grouper.grading.equivalence import Comparison, Equivalence, Outcome, bare_value
-from grouper.grading.normalise import braced, tidy, tidy_reference
+from grouper.grading.normalise import braced, tidy, tidy_reference, unmixed
 from grouper.grading.numbers import ROUNDED_FROM, TooLargeError, matched, read_number, split_unit
 from grouper.grading.shapes import Chain, atoms_of, candidates, chain_of, variables, without_builder
 from grouper.types import Verdict
@@ -174,6 +174,7 @@ _QUESTION = re.compile(
 _UNEVALUATED = re.compile(
     r"(?<![A-Za-z])(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?![A-Za-z])"
     r"|[^\s({\[^*/+-] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\("
+    r"|[)}!] ?\d|\d \d|[\d)}] ?\\frac"
 )
 
 
@@ -184,7 +185,7 @@ def _refused(prediction: str, reference: str) -> str | None:
     if _NAMES.search(prediction) or _NAMES.search(reference):
         return "names and bases are compared as text"
     number = read_number(reference)
-    worked_out = not (_UNEVALUATED.search(prediction) or variables(prediction))
+    worked_out = not (_UNEVALUATED.search(braced(prediction)) or variables(prediction))
     if worked_out or number is None or number.decimals >= ROUNDED_FROM:
         return None
     return "the reference is a number; the answer has a variable, a function or arithmetic"
@@ -285,8 +286,6 @@ _PLAIN_FUNCTION = re.compile(
     r"|theta)(?![A-Za-z])"
 )
 _OPENER = re.compile(r"(\\sqrt|\^) ?\((?=([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*)\))\2\)")
-_MIXED = re.compile(r"(?<![\w.}^_])(\d+) ?\\frac\{(\d+)\}\{(\d+)\}", re.ASCII)
-_SUM = r"\\left(\1+\\frac{\2}{\3}\\right)"
 _SPELLED_OUT = tuple(
     (re.compile(pattern, re.ASCII), replacement)
     for pattern, replacement in (
@@ -295,7 +294,6 @@ _SPELLED_OUT = tuple(
         # no number, as `I_1` is not the imaginary unit that the parser takes it for.
         (r"\\(d{1,3}ot|hat|bar|tilde) ?\{? ?([A-Za-z]) ?\}?(?: ?_ ?\{(\w+)\})?", r"\2_{\1\3}"),
         (r"(?<![A-Za-z\\])([EeI]) ?_ ?\{(?=\w+\})", r"Q_{\1"),
-        (_MIXED.pattern, _SUM),
         # The parser takes `2(3)` for two and three where nothing follows, `i(5)` for a function.
         (r"(?<![\w.\\_^{])(\d+(?:\.\d+)?) ?(?=\()", r"\1\\cdot "),
         (r"(?<=\{)(\d+) ?(?=\()", r"\1\\cdot "),
@@ -317,13 +315,13 @@ def latex_of(text: str) -> str:
     >>> latex_of("sqrt(2)*x^(1/2)")
     '\\sqrt{2}\\cdot x^{1/2}'
     >>> latex_of(r"\tan 15^\circ"), latex_of(r"1\frac12 x")
-    ('\\tan \\left(\\frac{15\\pi}{180}\\right)', '\\left(1+\\frac{1}{2}\\right) x')
+    ('\\tan \\left(\\frac{\\left(15\\right)\\pi}{180}\\right)', '(1+\\frac{1}{2}) x')
     """
     latex = _PLAIN_FUNCTION.sub(r"\\\1 ", text).replace(r"\infinity", r"\infty")
     latex = latex.replace("**", "^").replace("*", r"\cdot ")
     while (opened := _OPENER.sub(r"\1{\2}", latex)) != latex:
         latex = opened
-    latex = _with_radians(braced(latex), text)
+    latex = _with_radians(unmixed(braced(latex)), text)
     for pattern, replacement in _SPELLED_OUT:
         latex = pattern.sub(replacement, latex)
     if _DROPPED.search(latex):
@@ -347,9 +345,7 @@ def _with_radians(latex: str, text: str) -> str:
             raise UnreadError(text)  # after something that is no angle
         # The braces of a function's argument: `\sin{30}^\circ`.
         angle = match[1][1:-1] if match[1][0] == "{" else match[1]
-        if not angle.replace(".", "").isdigit():
-            angle = rf"\left({_MIXED.sub(_SUM, angle)}\right)"
-        return rf"\left(\frac{{{angle}\pi}}{{180}}\right)"
+        return rf"\left(\frac{{\left({angle}\right)\pi}}{{180}}\right)"
 
     return _DEGREE.sub(radians, latex) if _ANGULAR.search(latex) else latex
 
