@@ -246,8 +246,6 @@ class Comparison:
             return same_number(left, right)
         if decided := _same_words(prediction, reference, left, right):
             return decided
-        if decided := _same_time(prediction, reference):
-            return decided
         (core, unit), (expected_core, expected_unit) = split_unit(prediction), split_unit(reference)
         if unit and expected_unit and matched(unit, expected_unit) is None:
             return False, "another unit"
@@ -330,14 +328,16 @@ _WORDS = re.compile(r"(?i:yes|no|odd)|[A-Z]{3,}", re.ASCII)
 def _same_words(
     prediction: str, reference: str, left: Number | None, right: Number | None
 ) -> Outcome | None:
-    """Words against words, or against a number."""
+    """Words against words or a number, and clock times; None for anything else."""
     wordy = _is_words(prediction), _is_words(reference)
     if all(wordy):
         same = _spoken(prediction) == _spoken(reference)
         return same, "same text" if same else "other words"
     if wordy[0] and right is not None:
         return False, _WORDS_FOR_A_NUMBER
-    return (False, "a number where words are expected") if wordy[1] and left is not None else None
+    if wordy[1] and left is not None:
+        return False, "a number where words are expected"
+    return _same_time(prediction, reference)
 
 
 def _is_words(text: str) -> bool:
