@@ -88,8 +88,7 @@ def exact(prediction: str, reference: str) -> Equivalence | None:
         reason = comparison.reason
         return Equivalence(Verdict.CORRECT, comparison.stage, reason) if outcome else None
     reason = comparison.refusal or "another number of parts, or brackets"
-    wordy = reason == _WORDS_FOR_A_NUMBER
-    verdict = Verdict.UNPARSEABLE if wordy else Verdict.INCORRECT
+    verdict = Verdict.UNPARSEABLE if reason == _WORDS_FOR_A_NUMBER else Verdict.INCORRECT
     return Equivalence(verdict, comparison.stage, reason)
 
 
@@ -389,8 +388,7 @@ def _broken(text: str) -> str | None:
         return f"longer than {MAX_ANSWER} characters"
     if not tidy(text) or _TOWER.search(text):
         return "a tower of powers too large to write down" if tidy(text) else "empty"
-    whole = "{" + text + "}"
-    if closing_brace(whole, 0) != len(whole) - 1:
+    if closing_brace("{" + text + "}", 0) != len(text) + 1:
         return "unbalanced braces"
     opened = text.count("(") + text.count("[")  # `(0, 1]` is balanced
     if opened != text.count(")") + text.count("]"):

@@ -42,6 +42,7 @@ _RULES = tuple(
         (r"\\operatorname\*?\s*\{([a-z]+)\}", r"\\\1 "),
         (r"^\*\*(.*)\*\*$", r"\1"),
         (r"\\%", "%"),
+        (r"\\not\s*=", r"\\ne "),
     )
 )
 _MARKED_DIGIT = re.compile("([0-9])[\u0305\u0307]")

@@ -125,16 +125,12 @@ def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
         return spaced or len(phrase) > 1
     if not spaced or not 0 < len(words) <= _MAX_WORDS or not _NOT_UNITS.isdisjoint(words):
         return False
-    # Words and rates (`miles/hour`), at least one of which no product of variables looks like.
+    # Words and rates (`miles/hour`), at least one of which no product of variables looks like: not
+    # `xy`, `abc` or `x/y`.
     letters = [re.sub(r"[/.']", "", word) for word in words]
     are_words = all(len(word) > 1 and word.isalpha() and word.isascii() for word in letters)
-    return are_words and any(map(_is_noun, words))
-
-
-def _is_noun(word: str) -> bool:
-    """A word that no product of variables would look like: not `xy`, `abc` or `x/y`."""
-    longest = max(re.split(r"[/.']", word), key=len)
-    return len(longest) > 2 and longest not in "abcdefghijklmnopqrstuvwxyz"
+    longest = [max(re.split(r"[/.']", word), key=len) for word in words]
+    return are_words and any(len(w) > 2 and w not in "abcdefghijklmnopqrstuvwxyz" for w in longest)
 
 
 _DEGREES = re.compile(r"(?<=[\d})]) ?(?:\^ ?\{? ?\\circ ?\}?|\\circ(?![A-Za-z])) ?(?=[A-Za-z]*$)")

@@ -25,8 +25,8 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import sympy
@@ -243,18 +243,13 @@ def expression_of(text: str) -> Any:
     Raises:
         UnreadError: it cannot be read, or is nested too deeply for the parser.
     """
-    latex = latex_of(text)
-    try:
-        expression = parser.latex2sympy(
-            latex,
-            is_real=True,  # on both sides alike: a complex `x` is another symbol than a real one
-            normalization_config=_SPELLING,
-            conversion_config=_READING,
-        )
-    except MemoryError:
-        raise
-    except Exception as error:  # the parser has many ways to refuse a text; all mean the same
-        raise UnreadError(text) from error
+    reading = partial(
+        parser.latex2sympy,
+        is_real=True,  # on both sides alike: a complex `x` is another symbol than a real one
+        normalization_config=_SPELLING,
+        conversion_config=_READING,
+    )
+    expression = _read(text, reading)
     if isinstance(expression, sympy.Basic):
         exact = {f: sympy.Rational(str(f)) for f in expression.atoms(sympy.Float)}
         units = {s: sympy.I for s in expression.free_symbols if s.name == "i"}
@@ -271,13 +266,21 @@ def _require_grammar(text: str) -> None:
     Raises:
         UnreadError: it does not.
     """
-    latex = parser.normalize_latex(latex_of(text), _SPELLING)
+    reader = parser._Latex2Sympy(config=_READING)  # noqa: SLF001 - its grammar, without the rest
+    _read(text, lambda latex: reader.create_parser(parser.normalize_latex(latex, _SPELLING)).math())
+
+
+def _read(text: str, read: Callable[[str], Any]) -> Any:
+    """What `read` makes of a tidy text, given it as LaTeX.
+
+    Raises:
+        UnreadError: it refuses the text.
+    """
     try:
-        reader = parser._Latex2Sympy(config=_READING)  # noqa: SLF001 - its grammar, without the rest
-        reader.create_parser(latex).math()
+        return read(latex_of(text))
     except MemoryError:
         raise
-    except Exception as error:  # as above: any error of the parser is a refusal
+    except Exception as error:  # the parser has many ways to refuse a text; all mean the same
         raise UnreadError(text) from error
 
 
@@ -523,8 +526,20 @@ def _with_real_roots(expression: Any) -> Any:
 # --- regions -------------------------------------------------------------------------------------
 
 _MEMBER = re.compile(r"^([A-Za-z]) *\\in(?![A-Za-z])", re.ASCII)
-_OR = re.compile(r",? or (?=\S)|\\cup(?![A-Za-z])")
-_AND = re.compile(r",? and (?=\S)|\\cap(?![A-Za-z])")
+
+
+def _stated(*regions: Any) -> Any:
+    """Conditions one after another: all of them hold; or one of them, where all cannot."""
+    both = sympy.Intersection(*regions)
+    return sympy.Union(*regions) if both.is_empty else both
+
+
+# Outside the brackets of an interval a comma is followed by another condition.
+_JOINTS = (
+    (re.compile(r",? or (?=\S)|\\cup(?![A-Za-z])"), sympy.Union),
+    (re.compile(r",? and (?=\S)|\\cap(?![A-Za-z])"), sympy.Intersection),
+    (re.compile(r",(?=[^,()\[\]]*(?:[<>]|\\(?:[lg]e|ne)(?![A-Za-z])))"), _stated),
+)
 
 
 def _is_region(expression: Any) -> bool:
@@ -552,7 +567,7 @@ def _same_regions(prediction: str, reference: str) -> tuple[bool, str]:
 
 def _region(text: str) -> tuple[str, Any] | None:
     """(variable or "", set) of a text; None where it is not a set of real numbers."""
-    for joint, join in ((_OR, sympy.Union), (_AND, sympy.Intersection)):
+    for joint, join in _JOINTS:
         parts = joint.split(text)
         if len(parts) > 1:
             regions = [_region(part.strip()) for part in parts]
