@@ -175,7 +175,9 @@ SECOND_ROWS: list[tuple[str, str, str, str]] = [
     ("42", r"\frac{6}{1}\frac{7}{1}", "-", "fractions beside each other"),
     ("42", r"6\cdot 7^1", "-", "behind the power of one"),
     ("42", "6*7*1^2", "-", "behind another factor"),
+    ("42", "6|7|", "-", "a number and bars beside each other"),
     ("72", r"2^3\cdot 3^2", "+", "a number in primes"),
+    ("62", r"6.2 \times 10^{1}", "+", "scientific notation"),
     # shapes of MATH, written in other ways
     (r"\{1\pm\sqrt{5},-2\}", r"-2, 1+\sqrt{5}, 1-\sqrt{5}", "+", "two values in one part of a set"),
     (r"\{1\pm\sqrt{5},-2\}", r"x = -2, x = 1 \pm \sqrt{5}", "+", "two values in one part of a set"),

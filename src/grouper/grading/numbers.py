@@ -363,8 +363,8 @@ _SPACED_MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)", re.ASCII)
 _JUXTAPOSED = re.compile(r"(?<=[\d)}!]) ?(?=\()|(?<=[)}]) ?(?=\\frac)", re.ASCII)
 _SUM = re.compile(r"[\d.)}\]!] ?[-+]|\\div(?![A-Za-z])", re.ASCII)
 _PRODUCT = re.compile(r"\\(?:times|cdot)(?![A-Za-z])|(?<!\*)\*(?!\*)", re.ASCII)
-# To the power of one a number is itself.
-_POWER = re.compile(r"(?:\^|\*\*)(?! ?[{(]* ?\+?[01](?![\d.]))|!")
+# To the power of one a number is itself; but `6.2*10^1` is another way to write one.
+_POWER = re.compile(r"(?<!\d)10 ?(?:\^|\*\*)|(?:\^|\*\*)(?! ?[{(]* ?\+?[01](?![\d.]))|!")
 
 
 class TooLargeError(Exception):

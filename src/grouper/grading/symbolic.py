@@ -174,7 +174,7 @@ _QUESTION = re.compile(
 _UNEVALUATED = re.compile(
     r"(?<![A-Za-z])(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?![A-Za-z])"
     r"|[^\s({\[^*/+-] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\("
-    r"|[)}!] ?\d|\d \d|[\d)}] ?\\frac"
+    r"|[)}!] ?\d|\d \d|[\d)}] ?\\frac|[\d)}|] ?\|.*\|"
 )
 
 
