@@ -34,7 +34,7 @@ _RULES = tuple(
     for pattern, replacement in (
         # Unmistakable thousands: 1,\!000 and 1{,}000.
         (r"(?<=\d)(?:,\s*\\!|\{,\}\s*(?:\\!)?)\s*(?=\d{3}(?!\d))", ""),
-        (r"\\!|\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\})?", ""),
+        (r"\\!|\\(?:[hv]?phantom|hspace|(?:text)?color)(?![A-Za-z])\s*(?:\{[^{}]*\})?", ""),
         # A box means nothing; its braces stay, as they group.
         (r"\\f?box(?:ed)?\s*(?=\{)", ""),
         (r"(?<!\\)\\[,;:> ]|~|\s+", " "),

@@ -133,7 +133,7 @@ def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
     return are_words and any(len(w) > 2 and w not in "abcdefghijklmnopqrstuvwxyz" for w in longest)
 
 
-_DEGREES = re.compile(r"(?<=[\d})]) ?(?:\^ ?\{? ?\\circ ?\}?|\\circ(?![A-Za-z])) ?(?=[A-Za-z]*$)")
+_DEGREES = re.compile(r"(?<=[\d})]) ?(?:\^ ?\{? ?(?:\\circ|o\b) ?\}?|\\circ(?![A-Za-z])) ?(?=[A-Za-z]*$)")
 _IN_PARENTHESES = re.compile(r"(.*[\d})!%]) ?\(([A-Za-z][A-Za-z /.'-]*)\)", re.DOTALL | re.ASCII)
 _WITH_WORDS = re.compile(
     r"(.*?(?:[\d})!]|\\pi|(?<![A-Za-z])pi))(\s*)"

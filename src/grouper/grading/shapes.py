@@ -361,7 +361,7 @@ _FUNCTION = r"\\?(?:arc)?(?:sin|cos|tan|cot|sec|csc|det|dim|deg|log|ln)h?"
 _LABEL = re.compile(
     rf"(?:{_FUNCTION}(?:\^\d)? ?)?\(?(?:\\?[A-Za-z]+|[A-Za-z ]+)\)?"  # x, AB, \sin A, the area
     rf"|(?:[fghFGHPENn]|\\?[A-Za-z]{{3,}}|\([A-Za-z] ?\\circ ?[A-Za-z]\)) ?{_ARGUMENT}"  # f(x+1)
-    r"|\\?[A-Za-z] ?\([\w, ]*\)|\([A-Za-z, ]+\)|\[[A-Z]{3,}\]|[A-Za-z]{1,3}/[A-Za-z]{1,3}",
+    r"|\\?[A-Za-z] ?\([\w, ]*\)|\([\\A-Za-z, ]+\)|\[[A-Z]{3,}\]|[A-Za-z]{1,3}/[A-Za-z]{1,3}",
     re.ASCII,
 )
 _MAX_LABEL = 120
