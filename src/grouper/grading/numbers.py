@@ -133,7 +133,9 @@ def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
     return are_words and any(len(w) > 2 and w not in "abcdefghijklmnopqrstuvwxyz" for w in longest)
 
 
-_DEGREES = re.compile(r"(?<=[\d})]) ?(?:\^ ?\{? ?(?:\\circ|o\b) ?\}?|\\circ(?![A-Za-z])) ?(?=[A-Za-z]*$)")
+_DEGREES = re.compile(
+    r"(?<=[\d})]) ?(?:\^ ?\{? ?(?:\\circ|o\b) ?\}?|\\circ(?![A-Za-z])) ?(?=[A-Za-z]*$)"
+)
 _IN_PARENTHESES = re.compile(r"(.*[\d})!%]) ?\(([A-Za-z][A-Za-z /.'-]*)\)", re.DOTALL | re.ASCII)
 _WITH_WORDS = re.compile(
     r"(.*?(?:[\d})!]|\\pi|(?<![A-Za-z])pi))(\s*)"
@@ -180,7 +182,7 @@ class Number(NamedTuple):
 
 _MAX_DIGITS = 1_000
 _MAX_EXPONENT = 2_000
-_PLAIN = re.compile(r"([-+]?)(\d*)(?:\.(\d*))?(?:[eE]([-+]?\d+))?", re.ASCII)
+_PLAIN = re.compile(r"[-+]?(\d*)(?:\.(\d*))?(?:[eE]([-+]?\d+))?", re.ASCII)
 _THOUSANDS = re.compile(
     r"[-+]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d+)?|[-+]?[1-9]\d{0,2}(?:\.\d{3}){2,}(?:,\d+)?"
     r"|[-+]?[1-9]\d{0,2}(?:\.\d{3})+,\d+",
@@ -236,14 +238,11 @@ def _plain(text: str) -> Number | None:
     match = _PLAIN.fullmatch(text)
     if match is None:
         return None
-    sign, whole, part, exponent = match.groups()
+    whole, part, exponent = match.groups()
     if not (whole or part) or len(text) > _MAX_DIGITS or abs(int(exponent or 0)) > _MAX_EXPONENT:
         return None
-    value = Fraction(int(whole + (part or ""))) * Fraction(10) ** (
-        int(exponent or 0) - len(part or "")
-    )
     decimals = len(part) if part and exponent is None else -1
-    return Number(-value if sign == "-" else value, decimals=decimals)
+    return Number(Fraction(text), decimals=decimals)
 
 
 def _with_words(text: str) -> Number | None:
@@ -271,7 +270,7 @@ def _based(text: str) -> Number | None:
     except ValueError:  # a digit the base does not have
         return None
     plain = _plain(f"{sign}{whole}.{part}")
-    return Number(value, digits=plain.value if plain else whole)
+    return Number(value, digits=plain.value if plain else whole.upper())
 
 
 def _bare(text: str) -> Number | None:
@@ -316,6 +315,8 @@ def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
     if (prediction.digits is None) != (reference.digits is None):
         left, right = (n.digits or n.value for n in (prediction, reference))
         return left == right, "bases compared by their digits"
+    if prediction.digits != reference.digits:
+        return False, "another base"
     if prediction.unit and reference.unit and prediction.unit != reference.unit:
         units = matched(prediction.unit, reference.unit)
         if units is None:
@@ -361,10 +362,14 @@ _PYTHON = {
 }  # fmt: skip
 _SPACED_MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)", re.ASCII)
 _JUXTAPOSED = re.compile(r"(?<=[\d)}!]) ?(?=\()|(?<=[)}]) ?(?=\\frac)", re.ASCII)
-_SUM = re.compile(r"[\d.)}\]!] ?[-+]|\\div(?![A-Za-z])", re.ASCII)
+# A sum, two quotients or factorials, a power of a power or root, a zeroth or first power of
+# anything but ten (`6.2*10^1` is a number).
+_ARITHMETIC = re.compile(
+    r"[\d.)}\]!] ?[-+]|\\div(?![A-Za-z])|(?:!|/|\\frac).*(?:!|/|\\frac)"
+    r"|(?:\^|\\sqrt)[^()]*\) ?(?:\^|\*\*)|(?<!\b10)(?:\^|\*\*) ?[{(]* ?\+?[01](?![\d.])",
+    re.ASCII,
+)
 _PRODUCT = re.compile(r"\\(?:times|cdot)(?![A-Za-z])|(?<!\*)\*(?!\*)", re.ASCII)
-# To the power of one a number is itself; but `6.2*10^1` is another way to write one.
-_POWER = re.compile(r"(?<!\d)10 ?(?:\^|\*\*)|(?:\^|\*\*)(?! ?[{(]* ?\+?[01](?![\d.]))|!")
 
 
 class TooLargeError(Exception):
@@ -395,8 +400,8 @@ def _evaluated(text: str) -> Number | None:
     except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         return None
     # `3*2^5` and `1.5*10^3` are ways to write a number; `6*7` and `6*7*1^2` are left to be done.
-    product = len(_PRODUCT.findall(text)) > len(_POWER.findall(text))
-    return Number(value, unevaluated=bool(product or _SUM.search(text)))
+    product = len(_PRODUCT.findall(text)) > text.count("^") + text.count("**")
+    return Number(value, unevaluated=bool(product or _ARITHMETIC.search(text)))
 
 
 def _value(node: ast.AST) -> Fraction:

@@ -282,13 +282,10 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
         return None if all(map(_SET_LIKE.search, atoms)) else False
     if kinds == {"matrix", "tuple"}:
         prediction, reference = _as_tuple(prediction), _as_tuple(reference)
-    if prediction.kind == reference.kind:
-        same_brackets = prediction.text == reference.text
-    else:  # a list may be a tuple without its parentheses, which an interval needs
-        same_brackets = {prediction.kind, reference.kind} == {"list", "tuple"} and (
-            prediction.text + reference.text == "()"
-        )
-    return same_brackets and _in_order(prediction.items, reference.items, same)
+    # A list may be a tuple without its parentheses, which an interval needs.
+    bare = kinds == {"list", "tuple"} and "()" in (prediction.text, reference.text)
+    alike = (prediction.kind, prediction.text) == (reference.kind, reference.text)
+    return (bare or alike) and _in_order(prediction.items, reference.items, same)
 
 
 def _other_label(prediction: str, reference: str) -> bool:

@@ -152,11 +152,9 @@ class _Symbolic(Comparison):
 
 # --- what is not compared as values, though the parser reads it ----------------------------------
 
+_TRIG = "(?:sin|cos|tan|cot|sec|csc)"
 # Degrees or radians, and a logarithm to what base.
-_CONVENTION = re.compile(
-    r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])(?!.*(?:\\circ|\\pi))"
-    r"|(?<![A-Za-z])log(?! ?_)"
-)
+_CONVENTION = re.compile(rf"(?<![A-Za-z])(?:{_TRIG}(?![A-Za-z])(?!.*(?:\\circ|\\pi))|log(?! ?_))")
 # Letters of words and of figures, which the parser would multiply; the base of `204_{six}`, which
 # it drops; and vectors, which have two products.
 _NAMES = re.compile(
@@ -169,11 +167,12 @@ _QUESTION = re.compile(
     r"\\(?:sum|prod|i*int|oint|lim|gcd|lcm|max|min|lfloor|lceil|floor|ceil|b?mod|pmod|det)"
     r"(?![A-Za-z])|(?<![A-Za-z\\])(?:gcd|lcm|max|min|floor|ceil|mod|det)(?![A-Za-z])|\\frac ?\{d\}"
 )
-# Functions and arithmetic, which do not belong in an answer that is a number. A sign is one of
-# arithmetic unless a bracket, another sign or nothing stands before it.
+# Functions, which do not belong in a constant where the reference has none.
+_FUNCTION = re.compile(rf"(?<![A-Za-z])(?:(?:arc)?{_TRIG}h?|log|ln|lg|exp|cis|e)(?![A-Za-z])")
+# Arithmetic, which does not belong in a number. A sign is one of arithmetic unless a bracket,
+# another sign or nothing stands before it.
 _UNEVALUATED = re.compile(
-    r"(?<![A-Za-z])(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?![A-Za-z])"
-    r"|[^\s({\[^*/+-] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\("
+    r"[^\s({\[^*/+-] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\("
     r"|[)}!] ?\d|\d \d|[\d)}] ?\\frac|[\d)}|] ?\|.*\|"
 )
 
@@ -185,8 +184,10 @@ def _refused(prediction: str, reference: str) -> str | None:
     if _NAMES.search(prediction) or _NAMES.search(reference):
         return "names and bases are compared as text"
     number = read_number(reference)
-    worked_out = not (_UNEVALUATED.search(braced(prediction)) or variables(prediction))
-    if worked_out or number is None or number.decimals >= ROUNDED_FROM:
+    if variables(reference) or (number and number.decimals >= ROUNDED_FROM):
+        return None
+    undone = number and (_UNEVALUATED.search(braced(prediction)) or variables(prediction))
+    if not undone and (_FUNCTION.search(reference) or not _FUNCTION.search(prediction)):
         return None
     return "the reference is a number; the answer has a variable, a function or arithmetic"
 
@@ -332,7 +333,7 @@ def latex_of(text: str) -> str:
     return latex
 
 
-_ANGULAR = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])|cis|e ?\^|\\exp|\\pi")
+_ANGULAR = re.compile(rf"\\(?:arc)?{_TRIG}(?![A-Za-z])|cis|e ?\^|\\exp|\\pi")
 _DEGREE = re.compile(
     r"((?:\d+ ?)?\\frac\{[^{}]*\}\{[^{}]*\}|\d+(?:\.\d+)?|\.\d+|\\?[A-Za-z]+|\([^()]*\)"
     r"|\{[^{}]*\})?"
