@@ -71,7 +71,8 @@ class GrouperError(Exception):
     def __init__(
         self, what: str, *, where: str = "", fix: str = "", others: Sequence[GrouperError] = ()
     ) -> None:
-        self.what = hidden(what)  # it may quote what a user's function or a library has said
+        # It may quote what a user's function or a library has said: secrets, and over many lines.
+        self.what = hidden(" ".join(what.split()))
         self.where = where
         self.fix = hidden(fix)
         self.others = tuple(others)

@@ -89,6 +89,7 @@ def test_a_csv_row_with_a_bare_comma_is_set_aside_and_not_shifted(tmp_path):
     ("name", "content", "message"),
     [
         ("a.csv", 'a,b\n"1+1?,2\n2+2?,4\n', r"a\.csv: not CSV after line.*unclosed quote"),
+        ("a.csv", "a,b,b\n1,2,3\n", r"a\.csv: several columns are called 'b'\. Rename"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', r"a\.jsonl: line 2 is not JSON"),
         ("a.jsonl", "[" * 100_000, r"line 1 is not JSON: it is nested too deeply"),
         ("a.jsonl", '{"a": ' + "9" * 5000 + "}", r"line 1 is not JSON: Exceeds the limit"),
@@ -106,6 +107,13 @@ def test_unreadable_files(tmp_path, name, content, message):
     path.write_text(content)
     with pytest.raises(DataError, match=message):
         read_files(find_file(path, split="train", subset=None))
+
+
+def test_csv_columns_without_a_name_may_be_several(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("question,answer,,\n1+1?,2,,\n")
+    (problem,) = load_problems(SourceConfig(source="file", path=str(path)), seed=0).problems
+    assert problem.answer == "2"
 
 
 def test_text_that_is_not_utf8(tmp_path):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from grouper.config.schema import SourceConfig
 from grouper.data import SOURCES, ProblemSet, load_problems
-from grouper.data.sources import read_prompt, read_response, source_named
+from grouper.data.sources import read_fields, read_prompt, read_response, source_named
 from grouper.errors import DataError
 from grouper.prompts import FORMATS
 from grouper.prompts.rendering import completion_text
@@ -49,6 +50,13 @@ def test_sets_in_their_layout_on_the_hub(source, split, name, count, first, solu
         .read_text()
         .splitlines()[0]
     )
+
+
+def test_decimals_are_numbers_with_all_their_digits_and_no_more():
+    texts = ("12.5000", "3.0000", "0.0000001", "-1200", "12345678901234567890123456789.25")
+    columns = {"answer": ("answer",)}
+    answers = [read_fields({"answer": Decimal(text)}, columns)["answer"] for text in texts]
+    assert answers == ["12.5", "3", "0.0000001", "-1200", "12345678901234567890123456789.25"]
 
 
 def test_any_file_reader_knows_these_layouts_too():

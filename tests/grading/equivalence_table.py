@@ -139,7 +139,7 @@ ROWS: list[tuple[str, str, str, str]] = [
     ("52_8", "53_8", "-", "another digit"),
     ("52_8", "42", "-", "the value in base ten is not what is asked"),
     ("43_5.", "43_5", "+", "full stop after a base"),
-    ("52_8", "101010_2", "+", "the same number in another base"),
+    ("52_8", "101010_2", "-", "the same number in another base, as it was asked"),
     # powers, factorials, roots
     ("1024", "2^{10}", "+", "power"),
     ("1024", "2^10", "+", "power without braces"),
@@ -233,7 +233,7 @@ ROWS: list[tuple[str, str, str, str]] = [
     ("x^2 - 7x + 12", "(x-3)(x-4)", "+", "factored"),
     ("6 - 5i", "-5i + 6", "+", "complex"),
     ("6 - 5i", "6 + 5i", "-", "conjugate"),
-    ("-1", r"e^{i\pi}", "+", "Euler"),
+    ("-1", r"e^{i\pi}", "-", "Euler: a function is left to be worked out"),
     (r"12\sqrt{13}\text{ feet}", r"12\sqrt{13}", "+", "unit of an expression"),
     (r"12\sqrt{13}", r"\sqrt{1872}\text{ feet}", "+", "unit of an expression"),
     (r"12\sqrt{13}\text{ feet}", r"13\sqrt{12}", "-", "unit of an expression"),

@@ -7,7 +7,7 @@ Rows are (reference, prediction, verdict, note), labels as in `equivalence_table
 AUDIT_ROWS: list[tuple[str, str, str, str]] = [
     # degrees inside functions
     (r"\tan 15^\circ", r"2-\sqrt3", "+", "degrees in a tangent"),
-    (r"2-\sqrt3", r"\tan 15^\circ", "+", "degrees in a tangent, turned round"),
+    (r"2-\sqrt3", r"\tan 15^\circ", "-", "the question given back"),
     (r"\tan 15^\circ", r"2+\sqrt3", "-", "the cotangent"),
     (r"\tan 15^\circ", r"\tan 15", "-", "radians"),
     (r"\cos 58^\circ", r"\cos 58", "-", "radians"),

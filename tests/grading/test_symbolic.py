@@ -21,7 +21,7 @@ GUARDED: list[tuple[str, Any, str, str, Verdict]] = [
     # Digits: nearly equal is not equal, and what is written must be seen.
     ("_written_digits", lambda *_: 0, r"\pi", r"\pi + 10^{-120}", Verdict.INCORRECT),
     ("_written_digits", lambda *_: 0, "x", r"x + 10^{-40}", Verdict.INCORRECT),
-    ("_CONFIRMING", 30, r"\sqrt{2}", r"\sqrt{2} + e^{-60}", Verdict.INCORRECT),
+    ("_CONFIRMING", 30, r"\sqrt{2}", r"\sqrt{2} + \pi^{-53}", Verdict.INCORRECT),
     # Values where a root has several: the real one, and only where both sides are real.
     (
         "_with_real_roots",

@@ -13,7 +13,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from reward_calls import RIGHT, WRONG, XML, stack_of
 
 from grouper.config.schema import RewardConfig, SourceConfig
@@ -396,7 +398,29 @@ def test_values_that_sums_cannot_hold_are_refused_in_one_paragraph(value: Any) -
         call(MINE, lambda **_: [value], ONE)
 
 
-@pytest.mark.parametrize("value", [1e15, -1e15, 10**15, Fraction(1, 3), True])
+class _Unshown:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("value", [np.ones(2), np.ones((1, 2)), torch.ones(2), [1.0], _Unshown()])
+def test_what_is_not_one_number_is_refused_whatever_it_is(value: Any) -> None:
+    with pytest.raises(RewardError, match="for completion 0"):
+        call(MINE, lambda **_: [value], ONE)
+
+
+def test_an_exception_of_many_lines_is_one_paragraph() -> None:
+    def fails(**_: Any) -> list[float]:
+        raise ValueError("one\n\n  two\n")
+
+    with pytest.raises(RewardError, match=r"raised ValueError: one two \(.*\. It was given"):
+        call(MINE, fails, ONE)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1e15, -1e15, 10**15, Fraction(1, 3), True, np.float32(0.5), torch.ones(1), torch.tensor(0.5)],
+)
 def test_values_up_to_there_are_taken(value: Any) -> None:
     assert call(MINE, lambda **_: [value], ONE) == [float(value)]
 

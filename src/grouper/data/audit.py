@@ -94,13 +94,10 @@ def _different(answers: Sequence[str]) -> list[str]:
     """The answers that no earlier one equals; `1/2` and `0.5` are one answer."""
     found: list[str] = []
     for answer in answers:
-        if not any(_same(answer, known) for known in found):
+        given = f"<answer>{answer}</answer>"
+        if not any(answer == known or grade(given, known, _TAG).correct for known in found):
             found.append(answer)
     return found
-
-
-def _same(answer: str, known: str) -> bool:
-    return answer == known or grade(f"<answer>{answer}</answer>", known, _TAG).correct
 
 
 _WORDS = re.compile(r"[A-Za-z]{3,}", re.ASCII)

@@ -73,11 +73,6 @@ class ProblemSet:
         """How many rows were read: used, left out by a filter, or not usable."""
         return len(self.problems) + self.left_out + len(self.quarantined)
 
-    @property
-    def quarantined_share(self) -> float:
-        """Share of the rows read that could not be used."""
-        return len(self.quarantined) / self.rows_read if self.rows_read else 0.0
-
 
 def subset_of(
     whole: ProblemSet, problems: Sequence[Problem], *, note: str, name: str | None = None
@@ -377,8 +372,7 @@ def mix(members: Sequence[tuple[ProblemSet, float]], *, seed: int) -> ProblemSet
             if uses[problem.id] > 1:
                 problem = replace(problem, id=f"{position}/{problem.id}")
             chosen.append(problem)
-    order = draw.permutation(len(chosen)).tolist()
-    mixed = [chosen[place] for place in order]
+    mixed = [chosen[place] for place in draw.permutation(len(chosen)).tolist()]
     require_distinct_ids(mixed, where="data.mixture")
     parts = [
         f"{count:,} of the {len(problems):,} in {problems.name}"

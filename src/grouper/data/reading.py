@@ -132,6 +132,11 @@ def _read_csv(path: Path) -> Iterator[Row]:
         # Strictly: a quote that is never closed would swallow the rows after it in silence.
         rows = csv.DictReader(file, strict=True)
         try:
+            # A row has one value for each name: the last of two columns would win in silence.
+            names = rows.fieldnames or ()
+            if twice := [name for name in names if name and names.count(name) > 1]:
+                what = f"several columns are called {twice[0]!r}"
+                raise DataError(what, where=str(path), fix="Rename all but one of them.")
             for row in rows:
                 what = f"line {rows.line_num} has more cells than there are columns"
                 yield UnreadableRow(what) if any(row.pop(None, ())) else row
@@ -230,6 +235,7 @@ def _explain(name: str, split: str, subset: str | None, error: Exception) -> Dat
     text = " ".join(str(error).split()) or type(error).__name__
     lowered = text.lower()
     flags = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
+    fix = f"{_nearest(name)}Check the name, or give a local copy as `path`."
     offline = any(flag.upper() in ("1", "ON", "YES", "TRUE") for flag in flags)
     if "gated" in lowered or "401" in lowered or "403" in lowered:
         what = "this set is gated: its owner asks you to accept terms first"
@@ -247,10 +253,8 @@ def _explain(name: str, split: str, subset: str | None, error: Exception) -> Dat
         )
     elif type(error).__name__ in ("DatasetNotFoundError", "RepositoryNotFoundError"):
         what = "there is no such set on the Hub, or it was renamed or is private"
-        fix = f"{_nearest(name)}Check the name, or give a local copy as `path`."
     else:
         what = f"cannot be loaded: {text}"
-        fix = f"{_nearest(name)}Check the name. Without a network, give a local copy as `path`."
     return DataError(what, where=where, fix=fix)
 
 

@@ -55,12 +55,11 @@ def check_references(answers: Iterable[str]) -> Verdicts:
         return found
     path = cache_folder() / f"references-{_version()}.json"
     known = _read(path)
-    unknown = [answer for answer in hard if answer not in known]
-    if unknown:
+    if unknown := [answer for answer in hard if answer not in known]:
         checked = _check(unknown)
-        found |= checked
+        known |= checked
         _store(path, checked)
-    return found | {answer: known[answer] for answer in hard if answer in known}
+    return found | {answer: known[answer] for answer in hard}
 
 
 def _has_symbolic() -> bool:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -293,8 +294,9 @@ def _text(value: Any, column: str) -> str | None:
         return ", ".join(part for part in parts if part is not None) or None
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(int(value) if int(value) == value else value)
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        shortest = f"{value:f}".rstrip("0") if isinstance(value, Decimal) else str(value)
+        return str(int(value)) if int(value) == value else shortest
     if isinstance(value, str):
         try:
             value.encode()

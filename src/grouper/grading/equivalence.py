@@ -88,8 +88,7 @@ def exact(prediction: str, reference: str) -> Equivalence | None:
         reason = comparison.reason
         return Equivalence(Verdict.CORRECT, comparison.stage, reason) if outcome else None
     reason = comparison.refusal or "another number of parts, or brackets"
-    wordy = reason == _WORDS_FOR_A_NUMBER
-    verdict = Verdict.UNPARSEABLE if wordy else Verdict.INCORRECT
+    verdict = Verdict.UNPARSEABLE if reason == _WORDS_FOR_A_NUMBER else Verdict.INCORRECT
     return Equivalence(verdict, comparison.stage, reason)
 
 
@@ -244,10 +243,7 @@ class Comparison:
         left = read_number(prediction) or (right and read_number(choice_of(prediction)[1]))
         if left is not None and right is not None:
             return same_number(left, right)
-        decided = _same_words(prediction, reference, left, right) or _same_time(
-            prediction, reference
-        )
-        if decided:
+        if decided := _same_words(prediction, reference, left, right):
             return decided
         (core, unit), (expected_core, expected_unit) = split_unit(prediction), split_unit(reference)
         if unit and expected_unit and matched(unit, expected_unit) is None:
@@ -331,14 +327,16 @@ _WORDS = re.compile(r"(?i:yes|no|odd)|[A-Z]{3,}", re.ASCII)
 def _same_words(
     prediction: str, reference: str, left: Number | None, right: Number | None
 ) -> Outcome | None:
-    """Words against words, or against a number."""
+    """Words against words or a number, and clock times; None for anything else."""
     wordy = _is_words(prediction), _is_words(reference)
     if all(wordy):
         same = _spoken(prediction) == _spoken(reference)
         return same, "same text" if same else "other words"
     if wordy[0] and right is not None:
         return False, _WORDS_FOR_A_NUMBER
-    return (False, "a number where words are expected") if wordy[1] and left is not None else None
+    if wordy[1] and left is not None:
+        return False, "a number where words are expected"
+    return _same_time(prediction, reference)
 
 
 def _is_words(text: str) -> bool:
@@ -390,8 +388,7 @@ def _broken(text: str) -> str | None:
         return f"longer than {MAX_ANSWER} characters"
     if not tidy(text) or _TOWER.search(text):
         return "a tower of powers too large to write down" if tidy(text) else "empty"
-    whole = "{" + text + "}"
-    if closing_brace(whole, 0) != len(whole) - 1:
+    if closing_brace("{" + text + "}", 0) != len(text) + 1:
         return "unbalanced braces"
     opened = text.count("(") + text.count("[")  # `(0, 1]` is balanced
     if opened != text.count(")") + text.count("]"):

@@ -34,7 +34,7 @@ _RULES = tuple(
     for pattern, replacement in (
         # Unmistakable thousands: 1,\!000 and 1{,}000.
         (r"(?<=\d)(?:,\s*\\!|\{,\}\s*(?:\\!)?)\s*(?=\d{3}(?!\d))", ""),
-        (r"\\!|\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\})?", ""),
+        (r"\\!|\\(?:[hv]?phantom|hspace|(?:text)?color)(?![A-Za-z])\s*(?:\{[^{}]*\})?", ""),
         # A box means nothing; its braces stay, as they group.
         (r"\\f?box(?:ed)?\s*(?=\{)", ""),
         (r"(?<!\\)\\[,;:> ]|~|\s+", " "),
@@ -42,6 +42,7 @@ _RULES = tuple(
         (r"\\operatorname\*?\s*\{([a-z]+)\}", r"\\\1 "),
         (r"^\*\*(.*)\*\*$", r"\1"),
         (r"\\%", "%"),
+        (r"\\not\s*=", r"\\ne "),
     )
 )
 _MARKED_DIGIT = re.compile("([0-9])[\u0305\u0307]")
@@ -194,6 +195,23 @@ def braced(text: str) -> str:
         text = _SECOND.sub(r"\1{\2}", _FIRST.sub(r"\1{\2}", text))
         text = _SQRT.sub(r"\\sqrt{\1}", text)
     return _SCRIPT.sub(r"\1{\2}", text) if "^" in text or "_" in text else text
+
+
+_MIXED = re.compile(r"(?<![\w.}])(?<!\d )(\d+) ?\\frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}", re.ASCII)
+
+
+def unmixed(text: str) -> str:
+    r"""Mixed numbers as sums. Their fractions are below one: `12\frac{7}{1}` stays as it is.
+
+    >>> unmixed(r"1\frac{1}{2}x"), unmixed(r"12\frac{7}{1}")
+    ('(1+\\frac{1}{2})x', '12\\frac{7}{1}')
+    """
+
+    def summed(mixed: re.Match[str]) -> str:
+        whole, top, bottom = mixed.groups()
+        return rf"({whole}+\frac{{{top}}}{{{bottom}}})" if int(top) < int(bottom) else mixed[0]
+
+    return _MIXED.sub(summed, text)
 
 
 _GAPS = re.compile(

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from grouper.grading.normalise import braced
+from grouper.grading.normalise import braced, unmixed
 
 _DATA = json.loads(Path(__file__).with_name("units.json").read_text("utf-8"))
 _WORDS: dict[str, int] = {word: n for n, word in enumerate(_DATA["numbers"].split())}
@@ -125,19 +125,17 @@ def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
         return spaced or len(phrase) > 1
     if not spaced or not 0 < len(words) <= _MAX_WORDS or not _NOT_UNITS.isdisjoint(words):
         return False
-    # Words and rates (`miles/hour`), at least one of which no product of variables looks like.
+    # Words and rates (`miles/hour`), at least one of which no product of variables looks like: not
+    # `xy`, `abc` or `x/y`.
     letters = [re.sub(r"[/.']", "", word) for word in words]
     are_words = all(len(word) > 1 and word.isalpha() and word.isascii() for word in letters)
-    return are_words and any(map(_is_noun, words))
+    longest = [max(re.split(r"[/.']", word), key=len) for word in words]
+    return are_words and any(len(w) > 2 and w not in "abcdefghijklmnopqrstuvwxyz" for w in longest)
 
 
-def _is_noun(word: str) -> bool:
-    """A word that no product of variables would look like: not `xy`, `abc` or `x/y`."""
-    longest = max(re.split(r"[/.']", word), key=len)
-    return len(longest) > 2 and longest not in "abcdefghijklmnopqrstuvwxyz"
-
-
-_DEGREES = re.compile(r"(?<=[\d})]) ?(?:\^ ?\{? ?\\circ ?\}?|\\circ(?![A-Za-z])) ?(?=[A-Za-z]*$)")
+_DEGREES = re.compile(
+    r"(?<=[\d})]) ?(?:\^ ?\{? ?(?:\\circ|o\b) ?\}?|\\circ(?![A-Za-z])) ?(?=[A-Za-z]*$)"
+)
 _IN_PARENTHESES = re.compile(r"(.*[\d})!%]) ?\(([A-Za-z][A-Za-z /.'-]*)\)", re.DOTALL | re.ASCII)
 _WITH_WORDS = re.compile(
     r"(.*?(?:[\d})!]|\\pi|(?<![A-Za-z])pi))(\s*)"
@@ -184,7 +182,7 @@ class Number(NamedTuple):
 
 _MAX_DIGITS = 1_000
 _MAX_EXPONENT = 2_000
-_PLAIN = re.compile(r"([-+]?)(\d*)(?:\.(\d*))?(?:[eE]([-+]?\d+))?", re.ASCII)
+_PLAIN = re.compile(r"[-+]?(\d*)(?:\.(\d*))?(?:[eE]([-+]?\d+))?", re.ASCII)
 _THOUSANDS = re.compile(
     r"[-+]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d+)?|[-+]?[1-9]\d{0,2}(?:\.\d{3}){2,}(?:,\d+)?"
     r"|[-+]?[1-9]\d{0,2}(?:\.\d{3})+,\d+",
@@ -240,14 +238,11 @@ def _plain(text: str) -> Number | None:
     match = _PLAIN.fullmatch(text)
     if match is None:
         return None
-    sign, whole, part, exponent = match.groups()
+    whole, part, exponent = match.groups()
     if not (whole or part) or len(text) > _MAX_DIGITS or abs(int(exponent or 0)) > _MAX_EXPONENT:
         return None
-    value = Fraction(int(whole + (part or ""))) * Fraction(10) ** (
-        int(exponent or 0) - len(part or "")
-    )
     decimals = len(part) if part and exponent is None else -1
-    return Number(-value if sign == "-" else value, decimals=decimals)
+    return Number(Fraction(text), decimals=decimals)
 
 
 def _with_words(text: str) -> Number | None:
@@ -275,14 +270,13 @@ def _based(text: str) -> Number | None:
     except ValueError:  # a digit the base does not have
         return None
     plain = _plain(f"{sign}{whole}.{part}")
-    return Number(value, digits=plain.value if plain else whole)
+    return Number(value, digits=plain.value if plain else whole.upper())
 
 
 def _bare(text: str) -> Number | None:
     """A number without unit, in any notation."""
     text = text.strip()
-    plain = _plain(text)
-    if plain is not None:
+    if plain := _plain(text):
         return plain
     if match := _REPEATING.fullmatch(text):
         sign, whole, fixed, *blocks = match.groups("")
@@ -321,6 +315,8 @@ def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
     if (prediction.digits is None) != (reference.digits is None):
         left, right = (n.digits or n.value for n in (prediction, reference))
         return left == right, "bases compared by their digits"
+    if prediction.digits != reference.digits:
+        return False, "another base"
     if prediction.unit and reference.unit and prediction.unit != reference.unit:
         units = matched(prediction.unit, reference.unit)
         if units is None:
@@ -365,11 +361,15 @@ _PYTHON = {
     r"\frac": "frac", r"\sqrt": "sqrt",
 }  # fmt: skip
 _SPACED_MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)", re.ASCII)
-_MIXED = re.compile(r"(?<![\d.])(?<!\d )(\d+) ?\\frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}", re.ASCII)
 _JUXTAPOSED = re.compile(r"(?<=[\d)}!]) ?(?=\()|(?<=[)}]) ?(?=\\frac)", re.ASCII)
-_SUM = re.compile(r"[\d.)}\]!] ?[-+]|\\div(?![A-Za-z])", re.ASCII)
-_PRODUCT = re.compile(r"\\(?:times|cdot)(?![A-Za-z])|(?<!\*)\*(?!\*)|[\d)}!] ?\(", re.ASCII)
-_POWER = re.compile(r"[\^!]|\*\*")
+# A sum, two quotients or factorials, a power of a power or root, a zeroth or first power of
+# anything but ten (`6.2*10^1` is a number).
+_ARITHMETIC = re.compile(
+    r"[\d.)}\]!] ?[-+]|\\div(?![A-Za-z])|(?:!|/|\\frac).*(?:!|/|\\frac)"
+    r"|(?:\^|\\sqrt)[^()]*\) ?(?:\^|\*\*)|(?<!\b10)(?:\^|\*\*) ?[{(]* ?\+?[01](?![\d.])",
+    re.ASCII,
+)
+_PRODUCT = re.compile(r"\\(?:times|cdot)(?![A-Za-z])|(?<!\*)\*(?!\*)", re.ASCII)
 
 
 class TooLargeError(Exception):
@@ -385,8 +385,8 @@ def _evaluated(text: str) -> Number | None:
     >>> _evaluated(r"1\frac{4}{5}").value, _evaluated("12+7").unevaluated, _evaluated("2x")
     (Fraction(9, 5), True, None)
     """
-    text = _SPACED_MIXED.sub(r"\1\\frac{\2}{\3}", text)
-    spelled = _MIXED.sub(r"(\1+\\frac{\2}{\3})", _JUXTAPOSED.sub("*", text))
+    text = _JUXTAPOSED.sub("*", _SPACED_MIXED.sub(r"\1\\frac{\2}{\3}", text))
+    spelled = unmixed(text)
     tokens = _TOKEN.findall(spelled)
     if _TOKEN.sub("", spelled).strip() or len(tokens) > _MAX_TOKENS:
         return None
@@ -399,9 +399,9 @@ def _evaluated(text: str) -> Number | None:
         value = _value(ast.parse(" ".join(names), mode="eval").body)
     except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-    # `3*2^5` and `1.5*10^3` are ways to write a number; `6*7` is left to be done.
-    product = _PRODUCT.search(text) and not _POWER.search(text)
-    return Number(value, unevaluated=bool(product or _SUM.search(text)))
+    # `3*2^5` and `1.5*10^3` are ways to write a number; `6*7` and `6*7*1^2` are left to be done.
+    product = len(_PRODUCT.findall(text)) > text.count("^") + text.count("**")
+    return Number(value, unevaluated=bool(product or _ARITHMETIC.search(text)))
 
 
 def _value(node: ast.AST) -> Fraction:

@@ -164,10 +164,6 @@ def _parse(text: str) -> Node:
     parts = [part for part in split(grouped, _CONJUNCTION) if part.strip()]
     if len(parts) > 1:
         return _listed(parts)
-    if matrix := _MATRIX.fullmatch(text):
-        rows = re.split(r"\\\\(?:\[[^\]]*\])?", matrix[1] or matrix[2] or "")
-        cells = (tuple(map(_parse, row.split("&"))) for row in rows if row.strip())
-        return Node("matrix", "", tuple(Node("tuple", "()", row) for row in cells))
     return _enclosed(text) or _plus_minus(text) or Node("atom", text)
 
 
@@ -190,28 +186,23 @@ def is_unsolved(text: str) -> bool:
     >>> [is_unsolved(text) for text in ("2x + 4 > 14", "|x-3| < 5", r"1 < x \le 2 or x > 3", "x=2")]
     [True, True, False, False]
     """
-    statements = re.split(r" or | and |\\cup|\\cap", without_builder(text))
+    statements = re.split(r",| or | and |\\cup|\\cap", without_builder(text))
     chains = [[side.strip() for side in _INEQUALITY.split(part)] for part in statements]
     return any(sides[1:] and not any(map(is_label, sides)) for sides in chains)
 
 
 def _listed(parts: Sequence[str]) -> Node:
     """Values without brackets around them; one of them is that value."""
-    items: list[Node] = []
-    for node in _collection("list", "", parts).items:
-        # A part such as `2 \pm i` is two values; a repeated tuple or set is one member.
-        for item in node.items if node.kind == "list" else (node,):
-            if item.kind not in ("tuple", "set") or item not in items:
-                items.append(item)
+    items = _collection("list", "", parts).items
     units = {number and number.unit for number in (read_number(item.text) for item in items)}
     measured = {unit and unit.kind for unit in units}
     kind: Kind = "quantity" if len(units) > len(measured) == 1 else "list"
     one = len(items) == 1 and len(parts) <= _MAX_PARTS
-    return items[0] if one else Node(kind, "", tuple(items))
+    return items[0] if one else Node(kind, "", items)
 
 
 def _enclosed(text: str) -> Node | None:
-    """A set, tuple or interval whose brackets hold the whole text, or a value in parentheses."""
+    """A set, tuple, interval or matrix that is the whole text, or a value in parentheses."""
     label, value = _without_label(text)
     if len(value) < len(text):
         inner = _bracketed(value)
@@ -221,6 +212,10 @@ def _enclosed(text: str) -> Node | None:
 
 
 def _bracketed(text: str) -> Node | None:
+    if matrix := _MATRIX.fullmatch(text):
+        rows = re.split(r"\\\\(?:\[[^\]]*\])?", matrix[1] or matrix[2] or "")
+        cells = (tuple(map(_parse, row.split("&"))) for row in rows if row.strip())
+        return Node("matrix", "", tuple(Node("tuple", "()", row) for row in cells))
     escaped = text.startswith(r"\{") and text.endswith(r"\}")
     inside = text[2:-2] if escaped else text[1:-1]
     brackets = "{}" if escaped else text[:1] + text[-1:]
@@ -240,7 +235,13 @@ def _collection(kind: Kind, brackets: str, parts: Sequence[str]) -> Node:
     """The parts as one node; too many parts to be an answer are kept as one text."""
     if len(parts) > _MAX_PARTS:
         return Node(kind, brackets, (Node("atom", ",".join(parts)),))
-    return Node(kind, brackets, tuple(_parse(part) for part in parts if part.strip()))
+    items: list[Node] = []
+    for node in (_parse(part) for part in parts if part.strip()):
+        # In a list or set `2 \pm i` is two values, and a repeated tuple or set is one member.
+        for item in node.items if node.kind == "list" and kind != "tuple" else (node,):
+            if kind == "tuple" or item.kind not in ("tuple", "set") or item not in items:
+                items.append(item)
+    return Node(kind, brackets, tuple(items))
 
 
 def _plus_minus(text: str) -> Node | None:
@@ -281,13 +282,10 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
         return None if all(map(_SET_LIKE.search, atoms)) else False
     if kinds == {"matrix", "tuple"}:
         prediction, reference = _as_tuple(prediction), _as_tuple(reference)
-    if prediction.kind == reference.kind:
-        same_brackets = prediction.text == reference.text
-    else:  # a list may be a tuple without its parentheses, which an interval needs
-        same_brackets = {prediction.kind, reference.kind} == {"list", "tuple"} and (
-            prediction.text + reference.text == "()"
-        )
-    return same_brackets and _in_order(prediction.items, reference.items, same)
+    # A list may be a tuple without its parentheses, which an interval needs.
+    bare = kinds == {"list", "tuple"} and "()" in (prediction.text, reference.text)
+    alike = (prediction.kind, prediction.text) == (reference.kind, reference.text)
+    return (bare or alike) and _in_order(prediction.items, reference.items, same)
 
 
 def _other_label(prediction: str, reference: str) -> bool:
@@ -360,7 +358,7 @@ _FUNCTION = r"\\?(?:arc)?(?:sin|cos|tan|cot|sec|csc|det|dim|deg|log|ln)h?"
 _LABEL = re.compile(
     rf"(?:{_FUNCTION}(?:\^\d)? ?)?\(?(?:\\?[A-Za-z]+|[A-Za-z ]+)\)?"  # x, AB, \sin A, the area
     rf"|(?:[fghFGHPENn]|\\?[A-Za-z]{{3,}}|\([A-Za-z] ?\\circ ?[A-Za-z]\)) ?{_ARGUMENT}"  # f(x+1)
-    r"|\\?[A-Za-z] ?\([\w, ]*\)|\([A-Za-z, ]+\)|\[[A-Z]{3,}\]|[A-Za-z]{1,3}/[A-Za-z]{1,3}",
+    r"|\\?[A-Za-z] ?\([\w, ]*\)|\([\\A-Za-z, ]+\)|\[[A-Z]{3,}\]|[A-Za-z]{1,3}/[A-Za-z]{1,3}",
     re.ASCII,
 )
 _MAX_LABEL = 120

@@ -25,8 +25,8 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import sympy
@@ -35,7 +35,7 @@ from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no t
 )
 
 from grouper.grading.equivalence import Comparison, Equivalence, Outcome, bare_value
-from grouper.grading.normalise import braced, tidy, tidy_reference
+from grouper.grading.normalise import braced, tidy, tidy_reference, unmixed
 from grouper.grading.numbers import ROUNDED_FROM, TooLargeError, matched, read_number, split_unit
 from grouper.grading.shapes import Chain, atoms_of, candidates, chain_of, variables, without_builder
 from grouper.types import Verdict
@@ -152,11 +152,9 @@ class _Symbolic(Comparison):
 
 # --- what is not compared as values, though the parser reads it ----------------------------------
 
+_TRIG = "(?:sin|cos|tan|cot|sec|csc)"
 # Degrees or radians, and a logarithm to what base.
-_CONVENTION = re.compile(
-    r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])(?!.*(?:\\circ|\\pi))"
-    r"|(?<![A-Za-z])log(?! ?_)"
-)
+_CONVENTION = re.compile(rf"(?<![A-Za-z])(?:{_TRIG}(?![A-Za-z])(?!.*(?:\\circ|\\pi))|log(?! ?_))")
 # Letters of words and of figures, which the parser would multiply; the base of `204_{six}`, which
 # it drops; and vectors, which have two products.
 _NAMES = re.compile(
@@ -169,11 +167,13 @@ _QUESTION = re.compile(
     r"\\(?:sum|prod|i*int|oint|lim|gcd|lcm|max|min|lfloor|lceil|floor|ceil|b?mod|pmod|det)"
     r"(?![A-Za-z])|(?<![A-Za-z\\])(?:gcd|lcm|max|min|floor|ceil|mod|det)(?![A-Za-z])|\\frac ?\{d\}"
 )
-# Functions and arithmetic, which do not belong in an answer that is a number. A sign is one of
-# arithmetic unless a bracket, another sign or nothing stands before it.
+# Functions, which do not belong in a constant where the reference has none.
+_FUNCTION = re.compile(rf"(?<![A-Za-z])(?:(?:arc)?{_TRIG}h?|log|ln|lg|exp|cis|e)(?![A-Za-z])")
+# Arithmetic, which does not belong in a number. A sign is one of arithmetic unless a bracket,
+# another sign or nothing stands before it.
 _UNEVALUATED = re.compile(
-    r"(?<![A-Za-z])(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp)(?![A-Za-z])"
-    r"|[^\s({\[^*/+-] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\("
+    r"[^\s({\[^*/+-] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\("
+    r"|[)}!] ?\d|\d \d|[\d)}] ?\\frac|[\d)}|] ?\|.*\|"
 )
 
 
@@ -184,8 +184,10 @@ def _refused(prediction: str, reference: str) -> str | None:
     if _NAMES.search(prediction) or _NAMES.search(reference):
         return "names and bases are compared as text"
     number = read_number(reference)
-    worked_out = not (_UNEVALUATED.search(prediction) or variables(prediction))
-    if worked_out or number is None or number.decimals >= ROUNDED_FROM:
+    if variables(reference) or (number and number.decimals >= ROUNDED_FROM):
+        return None
+    undone = number and (_UNEVALUATED.search(braced(prediction)) or variables(prediction))
+    if not undone and (_FUNCTION.search(reference) or not _FUNCTION.search(prediction)):
         return None
     return "the reference is a number; the answer has a variable, a function or arithmetic"
 
@@ -242,18 +244,13 @@ def expression_of(text: str) -> Any:
     Raises:
         UnreadError: it cannot be read, or is nested too deeply for the parser.
     """
-    latex = latex_of(text)
-    try:
-        expression = parser.latex2sympy(
-            latex,
-            is_real=True,  # on both sides alike: a complex `x` is another symbol than a real one
-            normalization_config=_SPELLING,
-            conversion_config=_READING,
-        )
-    except MemoryError:
-        raise
-    except Exception as error:  # the parser has many ways to refuse a text; all mean the same
-        raise UnreadError(text) from error
+    reading = partial(
+        parser.latex2sympy,
+        is_real=True,  # on both sides alike: a complex `x` is another symbol than a real one
+        normalization_config=_SPELLING,
+        conversion_config=_READING,
+    )
+    expression = _read(text, reading)
     if isinstance(expression, sympy.Basic):
         exact = {f: sympy.Rational(str(f)) for f in expression.atoms(sympy.Float)}
         units = {s: sympy.I for s in expression.free_symbols if s.name == "i"}
@@ -270,13 +267,21 @@ def _require_grammar(text: str) -> None:
     Raises:
         UnreadError: it does not.
     """
-    latex = parser.normalize_latex(latex_of(text), _SPELLING)
+    reader = parser._Latex2Sympy(config=_READING)  # noqa: SLF001 - its grammar, without the rest
+    _read(text, lambda latex: reader.create_parser(parser.normalize_latex(latex, _SPELLING)).math())
+
+
+def _read(text: str, read: Callable[[str], Any]) -> Any:
+    """What `read` makes of a tidy text, given it as LaTeX.
+
+    Raises:
+        UnreadError: it refuses the text.
+    """
     try:
-        reader = parser._Latex2Sympy(config=_READING)  # noqa: SLF001 - its grammar, without the rest
-        reader.create_parser(latex).math()
+        return read(latex_of(text))
     except MemoryError:
         raise
-    except Exception as error:  # as above: any error of the parser is a refusal
+    except Exception as error:  # the parser has many ways to refuse a text; all mean the same
         raise UnreadError(text) from error
 
 
@@ -285,8 +290,6 @@ _PLAIN_FUNCTION = re.compile(
     r"|theta)(?![A-Za-z])"
 )
 _OPENER = re.compile(r"(\\sqrt|\^) ?\((?=([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*)\))\2\)")
-_MIXED = re.compile(r"(?<![\w.}^_])(\d+) ?\\frac\{(\d+)\}\{(\d+)\}", re.ASCII)
-_SUM = r"\\left(\1+\\frac{\2}{\3}\\right)"
 _SPELLED_OUT = tuple(
     (re.compile(pattern, re.ASCII), replacement)
     for pattern, replacement in (
@@ -295,7 +298,6 @@ _SPELLED_OUT = tuple(
         # no number, as `I_1` is not the imaginary unit that the parser takes it for.
         (r"\\(d{1,3}ot|hat|bar|tilde) ?\{? ?([A-Za-z]) ?\}?(?: ?_ ?\{(\w+)\})?", r"\2_{\1\3}"),
         (r"(?<![A-Za-z\\])([EeI]) ?_ ?\{(?=\w+\})", r"Q_{\1"),
-        (_MIXED.pattern, _SUM),
         # The parser takes `2(3)` for two and three where nothing follows, `i(5)` for a function.
         (r"(?<![\w.\\_^{])(\d+(?:\.\d+)?) ?(?=\()", r"\1\\cdot "),
         (r"(?<=\{)(\d+) ?(?=\()", r"\1\\cdot "),
@@ -317,13 +319,13 @@ def latex_of(text: str) -> str:
     >>> latex_of("sqrt(2)*x^(1/2)")
     '\\sqrt{2}\\cdot x^{1/2}'
     >>> latex_of(r"\tan 15^\circ"), latex_of(r"1\frac12 x")
-    ('\\tan \\left(\\frac{15\\pi}{180}\\right)', '\\left(1+\\frac{1}{2}\\right) x')
+    ('\\tan \\left(\\frac{\\left(15\\right)\\pi}{180}\\right)', '(1+\\frac{1}{2}) x')
     """
     latex = _PLAIN_FUNCTION.sub(r"\\\1 ", text).replace(r"\infinity", r"\infty")
     latex = latex.replace("**", "^").replace("*", r"\cdot ")
     while (opened := _OPENER.sub(r"\1{\2}", latex)) != latex:
         latex = opened
-    latex = _with_radians(braced(latex), text)
+    latex = _with_radians(unmixed(braced(latex)), text)
     for pattern, replacement in _SPELLED_OUT:
         latex = pattern.sub(replacement, latex)
     if _DROPPED.search(latex):
@@ -331,7 +333,7 @@ def latex_of(text: str) -> str:
     return latex
 
 
-_ANGULAR = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])|cis|e ?\^|\\exp|\\pi")
+_ANGULAR = re.compile(rf"\\(?:arc)?{_TRIG}(?![A-Za-z])|cis|e ?\^|\\exp|\\pi")
 _DEGREE = re.compile(
     r"((?:\d+ ?)?\\frac\{[^{}]*\}\{[^{}]*\}|\d+(?:\.\d+)?|\.\d+|\\?[A-Za-z]+|\([^()]*\)"
     r"|\{[^{}]*\})?"
@@ -347,9 +349,7 @@ def _with_radians(latex: str, text: str) -> str:
             raise UnreadError(text)  # after something that is no angle
         # The braces of a function's argument: `\sin{30}^\circ`.
         angle = match[1][1:-1] if match[1][0] == "{" else match[1]
-        if not angle.replace(".", "").isdigit():
-            angle = rf"\left({_MIXED.sub(_SUM, angle)}\right)"
-        return rf"\left(\frac{{{angle}\pi}}{{180}}\right)"
+        return rf"\left(\frac{{\left({angle}\right)\pi}}{{180}}\right)"
 
     return _DEGREE.sub(radians, latex) if _ANGULAR.search(latex) else latex
 
@@ -527,8 +527,20 @@ def _with_real_roots(expression: Any) -> Any:
 # --- regions -------------------------------------------------------------------------------------
 
 _MEMBER = re.compile(r"^([A-Za-z]) *\\in(?![A-Za-z])", re.ASCII)
-_OR = re.compile(r",? or (?=\S)|\\cup(?![A-Za-z])")
-_AND = re.compile(r",? and (?=\S)|\\cap(?![A-Za-z])")
+
+
+def _stated(*regions: Any) -> Any:
+    """Conditions one after another: all of them hold; or one of them, where all cannot."""
+    both = sympy.Intersection(*regions)
+    return sympy.Union(*regions) if both.is_empty else both
+
+
+# Outside the brackets of an interval a comma is followed by another condition.
+_JOINTS = (
+    (re.compile(r",? or (?=\S)|\\cup(?![A-Za-z])"), sympy.Union),
+    (re.compile(r",? and (?=\S)|\\cap(?![A-Za-z])"), sympy.Intersection),
+    (re.compile(r",(?=[^,()\[\]]*(?:[<>]|\\(?:[lg]e|ne)(?![A-Za-z])))"), _stated),
+)
 
 
 def _is_region(expression: Any) -> bool:
@@ -556,7 +568,7 @@ def _same_regions(prediction: str, reference: str) -> tuple[bool, str]:
 
 def _region(text: str) -> tuple[str, Any] | None:
     """(variable or "", set) of a text; None where it is not a set of real numbers."""
-    for joint, join in ((_OR, sympy.Union), (_AND, sympy.Intersection)):
+    for joint, join in _JOINTS:
         parts = joint.split(text)
         if len(parts) > 1:
             regions = [_region(part.strip()) for part in parts]

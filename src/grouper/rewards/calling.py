@@ -387,7 +387,7 @@ def _number(
     """One value as a float; never -0.0. Raises `RewardError` where it is none, or out of range."""
     if value is None:
         return None
-    value = value.item() if hasattr(value, "item") else value
+    value = value.item() if getattr(value, "shape", None) in ((), (1,)) else value
     name, weight = reward_label(config.name), config.weight
     size: Any = abs(value) if isinstance(value, numbers.Real) else math.nan
     if not size <= LARGEST / max(1.0, abs(weight)):  # NaN is not, either
@@ -413,8 +413,8 @@ def shown(value: Any) -> str:
     """A value as text, cut where it is long."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
-        text = f"a {type(value).__name__} too long to be shown"
+    except Exception:  # noqa: BLE001 - an integer of more than 4,300 digits, or a user's own class
+        text = f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= 120 else text[:117] + "..."
 
 

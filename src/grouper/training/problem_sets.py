@@ -140,7 +140,8 @@ def _load(part: str, source: SourceConfig, recipe: Recipe) -> ProblemSet:
         f"{len(problems.quarantined)} of {problems.rows_read} rows of {problems.name} cannot be "
         f"used; the first is row {first.row}: {first.reason}"
     )
-    if part not in MEASURED and problems.quarantined_share > MAX_QUARANTINED_SHARE:
+    share = len(problems.quarantined) / problems.rows_read
+    if part not in MEASURED and share > MAX_QUARANTINED_SHARE:
         raise DataError(
             summary,
             where=f"data.{part}",
