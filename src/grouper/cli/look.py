@@ -14,13 +14,13 @@ from typing import Any
 
 import click
 
-from grouper.cli.opening import require_writable
 from grouper.cli.text import definitions, show_json, table, warn
 from grouper.cli.text import show as print_rich
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, GrouperError, counted
 from grouper.evaluation.result import EvaluationResult
+from grouper.files import require_writable
 from grouper.models.folders import RECIPE_FILE
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import is_running

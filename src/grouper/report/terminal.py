@@ -190,10 +190,9 @@ def frame(run: RunFolder) -> RenderableType:
     table.add_column("first", justify="right", min_width=9)
     table.add_column("now", justify="right", min_width=9)
     table.add_column(no_wrap=True)
-    panels = [panel for panel in panels_of(view) if not panel.stacked]
     last = view.reports[-1].phase if view.reports else ""
-    for panel in panels:
-        if panel.phase == last:
+    for panel in panels_of(view):
+        if panel.phase == last and not panel.stacked:
             for series in panel.series:
                 cells = _curve(f"{panel.title} {series.name}".strip(), series)
                 table.add_row(*map(Text, cells))
