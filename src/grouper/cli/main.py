@@ -7,6 +7,7 @@ import importlib.resources
 import io
 import logging
 import os
+import signal
 import sys
 import time
 from functools import partial
@@ -175,6 +176,8 @@ def main(arguments: list[str] | None = None) -> None:
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115, PTH123 - until the end
         elif name != "stdin" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a locale may not know every letter
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else nothing would be tidied up
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     prefer_expandable_segments()
     code = _run(sys.argv[1:] if arguments is None else arguments)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

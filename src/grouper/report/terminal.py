@@ -199,7 +199,7 @@ def frame(run: RunFolder) -> RenderableType:
     events = [f"{r.phase} {r.step}: {printable(e)}" for r in view.reports for e in r.events]
     sample = next(rollouts(run), None) if any(run.rollout_files()) else None
     return Group(
-        Text(f"{view.name}: {_progress(view)}", style="bold"),
+        Text(f"{printable(view.name)}: {_progress(view)}", style="bold"),
         table,
         Text("\n".join(events[-EVENTS:]), style="yellow", overflow="ellipsis"),
         in_words(sample) if sample else Text("No rollout has been drawn yet."),
