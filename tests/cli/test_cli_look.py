@@ -59,6 +59,19 @@ def test_a_damaged_run_hides_no_other(grouper, tmp_path):
     assert "line 1 cannot be read" in called.err
 
 
+def test_a_run_that_is_deleted_meanwhile_hides_no_other(grouper, tmp_path, monkeypatch):
+    def deleting(run):
+        if run.name == "going":
+            shutil.rmtree(run)
+        return False
+
+    monkeypatch.setattr("grouper.cli.look.is_running", deleting)
+    for name in ("going", "staying"):
+        make_run(tmp_path / name)
+    called = grouper("runs", tmp_path, "--json")
+    assert [row["name"] for row in json.loads(called.out)] == ["staying"]
+
+
 def test_the_name_of_a_run_does_not_steer_the_terminal(grouper, tmp_path):
     run = make_run(tmp_path / "red\x1b[31m")
     for words in (("runs", tmp_path), ("watch", run.path)):

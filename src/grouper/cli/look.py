@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import platform
@@ -32,9 +33,11 @@ def runs(folder: str | None, *, as_json: bool) -> None:
     place = Path(folder or Recipe.model_fields["output_dir"].default).expanduser()
     if not place.is_dir():
         raise ConfigError("there is no folder of this name", where=str(place))
-    found = sorted(
-        (_run(path.parent) for path in place.glob(f"*/{RECIPE_FILE}")), key=lambda row: row["when"]
-    )
+    found = []
+    for path in place.glob(f"*/{RECIPE_FILE}"):
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, or a file of it
+            found.append(_run(path.parent))
+    found.sort(key=lambda row: row["when"])
     if as_json:
         show_json(found)
     elif not found:

@@ -59,7 +59,10 @@ def run(
     seeds = flags.pop("seeds", 1)
     skipped = [p for p in ("sft", "grpo") if flags.pop(f"skip_{p}", p not in phases)]
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
-    _refuse_contradictions(**intent)
+    if resume and overwrite:
+        raise click.UsageError("--resume continues the run, --overwrite deletes it: give one.")
+    if allow_changes and not resume:
+        raise click.UsageError("--allow-changes is about a run that is continued: add --resume.")
     name, overrides = _named(recipe, config, overrides)
     if resume:
         name = _run_of_that_name(name, overrides, flags["output_dir"])
@@ -108,13 +111,6 @@ def _run_all(
         return
     for one in runs:
         _train(one, intent, quiet=quiet, verbose=verbose)
-
-
-def _refuse_contradictions(*, resume: bool, overwrite: bool, allow_changes: bool) -> None:
-    if resume and overwrite:
-        raise click.UsageError("--resume continues the run, --overwrite deletes it: give one.")
-    if allow_changes and not resume:
-        raise click.UsageError("--allow-changes is about a run that is continued: add --resume.")
 
 
 def _seeds(recipe: Recipe, count: int) -> list[Recipe]:
