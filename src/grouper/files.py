@@ -21,13 +21,13 @@ import yaml
 from grouper.errors import RunFolderError
 
 # Errors that another disk would solve.
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def refused(error: OSError, path: Path) -> NoReturn:
     """Raise an error of the operating system about `path` as a `RunFolderError`."""
     reason = os.strerror(error.errno) if error.errno else str(error)
-    if error.errno in _FULL:
+    if error.errno in FULL:
         raise RunFolderError(
             f"nothing more can be written ({reason})",
             where=str(path),
@@ -57,6 +57,13 @@ def refusing(path: Path) -> Iterator[None]:
         if number is None:
             raise
         refused(OSError(int(number[1]), os.strerror(int(number[1]))), path)
+
+
+def require_writable(path: Path, fix: str = "Name another folder.") -> None:
+    """Raise `RunFolderError`, before anything slow, if nothing can be written at `path`."""
+    folder = next(folder for folder in path.parents if folder.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise RunFolderError("cannot write here", where=str(folder), fix=fix)
 
 
 @contextlib.contextmanager

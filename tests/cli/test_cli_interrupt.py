@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -72,19 +73,39 @@ def test_a_signal_that_the_user_ignores_is_left_ignored(finished_run):
         signal.signal(signal.SIGHUP, before)
 
 
-def test_ctrl_c_while_a_library_is_imported_is_no_missing_module(grouper, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_while_a_library_is_imported_is_no_missing_module(
+    grouper, tmp_path, monkeypatch, number
+):
     """R10: transformers makes a ModuleNotFoundError of it."""
     (tmp_path / "interrupted_import.py").write_text(
         "import signal\n"
-        "try:\n    signal.raise_signal(signal.SIGINT)\n"  # in this thread, whoever else there is
+        f"try:\n    signal.raise_signal({number})\n"  # in this thread, whoever else there is
         "except KeyboardInterrupt as error:\n"
         "    raise ModuleNotFoundError('Could not import module Qwen3') from error\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "interrupted_import", raising=False)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a process of its own
     monkeypatch.setattr(
         cli.commands["bench"], "callback", lambda **_: __import__("interrupted_import")
     )
     called = grouper("bench", "demo")
+    signal.signal(signal.SIGTERM, before)
     assert (called.code, called.out) == (130, "")
     assert called.err == "Stopped.\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_before_the_command_line_is_there_is_no_traceback():
+    program = textwrap.dedent("""
+        import sys
+        class Interrupting:
+            def find_spec(self, name, *_):
+                if name == "click":
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Interrupting())
+        import grouper.cli
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")

@@ -59,6 +59,25 @@ def test_a_damaged_run_hides_no_other(grouper, tmp_path):
     assert "line 1 cannot be read" in called.err
 
 
+def test_a_run_that_is_deleted_meanwhile_hides_no_other(grouper, tmp_path, monkeypatch):
+    def deleting(run):
+        if run.name == "going":
+            shutil.rmtree(run)
+        return False
+
+    monkeypatch.setattr("grouper.cli.look.is_running", deleting)
+    for name in ("going", "staying"):
+        make_run(tmp_path / name)
+    called = grouper("runs", tmp_path, "--json")
+    assert [row["name"] for row in json.loads(called.out)] == ["staying"]
+
+
+def test_the_name_of_a_run_does_not_steer_the_terminal(grouper, tmp_path):
+    run = make_run(tmp_path / "red\x1b[31m")
+    for words in (("runs", tmp_path), ("watch", run.path)):
+        assert "red\\x1b[31m" in grouper(*words).out
+
+
 def test_a_folder_without_runs_and_one_that_is_not_there(grouper, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     grouper("runs").refused("outputs: there is no folder of this name")

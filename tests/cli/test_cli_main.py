@@ -236,6 +236,31 @@ def test_a_reader_that_leaves_early_is_no_error(arguments):
     assert done.returncode == 141  # as of `ls | head`
 
 
+@pytest.mark.parametrize(
+    "arguments", [["data", "list"], ["runs", "."], ["--version"]], ids=" ".join
+)
+def test_a_full_disk_or_a_closed_output_is_no_traceback(tmp_path, arguments):
+    """Printed by click, by rich, and before any command."""
+    program = shlex.join([sys.executable, "-c", "import grouper.cli as c; c.main()", *arguments])
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "recipe.yaml").touch()
+    told = {}
+    for where in ("/dev/full", "&-"):
+        done = subprocess.run(
+            f"{program} >{where}",
+            shell=True,
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        told[where] = done.returncode, done.stderr
+    assert told["&-"][0] == 0
+    assert told["/dev/full"][0] == 2
+    assert "error: nothing more can be written (No space left on device)" in told["/dev/full"][1]
+
+
 def test_a_typo_in_a_command_names_the_nearest(grouper):
     called = grouper("rnu", "demo")
     assert called.code == 2

@@ -66,7 +66,7 @@ def test_a_dry_run_says_what_is_in_the_folder(grouper, small, finished_run):
 
 
 def test_a_dry_run_says_what_grpo_starts_from_and_what_ends_a_completion(
-    grouper, small, finished_run
+    grouper, small, finished_run, tmp_path
 ):
     def said(*words: str) -> str:
         called = grouper("run", "demo", *small, "--dry-run", *words)
@@ -77,6 +77,9 @@ def test_a_dry_run_says_what_grpo_starts_from_and_what_ends_a_completion(
     assert f"# GRPO starts from {sft}." in said("--skip-sft", there, "--resume")
     fresh = "# GRPO starts from a new random model."
     assert fresh in said("--skip-sft", there, "--overwrite")
+    unfinished = shutil.copytree(finished_run, tmp_path / "demo")
+    (unfinished / "sft" / "final" / "trainer_state.json").unlink()
+    assert fresh in said("--skip-sft", f"output_dir={tmp_path}", "--resume")
     assert "GRPO starts from" not in said()
     assert f"# GRPO starts from {sft}." in said("--start-from", str(sft))
     assert "nothing is trained" in said("--skip-sft", "--skip-grpo")

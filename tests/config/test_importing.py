@@ -12,7 +12,7 @@ import yaml
 from grouper.config.importing import ImportedRecipe, import_recipe
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
-from grouper.data.sources import source_named
+from grouper.data.reading import source_named
 from grouper.errors import ConfigError
 from grouper.rewards import REWARDS
 

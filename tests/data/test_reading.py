@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -14,8 +15,8 @@ import pytest
 from local_hub import COMMIT, GATED, SET, local_hub
 
 from grouper.config.schema import SourceConfig
-from grouper.data import load_problems, loading, reading
-from grouper.data.reading import find_file, read_files, read_hub, shuffled
+from grouper.data import SOURCES, load_problems, loading, reading
+from grouper.data.reading import find_file, read_files, read_hub, shuffled, source_named
 from grouper.errors import DataError
 
 ROWS = [{"question": "1+1?", "answer": "2"}, {"question": "line\u2028two", "answer": "3"}]
@@ -445,3 +446,31 @@ def test_a_stream_that_breaks_off_is_one_sentence(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(DataError, match="the Hub cannot be reached"):
         load_problems(SourceConfig(source="gsm8k", streaming=True, limit=3), seed=0)
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_a_source_goes_by_its_own_name_and_by_that_on_the_hub(name):
+    assert source_named(name) == {"source": name}
+    hub = SOURCES[name].hub
+    if hub:
+        assert source_named(hub) == {"source": name}
+
+
+def test_a_path_comes_before_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert source_named("mine/rows")["source"] == "hub"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "rows").touch()
+    assert source_named("mine/rows") == {"source": "file", "path": "mine/rows"}
+    assert source_named("/no/such")["source"] == "file"
+
+
+def test_files_of_prompts_and_responses_are_recognised(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("set").mkdir()
+    for name, columns in (("set/train", ["prompt", "response"]), ("plain", ["prompt", "answer"])):
+        Path(f"{name}.jsonl").write_text(json.dumps(dict.fromkeys(columns, "x")))
+    Path("broken.json").write_text("{")
+    found = [source_named(n)["source"] for n in ("set", "set/train.jsonl", "plain.jsonl")]
+    assert found == ["prompt-response", "prompt-response", "file"]
+    assert source_named("broken.json") == {"source": "file", "path": "broken.json"}

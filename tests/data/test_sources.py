@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from grouper.config.schema import SourceConfig
-from grouper.data import SOURCES, ProblemSet, load_problems
-from grouper.data.sources import read_fields, read_prompt, read_response, source_named
+from grouper.data import ProblemSet, load_problems
+from grouper.data.sources import read_fields, read_prompt, read_response
 from grouper.errors import DataError
 from grouper.prompts import FORMATS
 from grouper.prompts.rendering import completion_text
@@ -175,23 +175,6 @@ def test_the_published_sft_rows_are_trained_behind_the_prompts_of_rollouts(share
     assert len(differ) == 1
     assert differ[0].columns["response"].startswith(differ[0].response)
     assert all(text != p.columns["prompt"] for text, p in zip(trained, sft.problems, strict=True))
-
-
-@pytest.mark.parametrize("name", sorted(SOURCES))
-def test_a_source_goes_by_its_own_name_and_by_that_on_the_hub(name):
-    assert source_named(name) == {"source": name}
-    hub = SOURCES[name].hub
-    if hub:
-        assert source_named(hub) == {"source": name}
-
-
-def test_a_path_comes_before_the_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert source_named("mine/rows")["source"] == "hub"
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "rows").touch()
-    assert source_named("mine/rows") == {"source": "file", "path": "mine/rows"}
-    assert source_named("/no/such")["source"] == "file"
 
 
 R1 = FORMATS["r1-zero"]

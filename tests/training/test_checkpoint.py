@@ -19,11 +19,11 @@ from grouper.config.schema import (
     SFTConfig,
 )
 from grouper.errors import CheckpointError, RunFolderError
+from grouper.runs.folder import STATE_FILE
 from grouper.training import checkpoint
 from grouper.training.checkpoint import (
     BEST_FILE,
     OPTIMIZER_FOLDER,
-    STATE_FILE,
     TrainState,
     check_room_for_run,
     contents,

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from grouper.evaluation.statistics import wilson_interval
+from grouper.runs.folder import STATE_FILE
 from grouper.training import checkpoint
 from grouper.training.checkpoint import (
     BEST_FILE,
     OPTIMIZER_FOLDER,
-    STATE_FILE,
     BestScore,
     last_good,
     numbered,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Unpack
 from grouper.advice.recipe_checks import collected
 from grouper.config.loading import recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
-from grouper.errors import GrouperError, RunFolderError, raise_all
+from grouper.errors import GrouperError, raise_all
 from grouper.grading import require_symbolic
 from grouper.prompts import make_format
 from grouper.prompts.rendering import right_completion
@@ -71,8 +70,8 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
         if model.path or model.lora or recipe.grpo.start_from:  # torch is needed for nothing more
             from grouper.training.run import check_models
 
-            run = Path(recipe.output_dir).expanduser() / recipe.name
-            missing = check_models(recipe, run, resume=intent.get("resume", False))
+            resume = intent.get("resume", False)
+            missing = check_models(recipe, recipe.run_folder, resume=resume)
             unchecked = [f"the model {path!r}, which is not on this machine" for path in missing]
     with collected(problems):
         folder = _folder_line(recipe, intent)
@@ -120,16 +119,11 @@ def _check_rewards(recipe: Recipe, sets: ProblemSets, prepared: Prepared | None)
 
 
 def _folder_line(recipe: Recipe, intent: Intent) -> str:
-    path = Path(recipe.output_dir).expanduser() / recipe.name
+    path, run = recipe.run_folder, RunFolder(recipe.run_folder)
     # A run of this recipe is no mistake to a dry run; one of another recipe is.
     lenient: Intent = {**intent, "resume": True}
-    found = RunFolder(path).check(recipe_hash(recipe), resolved_yaml(recipe), **lenient)
-    parent = next(folder for folder in (path, *path.parents) if folder.exists())
-    if not os.access(parent, os.W_OK):
-        raise RunFolderError(
-            "cannot write here", where=str(parent), fix="Set output_dir to a folder of yours."
-        )
-    done = [phase for phase in ("sft", "grpo") if (path / phase / "final").is_dir()]
+    found = run.check(recipe_hash(recipe), resolved_yaml(recipe), **lenient)
+    done = [phase for phase in ("sft", "grpo") if run.has_finished([phase])]
     if not found:
         state = "new"
     elif intent.get("overwrite"):
@@ -146,8 +140,8 @@ def _start_and_stops(recipe: Recipe, intent: Intent) -> Iterator[str]:
     """What GRPO starts from, where that is not the SFT of this run, and the stop strings."""
     start = recipe.grpo.start_from
     if not recipe.skip_grpo and (start or recipe.skip_sft):
-        sft = Path(recipe.output_dir).expanduser() / recipe.name / "sft" / "final"
-        made = str(sft) if sft.is_dir() and not intent.get("overwrite") else recipe.model.path
+        taught = RunFolder(recipe.run_folder).has_finished(["sft"]) and not intent.get("overwrite")
+        made = str(recipe.run_folder / "sft" / "final") if taught else recipe.model.path
         yield f"GRPO starts from {start or made or 'a new random model'}."
     own = recipe.sampling.stop
     if stops := make_format(recipe.prompt).stop if own is None else own:

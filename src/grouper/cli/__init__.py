@@ -1,5 +1,8 @@
 """The command line. Commands are loaded only when they are called: `--help` answers at once."""
 
-from grouper.cli.main import main
+try:
+    from grouper.cli.main import main
+except KeyboardInterrupt:  # `main`, which says so, is not there yet
+    raise SystemExit(130) from None
 
 __all__ = ["main"]

@@ -325,7 +325,7 @@ def _unique(flag: str, value: str, line: CommandLine) -> Settings:
 
 
 def _dataset(_flag: str, value: str, line: CommandLine) -> Settings:
-    from grouper.data.sources import source_named
+    from grouper.data.reading import source_named
 
     only_sft = tuple(line.phases) == ("sft",) and line.recipe.data.sft is not None
     return {f"data.{'sft' if only_sft else 'train'}": source_named(value)}

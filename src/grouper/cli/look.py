@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import platform
@@ -14,13 +15,13 @@ from typing import Any
 
 import click
 
-from grouper.cli.opening import require_writable
 from grouper.cli.text import definitions, show_json, table, warn
 from grouper.cli.text import show as print_rich
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, GrouperError, counted
 from grouper.evaluation.result import EvaluationResult
+from grouper.files import require_writable
 from grouper.models.folders import RECIPE_FILE
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import is_running
@@ -32,9 +33,11 @@ def runs(folder: str | None, *, as_json: bool) -> None:
     place = Path(folder or Recipe.model_fields["output_dir"].default).expanduser()
     if not place.is_dir():
         raise ConfigError("there is no folder of this name", where=str(place))
-    found = sorted(
-        (_run(path.parent) for path in place.glob(f"*/{RECIPE_FILE}")), key=lambda row: row["when"]
-    )
+    found = []
+    for path in place.glob(f"*/{RECIPE_FILE}"):
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, or a file of it
+            found.append(_run(path.parent))
+    found.sort(key=lambda row: row["when"])
     if as_json:
         show_json(found)
     elif not found:

@@ -7,6 +7,7 @@ import importlib.resources
 import io
 import logging
 import os
+import signal
 import sys
 import time
 from functools import partial
@@ -27,6 +28,7 @@ from grouper.errors import (
     first_line,
     is_out_of_memory,
 )
+from grouper.files import FULL
 from grouper.models.allocator import prefer_expandable_segments
 
 Row = dict[str, Any]
@@ -67,9 +69,8 @@ def _option(flag: str, row: Row) -> click.Option:
 
 
 def _argument(name: str, shown: str) -> click.Argument:
-    several = shown.endswith("...")
-    required = not shown.startswith("[")
-    return click.Argument([name], nargs=-1 if several else 1, required=required, metavar=shown)
+    count = -1 if shown.endswith("...") else 1
+    return click.Argument([name], nargs=count, required=not shown.startswith("["), metavar=shown)
 
 
 def _texts(row: Row) -> Row:
@@ -169,9 +170,14 @@ click.version_option(package_name="grouper-rl", message="grouper %(version)s")(c
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: run a command; a user's mistake is one paragraph and exit code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads warn after a fork
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # of a locale that does not know every letter
-            stream.reconfigure(errors="backslashreplace")
+    for name in ("stdin", "stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed (`>&-`), and the next file that is opened would get its number
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115, PTH123 - until the end
+        elif name != "stdin" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a locale may not know every letter
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else nothing would be tidied up
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     prefer_expandable_segments()
     code = _run(sys.argv[1:] if arguments is None else arguments)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -201,9 +207,12 @@ def _run(arguments: list[str]) -> int:
         error.show()
         code = error.exit_code
     except BaseException as error:  # libraries make other errors of a closed pipe and of Ctrl-C
-        if _comes_from(error, BrokenPipeError):  # what reads our output (`head`) has left
+        full = error.strerror if isinstance(error, OSError) and error.errno in FULL else None
+        if full or _comes_from(error, BrokenPipeError):  # what reads our output (`head`) has left
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-            code = SIGPIPE_EXIT
+            what = f"nothing more can be written ({full})"
+            fix = "Free some space where its output goes, and where temporary files and caches are."
+            code = _tell(GrouperError(what, fix=fix)) if full else SIGPIPE_EXIT
         elif _comes_from(error, click.exceptions.Abort, KeyboardInterrupt, EOFError):
             click.echo("Stopped.", err=True)
             code = 130

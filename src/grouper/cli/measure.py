@@ -18,7 +18,6 @@ from grouper.cli.opening import (
     chosen_model,
     models_not_here,
     open_recipe,
-    require_writable,
     run_of,
     sampled_by,
     show_plan,
@@ -91,7 +90,7 @@ def evaluate(
         recipe, sampled_by(engine, (*overrides, *settings)), may_be_model=on is not None
     )
     # Never in an exported folder, which a later run replaces.
-    home = Path(opened.output_dir).expanduser() / opened.name if is_model(run) else run
+    home = opened.run_folder if is_model(run) else run
     target = (output_dir or home / "eval_runs").expanduser()
     wanted = list(models) or [model or trained_model(opened, run)]
     implied = with_base is None and not models
@@ -99,7 +98,7 @@ def evaluate(
     subjects = _labelled([*filter(None, [base]), *wanted])
     for subject in subjects.values():
         require_model_folder(subject, where="--model")
-    require_writable(target)
+    files.require_writable(target)
     if not (models or prompts):
         _warn_of_other_prompt(opened, run)
     plans = [_Measurement(opened, split, None, None)]
@@ -383,8 +382,7 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
         show_json(found.numbers)
         return
     show_results(found)
-    first, last = found.results[0], found.results[-1]
-    show_changes(first, last, items)
+    show_changes(found.results[0], found.results[-1], items)
 
 
 def stages(runs: Sequence[Path], *, on: str = "test") -> Comparison:
@@ -553,7 +551,7 @@ def difficulty(
     subject = model or trained_model(opened, run)
     require_model_folder(subject, where="--model")
     path = (output or run / "pass_rates.jsonl").expanduser()
-    require_writable(path)
+    files.require_writable(path)
 
     from grouper import api
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +13,7 @@ from grouper.cli.text import warn
 from grouper.config.loading import load_recipe, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, DataError, GradingError
-from grouper.files import read_lines
+from grouper.files import read_lines, require_writable
 from grouper.models.folders import RECIPE_FILE, is_model, local_model, require_model_folder
 
 # Lines of a dry run before the recipe.
@@ -79,7 +78,7 @@ def run_folder_of(name: str) -> Path | None:
 
 def run_of(name: str, recipe: Recipe) -> Path:
     """The run folder that RECIPE names, else the one that a run of the recipe would have."""
-    return run_folder_of(name) or Path(recipe.output_dir).expanduser() / recipe.name
+    return run_folder_of(name) or recipe.run_folder
 
 
 def chosen_model(model: str | None, recipe: Recipe, run: Path) -> str | None:
@@ -88,11 +87,10 @@ def chosen_model(model: str | None, recipe: Recipe, run: Path) -> str | None:
     Raises:
         ModelError: a folder that holds no model.
     """
-    made = [str(run / part) for part in ("sft/final", "base") if (run / part).is_dir()]
-    subject = model or (str(run) if is_model(run) else recipe.grpo.start_from)
-    if subject is None:
-        trained = [path for path in made if path.endswith("final")]
-        subject = next(iter([*trained, *filter(None, [recipe.model.path]), *made]), None)
+    made = (run / "sft" / "final", run / "base")
+    sft, base = (str(folder) if folder.is_dir() else None for folder in made)
+    own = str(run) if is_model(run) else recipe.grpo.start_from
+    subject = model or own or sft or recipe.model.path or base
     if subject is not None:
         require_model_folder(subject, where=str(run) if model is None else "--model")
     return subject
@@ -102,20 +100,14 @@ def require_new(path: Path, where: str = "") -> None:
     """Refuse, before anything slow, a file or folder that exists or cannot be written.
 
     Raises:
-        ConfigError: it exists, or its folder cannot be written.
+        ConfigError: it exists.
+        RunFolderError: its folder cannot be written.
     """
     if path.exists():
         raise ConfigError(
             f"{path} exists already", where=where, fix="Name another one, or move it away."
         )
     require_writable(path)
-
-
-def require_writable(path: Path, fix: str = "Name another folder.") -> None:
-    """Refuse, before anything slow, a path inside a folder that cannot be written."""
-    folder = next(folder for folder in path.parents if folder.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError("cannot write here", where=str(folder), fix=fix)
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:

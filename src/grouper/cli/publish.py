@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -80,8 +79,6 @@ def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool
         click.echo(_curl(folder, host, port))
         if dry_run:
             return 0
-        # As an exception, which ends the server and removes the folder.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         return subprocess.run(words, check=False).returncode
 
 

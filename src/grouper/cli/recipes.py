@@ -56,7 +56,7 @@ def fields(words: tuple[str, ...]) -> None:
 def imported(file: Path | str, output: Path | None, nproc: int) -> None:
     """Print or write a recipe for another trainer's file."""
     from grouper.config.importing import import_recipe
-    from grouper.data.sources import source_named
+    from grouper.data.reading import source_named
     from grouper.rewards import REWARDS
 
     if output is not None:
@@ -270,20 +270,17 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
 def _sources(data: str, columns: dict[str, str]) -> dict[str, Any]:
     """The settings of `data`: where to train, and the test problems that lie beside."""
     from grouper.data import SOURCES
-    from grouper.data.reading import READERS, find_file, iterate_files
-    from grouper.data.sources import source_named
+    from grouper.data.reading import READERS, source_named
 
     train, path = source_named(data), Path(data).expanduser()
     if train["source"] == "hub" and (data.count("/") != 1 or path.suffix in READERS):
         here = (file.name for file in Path().iterdir() if file.suffix in READERS)
         fix = did_you_mean(data, [*SOURCES, *here])
         raise ConfigError(f"there is no file, folder or source {data!r}", where="--data", fix=fix)
-    train |= {"columns": columns} if columns else {}
+    if columns:
+        own = {"source": "file"} if train["source"] == "prompt-response" else {}
+        train |= {"columns": columns, **own}
     parts: dict[str, Any] = {"train": train, "validation_share": HELD_OUT}
-    if train["source"] == "file" and not columns:
-        rows = iterate_files(find_file(path, split="train", subset=None))
-        if {"prompt", "response"} <= next(rows, {}).keys():
-            train["source"] = "prompt-response"
     beside = path.with_name(f"test{path.suffix}")
     if path.is_dir() and any(path.glob("test[.-]*")):
         parts["test"] = {**train, "split": "test"}

@@ -38,7 +38,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], **style: Any) -
     """Print a table, with numbers aligned to the right."""
     from grouper.evaluation.compare import table as made
 
-    show(made(columns, rows, lines=True, **style))
+    show(made(columns, [[*map(printable, row)] for row in rows], lines=True, **style))
 
 
 def show(*things: Any) -> None:

@@ -17,7 +17,7 @@ import click
 
 from grouper.cli.flags import CommandLine, spelled_out
 from grouper.cli.measure import show_results, stages
-from grouper.cli.opening import open_recipe, require_writable, run_folder_of, show_plan
+from grouper.cli.opening import open_recipe, run_folder_of, show_plan
 from grouper.cli.text import is_follower, show, warn
 from grouper.config.loading import recipe_hash, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
@@ -59,7 +59,10 @@ def run(
     seeds = flags.pop("seeds", 1)
     skipped = [p for p in ("sft", "grpo") if flags.pop(f"skip_{p}", p not in phases)]
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
-    _refuse_contradictions(**intent)
+    if resume and overwrite:
+        raise click.UsageError("--resume continues the run, --overwrite deletes it: give one.")
+    if allow_changes and not resume:
+        raise click.UsageError("--allow-changes is about a run that is continued: add --resume.")
     name, overrides = _named(recipe, config, overrides)
     if resume:
         name = _run_of_that_name(name, overrides, flags["output_dir"])
@@ -73,8 +76,8 @@ def run(
     if not opened.phases:
         warn("nothing is trained: both phases are skipped, and the base model is measured alone.")
     folder = run_folder_of(name) if resume or overwrite else None
-    if folder is not None and folder.resolve() != _path(opened).resolve():
-        what = f"the recipe of the run in this folder names another one, {_path(opened)}"
+    if folder is not None and folder.resolve() != opened.run_folder.resolve():
+        what = f"the recipe of the run in this folder names another one, {opened.run_folder}"
         fix = f"If the run was moved, name its folder {opened.name} and add --output-dir PARENT."
         raise ConfigError(what, where=name, fix=fix)
     check_trackers(opened.tracking)
@@ -87,7 +90,7 @@ def run(
     _run_all(runs, intent, nproc=nproc, quiet=quiet, verbose=verbose)
     if seeds > 1:
         click.echo(click.style(f"\n{seeds} seeds of {opened.name}", bold=True))
-        show_results(stages([_path(one) for one in runs]), parts=False)
+        show_results(stages([one.run_folder for one in runs]), parts=False)
 
 
 def _run_all(
@@ -95,8 +98,7 @@ def _run_all(
 ) -> None:
     """One run after another, each in as many processes as were asked for."""
     for one in () if is_follower() else runs:  # before torch is imported and data are read
-        require_writable(_path(one), "Set output_dir to a folder you may write to.")
-        RunFolder(_path(one)).check(recipe_hash(one), resolved_yaml(one), **intent)
+        RunFolder(one.run_folder).check(recipe_hash(one), resolved_yaml(one), **intent)
     if nproc > 1 and "WORLD_SIZE" not in os.environ:
         require_devices(nproc, runs[0].device)
         if len(runs) == 1:
@@ -109,17 +111,6 @@ def _run_all(
         return
     for one in runs:
         _train(one, intent, quiet=quiet, verbose=verbose)
-
-
-def _refuse_contradictions(*, resume: bool, overwrite: bool, allow_changes: bool) -> None:
-    if resume and overwrite:
-        raise click.UsageError("--resume continues the run, --overwrite deletes it: give one.")
-    if allow_changes and not resume:
-        raise click.UsageError("--allow-changes is about a run that is continued: add --resume.")
-
-
-def _path(recipe: Recipe) -> Path:
-    return Path(recipe.output_dir).expanduser() / recipe.name
 
 
 def _seeds(recipe: Recipe, count: int) -> list[Recipe]:
@@ -190,7 +181,10 @@ def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool, verbose: boo
     from grouper.runs.progress import Progress, setup_logging
     from grouper.training.run import Run
 
-    stop_with_the_launcher()
+    # A process that torchrun or `--nproc` started ends with its launcher, as on SIGTERM; only on
+    # Linux, elsewhere the processes of a killed launcher go on to the end.
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     every = recipe.tracking.log_every
     progress = Progress(quiet=quiet or is_follower(), verbose=verbose, log_every=every)
     setup_logging(None, console=None if is_follower() else progress.console)
@@ -215,15 +209,6 @@ def _report(recipe: Recipe, result: RunResult) -> None:
 
 
 # --- several processes ---------------------------------------------------------------------------
-
-
-def stop_with_the_launcher() -> None:
-    """Make a process that torchrun or `--nproc` started end with its launcher, as on SIGTERM.
-
-    Linux only; elsewhere the processes of a killed launcher go on to the end.
-    """
-    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def require_devices(processes: int, device: str) -> None:

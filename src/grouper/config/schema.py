@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -694,6 +695,11 @@ class Recipe(Section):
         """Those of SFT and GRPO that are not skipped, in order."""
         skipped = {"sft": self.skip_sft, "grpo": self.skip_grpo}
         return tuple(phase for phase, left_out in skipped.items() if not left_out)
+
+    @property
+    def run_folder(self) -> Path:
+        """Of its run, whether that is there or not."""
+        return Path(self.output_dir).expanduser() / self.name
 
     def override(self, *settings: str, **sections: Any) -> Recipe:
         """This recipe with other settings; everything is checked again, and `self` stays as it is.

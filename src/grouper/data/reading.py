@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import difflib
 import json
@@ -17,6 +18,32 @@ from grouper.data.sources import SOURCES, Row
 from grouper.errors import DataError, did_you_mean
 
 Item = TypeVar("Item")
+
+
+def source_named(name: str) -> dict[str, Any]:
+    """The settings of a source, as a recipe would have them.
+
+    A local file or training split whose first row has a prompt and a response is
+    `prompt-response`; what cannot be read is a `file`, and loading it will say why.
+
+    Args:
+        name: of a source, of a set on the Hub, or a path.
+
+    >>> source_named("openai/gsm8k"), source_named("./mine.jsonl")
+    ({'source': 'gsm8k'}, {'source': 'file', 'path': './mine.jsonl'})
+    >>> source_named("somebody/problems")
+    {'source': 'hub', 'path': 'somebody/problems'}
+    """
+    known = {source.hub: key for key, source in SOURCES.items() if source.hub}
+    if name in SOURCES or name in known:
+        return {"source": known.get(name, name)}
+    if not (name.startswith((".", "/", "~")) or Path(name).exists()):
+        return {"source": "hub", "path": name}
+    first: Row = {}
+    with contextlib.suppress(DataError):
+        first = next(iterate_files(find_file(name, split="train", subset=None)), first)
+    whole = {"prompt", "response"} <= first.keys()
+    return {"source": "prompt-response" if whole else "file", "path": name}
 
 
 class UnreadableRow(dict[str, Any]):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from grouper.errors import DataError, did_you_mean, raise_all
@@ -305,21 +304,3 @@ def _text(value: Any, column: str) -> str | None:
             raise ValueError(f"column {column!r} holds {half!a}, half of a character") from error
         return None if value.strip() in _MISSING else value
     raise ValueError(f"column {column!r} holds a {type(value).__name__}, not text or a number")
-
-
-def source_named(name: str) -> dict[str, Any]:
-    """The settings of a source, as a recipe would have them.
-
-    Args:
-        name: of a source, of a set on the Hub, or a path.
-
-    >>> source_named("openai/gsm8k"), source_named("./mine.jsonl")
-    ({'source': 'gsm8k'}, {'source': 'file', 'path': './mine.jsonl'})
-    >>> source_named("somebody/problems")
-    {'source': 'hub', 'path': 'somebody/problems'}
-    """
-    known = {source.hub: key for key, source in SOURCES.items() if source.hub}
-    if name in SOURCES or name in known:
-        return {"source": known.get(name, name)}
-    is_local = name.startswith((".", "/", "~")) or Path(name).exists()
-    return {"source": "file" if is_local else "hub", "path": name}

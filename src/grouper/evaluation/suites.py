@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from grouper.config.schema import PromptConfig, Recipe, SourceConfig
-from grouper.data.sources import SOURCES, source_named
+from grouper.data.reading import source_named
+from grouper.data.sources import SOURCES
 from grouper.errors import ConfigError, did_you_mean
 from grouper.files import table
 from grouper.prompts import FORMATS

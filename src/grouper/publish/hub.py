@@ -28,7 +28,8 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of httpx, 
 from grouper.errors import ModelError, first_line, hide
 from grouper.models.folders import EXPORT_FILE, model_in
 from grouper.publish.export import export_model, recipe_record
-from grouper.training.checkpoint import BEST_FILE, OPTIMIZER_FOLDER, STATE_FILE, TrainState
+from grouper.runs.folder import STATE_FILE
+from grouper.training.checkpoint import BEST_FILE, OPTIMIZER_FOLDER, TrainState
 from grouper.training.loop import Hook
 from grouper.training.run import Run
 

@@ -190,17 +190,16 @@ def frame(run: RunFolder) -> RenderableType:
     table.add_column("first", justify="right", min_width=9)
     table.add_column("now", justify="right", min_width=9)
     table.add_column(no_wrap=True)
-    panels = [panel for panel in panels_of(view) if not panel.stacked]
     last = view.reports[-1].phase if view.reports else ""
-    for panel in panels:
-        if panel.phase == last:
+    for panel in panels_of(view):
+        if panel.phase == last and not panel.stacked:
             for series in panel.series:
                 cells = _curve(f"{panel.title} {series.name}".strip(), series)
                 table.add_row(*map(Text, cells))
     events = [f"{r.phase} {r.step}: {printable(e)}" for r in view.reports for e in r.events]
     sample = next(rollouts(run), None) if any(run.rollout_files()) else None
     return Group(
-        Text(f"{view.name}: {_progress(view)}", style="bold"),
+        Text(f"{printable(view.name)}: {_progress(view)}", style="bold"),
         table,
         Text("\n".join(events[-EVENTS:]), style="yellow", overflow="ellipsis"),
         in_words(sample) if sample else Text("No rollout has been drawn yet."),

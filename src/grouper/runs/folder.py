@@ -42,6 +42,7 @@ from grouper.files import (
     read_lines,
     refused,
     refusing,
+    require_writable,
     sweep,
     sync,
     write_atomic,
@@ -68,6 +69,8 @@ Value = TypeVar("Value")
 # In the order in which they happen; `base` is the model before training.
 PHASES = ("base", "sft", "grpo")
 
+# Written last into checkpoints and final folders: its presence marks a complete one.
+STATE_FILE = "trainer_state.json"
 # What reward functions that vary have answered.
 ANSWERS_FILE = "reward_answers.jsonl"
 
@@ -210,6 +213,7 @@ class RunFolder:
         Raises:
             RunFolderError: `create` would refuse the folder, but for changed data or code.
         """
+        require_writable(self._info, "Set output_dir to a folder you may write to.")
         try:
             content = sorted(entry.name for entry in self.path.iterdir())
         except FileNotFoundError:
@@ -391,8 +395,8 @@ class RunFolder:
                     yield row.model_dump(exclude_unset=True)
 
     def has_finished(self, phases: Sequence[str]) -> bool:
-        """Whether each of these phases has left its final model."""
-        return all((self.path / phase / "final").is_dir() for phase in phases)
+        """Whether each of these phases has left its final model, which is whole."""
+        return all((self.path / phase / "final" / STATE_FILE).is_file() for phase in phases)
 
     def rollout_files(self) -> Iterator[tuple[str, int, Path]]:
         """(phase, step, file) of every step whose rollouts are stored, in order."""

@@ -144,8 +144,6 @@ def _is_alive(holder: tuple[int, str] | None) -> bool:
         return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:  # one of another user may not be asked
+        return not isinstance(error, ProcessLookupError)
     return True

@@ -6,7 +6,6 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from grouper.config.loading import resolved_yaml
@@ -76,7 +75,7 @@ class Recorder(RunFolder):
     def __init__(
         self, recipe: Recipe, processes: ProcessGroup, intent: Intent, info: RunInfo
     ) -> None:
-        super().__init__(Path(recipe.output_dir).expanduser() / recipe.name)
+        super().__init__(recipe.run_folder)
         self.processes = processes
         self._is_new = False
         self._lock: RunLock | None = None

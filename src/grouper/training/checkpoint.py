@@ -41,7 +41,7 @@ from grouper.models.folders import ADAPTER_FILE, RECIPE_FILE
 from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
-from grouper.runs.folder import OUR_FOLDERS, RunFolder
+from grouper.runs.folder import OUR_FOLDERS, STATE_FILE, RunFolder
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes
@@ -50,8 +50,6 @@ from grouper.training.update import UpdateResult
 
 log = logging.getLogger(__name__)
 
-# Written last: its presence marks a complete folder.
-STATE_FILE = "trainer_state.json"
 # In the folder of the best checkpoint so far; names the evaluation that made it the best.
 BEST_FILE = "best.json"
 # In a checkpoint that training can continue from.

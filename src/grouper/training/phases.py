@@ -18,10 +18,10 @@ from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.allocator import prefer_expandable_segments
 from grouper.models.policy import Policy
+from grouper.runs.folder import STATE_FILE
 from grouper.runs.records import LENGTHS, Changes, RunInfo, describe_changes, that_differ
 from grouper.training.checkpoint import (
     OPTIMIZER_FOLDER,
-    STATE_FILE,
     TrainState,
     check_room_for_run,
     check_save_path,
@@ -161,7 +161,8 @@ def begin(run: Run, phase: str, policy: Policy | None) -> TrainState:
 
 def phase_is_finished(run: Run, phase: str) -> bool:
     """Whether a phase is finished, as rank 0 sees the file system."""
-    _, total = _lengths(run, phase)
+    # A phase that is skipped is not made longer.
+    _, total = _lengths(run, phase) if phase in run.recipe.phases else (0, 0)
     return run.processes.on_rank0(lambda: is_finished(run.path, phase, total))
 
 

@@ -33,7 +33,7 @@ from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards.calling import code_fingerprints, load_hook
-from grouper.runs.folder import ANSWERS_FILE
+from grouper.runs.folder import ANSWERS_FILE, STATE_FILE
 from grouper.runs.progress import Progress, setup_logging
 from grouper.runs.recorder import Recorder
 from grouper.runs.records import RunInfo, host
@@ -41,7 +41,6 @@ from grouper.sampling.base import ModelSampler, Sampler, draw_seed
 from grouper.sampling.engines import Samplers
 from grouper.sampling.vllm import VllmSampler
 from grouper.sampling.weights import describe_dtypes
-from grouper.training.checkpoint import STATE_FILE
 from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
 from grouper.training.prepare import Items, Prepared, make_base, named_base
 from grouper.training.problem_sets import (
@@ -83,11 +82,10 @@ class Run:
         self.display = display = display or Progress(log_every=recipe.tracking.log_every)
         self.processes = join_processes()
         self.hash = recipe_hash(recipe)
-        path = Path(recipe.output_dir).expanduser() / recipe.name
         find_device(recipe.device)
         if self.processes.size > 1 and recipe.sampling.engine == "vllm":
             self._require_servers()
-        check_models(recipe, path, resume=resume)
+        check_models(recipe, recipe.run_folder, resume=resume)
         for hook in recipe.hooks:
             load_hook(hook)
         with display.track("reading the data"):
