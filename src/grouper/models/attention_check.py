@@ -59,31 +59,42 @@ def check_native_attention(policy: Policy) -> None:
         ) from error
 
 
+@torch.no_grad()
 def check_logits(policy: Policy) -> None:
     """Compare our logits of a few tokens with those that the model's own forward gives.
 
-    Families do various things after their head, and one that we do not know would go unnoticed:
-    sampler and trainer agree about it.
+    Families do various things before and after their head, and one that we do not know would go
+    unnoticed: sampler and trainer agree about it.
 
     Raises:
-        ModelError: the two disagree; or the model's weights are not finite.
+        ModelError: the two disagree; those of a token depend on the tokens after it; or the
+            model's weights are not finite.
     """
-    head, hidden = policy.model.get_output_embeddings(), list[Tensor]()
-    tokens = torch.arange(sum(PROMPTS), device=policy.device)[None] % policy.vocabulary
-    with torch.no_grad():
-        seen = head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
-        with seen, policy.autocast():
-            theirs = accurate(policy.model(input_ids=tokens, use_cache=False).logits)
-        ours = policy.logits(hidden[0])
+    name, (shared, length) = type(policy.model).__name__, PROMPTS
+    tokens = torch.arange(length, device=policy.device).repeat(2, 1)
+    tokens[1, shared:] += length
+    rows = {"input_ids": tokens % policy.vocabulary, "use_cache": False}
+    with policy.autocast():
+        theirs, body = accurate(policy.model(**rows).logits), policy.decoder(**rows)
     if not theirs.isfinite().all():
         _require_finite_weights(policy)
-    share = math.inf
-    if ours.shape == theirs.shape:
+    # The least of the tokens that both rows share: the last bits may choose an expert.
+    moved = (theirs[0] - theirs[1])[:shared].abs().amax(-1).min()
+    if (moved := float(moved / theirs.abs().max())) > EXACT:
+        raise ModelError(
+            f"{name} sees the tokens after each token (its logits move by {moved:.2g} of their "
+            "size), so it is not a causal language model",
+            where="the model",
+            fix="Name a model that continues text.",
+        )
+    # Llama 4 has its decoder where we do not look.
+    hidden, share = getattr(body, "last_hidden_state", None), math.inf
+    if hidden is not None and (ours := policy.logits(hidden)).shape == theirs.shape:
         share = float((ours - theirs).abs().max() / theirs.abs().max())
     if not share <= (EXACT if _is_whole(policy) else ROUNDED):
         raise ModelError(
-            f"Grouper's logits disagree with those of {type(policy.model).__name__} (they differ "
-            f"by {share:.2g} of their size)",
+            f"Grouper's logits disagree with those of {name} (they differ by {share:.2g} of their "
+            "size)",
             fix="This version of Grouper cannot train the model: please report it.",
         )
 

@@ -198,8 +198,8 @@ def load_policy(
     elif config.lora is not None:
         adapter = _new_adapter(model, config.lora, base, seed)
     policy = _as_policy(model, adapter, config).to(device)
-    check_native_attention(policy)
     check_logits(policy)
+    check_native_attention(policy)
     return policy
 
 
@@ -292,23 +292,27 @@ def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> P
 
 
 def _weightless_model(config: ModelConfig, shape: PretrainedConfig) -> PreTrainedModel:
+    options = {"dtype": DTYPES[config.dtype], "attn_implementation": _attention("native", shape)}
     with torch.device("meta"), quiet():
-        try:
-            return transformers.AutoModelForCausalLM.from_config(
-                shape, dtype=DTYPES[config.dtype], attn_implementation=_attention("native", shape)
-            )
-        except ValueError as error:
-            raise ModelError(
-                f"{shape.model_type} is no architecture of a causal language model",
-                where="the model",
-                fix="Name a model that continues text.",
-            ) from error
+        return transformers.AutoModelForCausalLM.from_config(shape, **options)
 
 
 def _attention(name: str, shape: PretrainedConfig) -> str:
-    """The name in transformers; SDPA ignores Gemma 2's soft-capping, so eager replaces it."""
+    """The name in transformers; eager replaces SDPA, which ignores soft-capping, where it must.
+
+    Raises:
+        ModelError: it is the shape of no model that continues text.
+    """
+    models = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(shape) not in models or shape.is_encoder_decoder:
+        raise ModelError(
+            f"{shape.model_type} is no architecture of a causal language model",
+            where="the model",
+            fix="Name a model that continues text.",
+        )
     capped = getattr(shape.get_text_config(), "attn_logit_softcapping", None)
-    return name if name not in ("native", "sdpa") else "eager" if capped else "sdpa"
+    plain = capped or not models[type(shape)]._supports_sdpa  # noqa: SLF001 - as transformers asks
+    return name if name not in ("native", "sdpa") else "eager" if plain else "sdpa"
 
 
 def save_policy(
