@@ -1,9 +1,9 @@
 """The update: one TrainBatch, one objective, one optimizer step; computed in slices, like scoring.
 
 Slices add up to the same gradient however a step is split. If memory runs out, the step is run
-again from its beginning in smaller slices: only the time and the last bits of a sum change. No
-second copy of the gradient is needed, because the partial gradient of the failed attempt is
-discarded.
+again from its beginning in smaller slices: only the time, the last bits of a sum and the masks of
+LoRA's dropout change. No second copy of the gradient is needed, because the partial gradient of the
+failed attempt is discarded.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def update(
         name, rows = next(iter(broken.items()))
         which = f"row {int(rows.nonzero()[0])} ({int(rows.sum())} of {len(rows)} rows)"
         return UpdateResult({}, False, (f"not-finite: {name} of {which}; update skipped",), batch)
-    policy, events = replica.policy, []
+    policy = replica.policy
     loss, tallies = accumulate_gradient(
         replica, batch, objective, token_budget=token_budget, dropout_seed=dropout_seed
     )
@@ -111,9 +111,10 @@ def update(
         optimizer.step(scale)
         policy.version += 1
     policy.zero_grad(set_to_none=True)
-    if not applied:
-        events.append(f"not-finite: loss {loss:g}, gradient norm {norm:g}; update skipped")
-    return UpdateResult(tallies, applied, tuple(events), None if applied else batch)
+    if applied:
+        return UpdateResult(tallies, True)
+    event = f"not-finite: loss {loss:g}, gradient norm {norm:g}; update skipped"
+    return UpdateResult(tallies, False, (event,), batch)
 
 
 def accumulate_gradient(
@@ -419,7 +420,8 @@ def _smaller(part: TrainBatch, policy: Policy, reason: str) -> int | ModelError:
     if part.rows > 1:
         log.warning(
             "Out of memory in a slice of %d rows (%s). The step is run again with at most %d "
-            "tokens per slice, and so are later ones; the gradient is the same.",
+            "tokens per slice, and so are later ones; the gradient is the same, but for the masks "
+            "of LoRA's dropout, which are drawn per slice.",
             part.rows,
             reason,
             tokens // 2,
