@@ -156,15 +156,17 @@ def whole_weights(policy: Policy, *, merged: bool = True) -> Iterator[tuple[str,
     for name, module in policy.model.named_modules():
         if name.endswith(".base_layer") or ".lora_" in name:
             continue  # part of the layer around it
-        delta_of = getattr(module, "get_delta_weight", None) if merged else None
-        base = getattr(module, "base_layer", module)
+        base, deltas = module, dict[str, Callable[[str], torch.Tensor]]()
+        while hasattr(base, "base_layer"):  # experts have one adapter around the other
+            deltas[getattr(base, "parameter_name", "weight")] = base.get_delta_weight
+            base = base.base_layer
         for key, parameter in base.named_parameters(recurse=False):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 value = _whole(parameter)
-                if key == "weight" and delta_of is not None:
-                    value = value + _whole(delta_of(ADAPTER))
-                yield f"{name}.{key}".lstrip("."), value
+                if merged and key in deltas:
+                    value = value + _whole(deltas[key](ADAPTER))
+                yield f"{name}.{key}".replace(".base_layer", "").lstrip("."), value
 
 
 def adapter_saver(policy: Policy) -> Callable[[str], None]:
