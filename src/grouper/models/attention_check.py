@@ -79,8 +79,8 @@ def check_logits(policy: Policy) -> None:
     if not theirs.isfinite().all():
         _require_finite_weights(policy)
     # The least of the tokens that both rows share: the last bits may choose an expert.
-    moved = (theirs[0] - theirs[1])[:shared].abs().amax(-1).min()
-    if (moved := float(moved / theirs.abs().max())) > EXACT:
+    moved = float((theirs[0] - theirs[1])[:shared].abs().amax(-1).min() / theirs.abs().max())
+    if moved > EXACT:
         raise ModelError(
             f"{name} sees the tokens after each token (its logits move by {moved:.2g} of their "
             "size), so it is not a causal language model",
@@ -91,7 +91,7 @@ def check_logits(policy: Policy) -> None:
     hidden, share = getattr(body, "last_hidden_state", None), math.inf
     if hidden is not None and (ours := policy.logits(hidden)).shape == theirs.shape:
         share = float((ours - theirs).abs().max() / theirs.abs().max())
-    if not share <= (EXACT if _is_whole(policy) else ROUNDED):
+    if not share <= _bound(policy):
         raise ModelError(
             f"Grouper's logits disagree with those of {name} (they differ by {share:.2g} of their "
             "size)",
@@ -99,9 +99,9 @@ def check_logits(policy: Policy) -> None:
         )
 
 
-def _is_whole(policy: Policy) -> bool:
-    """Whether all products are in float32 or higher; elsewhere only norms are."""
-    return policy.products_dtype in {torch.float32, torch.float64}
+def _bound(policy: Policy) -> float:
+    """How far results may be apart; in less than float32 only norms are in float32."""
+    return EXACT if policy.products_dtype in {torch.float32, torch.float64} else ROUNDED
 
 
 class _Comparison:
@@ -173,10 +173,10 @@ class _Comparison:
                 self._made[module] = made
             elif module in self._made:
                 theirs = self._flat(self._made[module])
-                bound = EXACT if _is_whole(self._policy) else ROUNDED
                 what = f"results of {type(module).__name__}"
                 gap = (made - theirs).abs()
-                self._require(gap, theirs.abs().max(), bound, module.layer_idx or 0, what)
+                size, layer = theirs.abs().max(), module.layer_idx or 0
+                self._require(gap, size, _bound(self._policy), layer, what)
 
         with contextlib.ExitStack() as hooks:
             for module in self._policy.decoder.modules():
@@ -192,19 +192,19 @@ class _Comparison:
         q, k, v, expected = (
             self._flat(rows).transpose(1, 2) for rows in (*(h.transpose(1, 2) for h in heads), out)
         )
-        whole = _is_whole(self._policy)
+        bound = _bound(self._policy)
         for name, ours, theirs in (("queries", query, q), ("keys", key, k), ("values", value, v)):
             # Each dimension by itself: some turn with every position, others are a hundred times
             # as large and hardly turn at all.
             gap = (accurate(ours) - accurate(theirs)).abs().amax(2)
             size = accurate(theirs).abs().amax(2)
-            self._require(gap, size, EXACT if whole else ROUNDED, spec.layer, name)
+            self._require(gap, size, bound, spec.layer, name)
         size = expected.abs().max()
         with torch.autocast(query.device.type, enabled=False):
             exact = self._layout.attend(accurate(q), accurate(k), accurate(v), spec)
         self._require((exact - expected).abs(), size, EXACT, spec.layer, "results")
         # What runs in training may be another kernel; soft-capped scores are rounded themselves.
-        if not whole and spec.softcap is None:
+        if bound > EXACT and spec.softcap is None:
             rough = accurate(self._layout.attend(q, k, v, spec))
             gap = (rough - expected).abs()
             self._require(gap, size, ROUGH, spec.layer, "results in bfloat16")

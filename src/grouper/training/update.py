@@ -35,8 +35,9 @@ from grouper.algorithms.weighting import token_mean
 from grouper.errors import ModelError, first_line, is_out_of_memory
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.sampling.native import keep_no_engines
+from grouper.sampling.weights import whole
 from grouper.training.optimizers import Optimizer
-from grouper.training.parallel import ParallelPolicy, Slice, whole
+from grouper.training.parallel import ParallelPolicy, Slice
 from grouper.types import Demonstration, Tally, merge_tallies
 
 if TYPE_CHECKING:
@@ -391,7 +392,13 @@ def _in_slices(
             if not is_out_of_memory(error) or current is None:
                 raise
             if replica.split:
-                raise _while_others_wait(current, policy, first_line(error)) from error
+                raise ModelError(
+                    f"memory ran out in a slice of {current.rows} rows while other processes "
+                    f"waited for it, so the step cannot be run again: {first_line(error)}",
+                    where="tokens_per_micro_batch",
+                    fix=f"Set it to {max(1, _tokens(current, policy) // 2)} and go on with "
+                    "--resume --allow-changes; `grouper plan` says what a slice takes.",
+                ) from error
             limit = _smaller(current, policy, first_line(error))
         found = replica.processes.gather((limit, results))
         limits = [limit for limit, _ in found if limit is not None]
@@ -445,13 +452,3 @@ def _tokens(part: TrainBatch, policy: Policy) -> int:
     """Tokens of a slice as `micro_batches` counts them."""
     prompts = part.prompt_lengths if policy.native else part.prompt_lengths[part.prompt_index]
     return int(prompts.sum() + part.completion_lengths.sum())
-
-
-def _while_others_wait(part: TrainBatch, policy: Policy, reason: str) -> ModelError:
-    return ModelError(
-        f"memory ran out in a slice of {part.rows} rows while other processes waited for it, so "
-        f"the step cannot be run again: {reason}",
-        where="tokens_per_micro_batch",
-        fix=f"Set it to {max(1, _tokens(part, policy) // 2)} and go on with --resume "
-        "--allow-changes; `grouper plan` says what a slice takes.",
-    )
