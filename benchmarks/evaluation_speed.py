@@ -110,7 +110,7 @@ def main() -> None:
     )
     model = str(given.run / "grpo" / "final")
     with Prepared(recipe, ProblemSets(test=require_part(recipe, "test")), model=model) as prepared:
-        sampler = prepared.sampler(prepared.load(model))
+        sampler = prepared.samplers.over(prepared.load(model))
         turns = []
         for _ in range(given.rounds + 1):
             plain, tokens = timed(lambda: alone(prepared, sampler))

@@ -82,7 +82,7 @@ def push(size: str, engine: str, count: int) -> dict[str, Any]:
     recipe = recipe_of(size, engine)
     with Prepared(recipe, load_problem_sets(recipe), quiet=True) as prepared:
         policy = prepared.model
-        sampler = prepared.sampler(policy)
+        sampler = prepared.samplers.over(policy)
         params = prepared.training_params(max_new_tokens=4)
         asked = [SampleRequest(prompt=prepared.prompt, params=params, key=1)]
         seconds = []

@@ -17,7 +17,7 @@ from grouper.models.process_group import ProcessGroup
 from grouper.prompts import make_format
 from grouper.runs.folder import RunFolder
 from grouper.sampling.base import ScriptedSampler
-from grouper.training.prepare import Prepared
+from grouper.sampling.engines import Samplers
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_right_answers_become_demonstrations(lora_run, tmp_path, monkeypatch):
         "<reasoning>" + "1" * 300,
     ]
     scripted = ScriptedSampler(lambda request, index: texts[index % 3])
-    monkeypatch.setattr(Prepared, "sampler", lambda self, policy: scripted)
+    monkeypatch.setattr(Samplers, "over", lambda self, policy: scripted)
     file, model = tmp_path / "right.jsonl", str(lora_run / "grpo" / "final")
     written, drawn = synthesize(recipe, model, file, samples=3)
     before = file.read_bytes()

@@ -223,7 +223,7 @@ def evaluate(
 
         with display.track(f"evaluating {model}", len(items) * samples) as task:
             result = prepared.evaluate(
-                prepared.sampler(policy),
+                prepared.samplers.over(policy),
                 items=items,
                 name=lambda card: processes.on_rank0(lambda: named(card)),
                 phase=str(state["phase"]),
@@ -354,7 +354,7 @@ def preview(
         with display.track("sampling", samples * len(met)) as task:
             groups = collect(
                 met,
-                sampler=prepared.sampler(policy),
+                sampler=prepared.samplers.over(policy),
                 grader=prepared.grader,
                 rewards=prepared.rewards,
                 params=prepared.training_params(),
@@ -412,7 +412,7 @@ class Generator:
     def __init__(self, recipe: Recipe, model: str) -> None:
         self.recipe = recipe
         self.prepared = Prepared(recipe, ProblemSets(), model=model)
-        self.sampler = self.prepared.sampler(self.prepared.load(model))
+        self.sampler = self.prepared.samplers.over(self.prepared.load(model))
         self.params = self.prepared.evaluation_params()
 
     def prompt(self, question: str, earlier: Sequence[Message] = ()) -> Prompt:

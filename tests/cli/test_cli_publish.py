@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from grouper.config.loading import load_recipe
+from grouper.config.schema import LoraConfig
+from grouper.errors import VLLM
 from grouper.models.folders import EXPORT_FILE
+from grouper.models.loading import load_policy, load_tokenizer
+from grouper.sampling.vllm import write_shape
 
 
 def test_an_exported_model_is_asked_without_its_run(grouper, exported):
@@ -43,6 +48,27 @@ def test_a_model_of_unknown_origin_is_served(grouper, finished_run, tmp_path):
     assert called.code == 0, called.err
     assert '"messages"' in called.out
     assert '"max_tokens"' not in called.out
+
+
+@pytest.mark.parametrize("target", ["q_proj", "lm_head"])
+def test_rollouts_are_served_of_the_shape_that_is_trained(
+    grouper, finished_run, monkeypatch, tmp_path, target
+):
+    """LoRA on one of two tied ends parts them, and the run refused the server as another's."""
+    monkeypatch.setattr("grouper.errors.version", lambda _: f"{VLLM}.0")
+    monkeypatch.setenv("GROUPER_ROLLOUT_SECRET", "s" * 16)
+    monkeypatch.setenv("GROUPER_CACHE", str(tmp_path))
+    base = finished_run / "base"
+    asked = ["serve-rollouts", finished_run / "recipe.yaml", "--model", base, "--dry-run"]
+    called = grouper(*asked, f"model.lora.target_modules=[{target}]", "model.lora.rank=2")
+    assert called.code == 0, called.err
+    recipe = load_recipe(finished_run / "recipe.yaml")
+    lora = LoraConfig(rank=2, target_modules=(target,))
+    model = recipe.model.model_copy(update={"path": str(base), "new": None, "lora": lora})
+    trained = load_policy(model, str(base), seed=0).model.config
+    assert f" {write_shape(tmp_path, trained, load_tokenizer(str(base)))} " in called.err
+    (config,) = (tmp_path / "rollouts").glob("*/config.json")
+    assert json.loads(config.read_text())["tie_word_embeddings"] == (target == "q_proj")
 
 
 def test_a_program_that_is_not_installed(grouper, exported, monkeypatch):

@@ -165,6 +165,8 @@ def _no_json(adapter: Path, base: str) -> None:
         (lambda adapter, _: set_base(adapter, None), "does not say which base model"),
         (lambda adapter, base: set_base(adapter, base + "-gone"), "there is no folder"),
         (lambda adapter, _: configure(adapter, peft_type="IA3"), "of the kind IA3, not LoRA"),
+        (lambda adapter, _: configure(adapter, init_lora_weights="pissa_niter_4"), "which changes"),
+        (lambda adapter, _: configure(adapter, init_lora_weights="OLoRA"), "with OLoRA, which"),
         (lambda adapter, _: configure(adapter, r="x"), "does not fit its base model"),
         (lambda adapter, _: configure(adapter, target_modules="("), "does not fit .* missing"),
         (lambda adapter, _: configure(adapter, modules_to_save=["lm_head"]), "fit .*lm_head"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny_models import FAMILIES, tiny_model
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from grouper.config.schema import LoraConfig
 from grouper.errors import ModelError
@@ -189,6 +190,24 @@ def test_a_head_of_another_kind_is_refused(family: str, wrong: LogitScaling, nat
     policy._scaling = wrong
     with pytest.raises(ModelError, match="logits disagree with those of"):
         check_logits(policy)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("bert", "BertLMHeadModel sees the tokens after each token .* not a causal language model"),
+        ("modernbert-decoder", "logits disagree with those of ModernBertDecoderForCausalLM"),
+        ("llama4_text", "logits disagree with those of Llama4ForCausalLM"),
+    ],
+)
+def test_what_is_wrong_whatever_the_attention_is_refused(kind: str, told: str) -> None:
+    """Masked models ran with padded rows; ModernBERT has a layer between its body and its head."""
+    small = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "pad_token_id": 0}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **small, **heads))
+    with pytest.raises(ModelError, match=told):
+        check_logits(Policy(model.eval(), native=False))
 
 
 def test_weights_that_are_not_finite_are_named() -> None:

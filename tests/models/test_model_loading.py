@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tiny_models import make_batch, tiny_model
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from grouper import errors
 from grouper.config.schema import LoraConfig, ModelConfig
@@ -63,6 +63,27 @@ def test_end_ids_come_from_the_generation_config_and_nothing_else_does(folder: P
     assert stop_ids_of(str(folder)) == [2, 5]
     (folder / "generation_config.json").unlink()
     assert stop_ids_of(str(folder)) == []
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart", "vit"])
+def test_what_does_not_continue_text_is_refused(kind: str, tmp_path: Path) -> None:
+    """Of BART the decoder was taken, without the texts that it attends to."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(ModelError, match=f"{kind} is no architecture of a causal") as told:
+        load_policy(config(tmp_path), str(tmp_path), seed=0)
+    assert told.value.fix == "Name a model that continues text."
+
+
+@pytest.mark.parametrize("attention", ["native", "sdpa"])
+def test_a_model_without_sdpa_runs_its_own_attention(attention: Any, tmp_path: Path) -> None:
+    """They were said to be damaged, or unknown to transformers."""
+    shape = {"vocab_size": 97, "hidden_size": 32, "n_head": 4, "n_layer": 2}
+    with quiet():
+        made = AutoModelForCausalLM.from_config(AutoConfig.for_model("bloom", **shape))
+        made.save_pretrained(tmp_path)
+    policy = load_policy(config(tmp_path, attention=attention), str(tmp_path), seed=0)
+    assert not policy.native
+    assert policy.model.config._attn_implementation == "eager"
 
 
 def test_the_context_is_the_models_own(folder: Path) -> None:

@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import make_batch, tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig
 from grouper.models.loading import load_policy
 from grouper.models.policy import Policy
-from grouper.sampling.weights import SamplingWeights, copy_dtype, describe_dtypes
+from grouper.sampling.weights import (
+    SamplingWeights,
+    copy_dtype,
+    describe_dtypes,
+    whole_weights,
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +55,26 @@ def test_lora_is_merged_into_a_copy_only(folder: Path, targets: Any) -> None:
     for name, parameter in policy.named_parameters():
         if name in before:
             assert torch.equal(parameter, before[name])
+
+
+@pytest.mark.parametrize("family", ["olmoe", "ernie4_5_moe"])
+@torch.no_grad()
+def test_adapters_of_experts_are_merged_too(family: str, tmp_path: Path) -> None:
+    """A layer's experts are two parameters, one adapter around the other: it drew without them."""
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
+    experts = {"num_experts": 4, "moe_num_experts": 4, "num_experts_per_tok": 2, "moe_k": 2}
+    experts |= {"intermediate_size": 16, "moe_intermediate_size": 16}
+    torch.manual_seed(0)
+    shape = AutoConfig.for_model(family, num_key_value_heads=2, **small, **experts)
+    AutoModelForCausalLM.from_config(shape).save_pretrained(tmp_path)
+    policy, batch = adapted(tmp_path), make_batch()
+    change(policy, 1)
+    copy = SamplingWeights(policy, torch.float32).current()
+    torch.testing.assert_close(copy(batch).logprobs, policy(batch).logprobs, rtol=0, atol=2e-5)
+    plain = dict(AutoModelForCausalLM.from_pretrained(tmp_path).named_parameters())
+    for merged in (True, False):
+        sent = dict(whole_weights(policy, merged=merged))
+        assert {name: w.shape for name, w in sent.items()} == {n: p.shape for n, p in plain.items()}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -113,7 +113,7 @@ def serve_rollouts(
     opened = open_recipe(recipe, (*overrides, "sampling.engine=vllm", "sampling.vllm.mode=server"))
 
     from grouper.models.device import find_device, on_device
-    from grouper.models.loading import shape_of
+    from grouper.models.loading import shape_of, weightless_policy
     from grouper.sampling.vllm_server import server_command, shared_secret
     from grouper.training.prepare import Prepared
     from grouper.training.problem_sets import ProblemSets, load_problem_sets
@@ -126,8 +126,10 @@ def serve_rollouts(
     folder.mkdir(parents=True, exist_ok=True)
     with Prepared(opened, sets, model=subject, quiet=True) as prepared:
         computed = on_device(opened.model, device).compute_dtype
+        # LoRA may part the tied ends of a model.
+        trained = weightless_policy(opened.model, shape_of(prepared.model_path)).model.config
         name, arguments = prepared.samplers.served(
-            shape_of(prepared.model_path), folder, computed=computed, device=device
+            trained, folder, computed=computed, device=device
         )
     command, environment = server_command(folder, name, arguments, host=host, port=port)
     click.echo(f"vLLM {version} serves {name} on http://{host}:{port}; Ctrl-C ends it.", err=True)

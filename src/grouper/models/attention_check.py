@@ -59,38 +59,49 @@ def check_native_attention(policy: Policy) -> None:
         ) from error
 
 
+@torch.no_grad()
 def check_logits(policy: Policy) -> None:
     """Compare our logits of a few tokens with those that the model's own forward gives.
 
-    Families do various things after their head, and one that we do not know would go unnoticed:
-    sampler and trainer agree about it.
+    Families do various things before and after their head, and one that we do not know would go
+    unnoticed: sampler and trainer agree about it.
 
     Raises:
-        ModelError: the two disagree; or the model's weights are not finite.
+        ModelError: the two disagree; those of a token depend on the tokens after it; or the
+            model's weights are not finite.
     """
-    head, hidden = policy.model.get_output_embeddings(), list[Tensor]()
-    tokens = torch.arange(sum(PROMPTS), device=policy.device)[None] % policy.vocabulary
-    with torch.no_grad():
-        seen = head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
-        with seen, policy.autocast():
-            theirs = accurate(policy.model(input_ids=tokens, use_cache=False).logits)
-        ours = policy.logits(hidden[0])
+    name, (shared, length) = type(policy.model).__name__, PROMPTS
+    tokens = torch.arange(length, device=policy.device).repeat(2, 1)
+    tokens[1, shared:] += length
+    rows = {"input_ids": tokens % policy.vocabulary, "use_cache": False}
+    with policy.autocast():
+        theirs, body = accurate(policy.model(**rows).logits), policy.decoder(**rows)
     if not theirs.isfinite().all():
         _require_finite_weights(policy)
-    share = math.inf
-    if ours.shape == theirs.shape:
-        share = float((ours - theirs).abs().max() / theirs.abs().max())
-    if not share <= (EXACT if _is_whole(policy) else ROUNDED):
+    # The least of the tokens that both rows share: the last bits may choose an expert.
+    moved = float((theirs[0] - theirs[1])[:shared].abs().amax(-1).min() / theirs.abs().max())
+    if moved > EXACT:
         raise ModelError(
-            f"Grouper's logits disagree with those of {type(policy.model).__name__} (they differ "
-            f"by {share:.2g} of their size)",
+            f"{name} sees the tokens after each token (its logits move by {moved:.2g} of their "
+            "size), so it is not a causal language model",
+            where="the model",
+            fix="Name a model that continues text.",
+        )
+    # Llama 4 has its decoder where we do not look.
+    hidden, share = getattr(body, "last_hidden_state", None), math.inf
+    if hidden is not None and (ours := policy.logits(hidden)).shape == theirs.shape:
+        share = float((ours - theirs).abs().max() / theirs.abs().max())
+    if not share <= _bound(policy):
+        raise ModelError(
+            f"Grouper's logits disagree with those of {name} (they differ by {share:.2g} of their "
+            "size)",
             fix="This version of Grouper cannot train the model: please report it.",
         )
 
 
-def _is_whole(policy: Policy) -> bool:
-    """Whether all products are in float32 or higher; elsewhere only norms are."""
-    return policy.products_dtype in {torch.float32, torch.float64}
+def _bound(policy: Policy) -> float:
+    """How far results may be apart; in less than float32 only norms are in float32."""
+    return EXACT if policy.products_dtype in {torch.float32, torch.float64} else ROUNDED
 
 
 class _Comparison:
@@ -162,10 +173,10 @@ class _Comparison:
                 self._made[module] = made
             elif module in self._made:
                 theirs = self._flat(self._made[module])
-                bound = EXACT if _is_whole(self._policy) else ROUNDED
                 what = f"results of {type(module).__name__}"
                 gap = (made - theirs).abs()
-                self._require(gap, theirs.abs().max(), bound, module.layer_idx or 0, what)
+                size, layer = theirs.abs().max(), module.layer_idx or 0
+                self._require(gap, size, _bound(self._policy), layer, what)
 
         with contextlib.ExitStack() as hooks:
             for module in self._policy.decoder.modules():
@@ -181,19 +192,19 @@ class _Comparison:
         q, k, v, expected = (
             self._flat(rows).transpose(1, 2) for rows in (*(h.transpose(1, 2) for h in heads), out)
         )
-        whole = _is_whole(self._policy)
+        bound = _bound(self._policy)
         for name, ours, theirs in (("queries", query, q), ("keys", key, k), ("values", value, v)):
             # Each dimension by itself: some turn with every position, others are a hundred times
             # as large and hardly turn at all.
             gap = (accurate(ours) - accurate(theirs)).abs().amax(2)
             size = accurate(theirs).abs().amax(2)
-            self._require(gap, size, EXACT if whole else ROUNDED, spec.layer, name)
+            self._require(gap, size, bound, spec.layer, name)
         size = expected.abs().max()
         with torch.autocast(query.device.type, enabled=False):
             exact = self._layout.attend(accurate(q), accurate(k), accurate(v), spec)
         self._require((exact - expected).abs(), size, EXACT, spec.layer, "results")
         # What runs in training may be another kernel; soft-capped scores are rounded themselves.
-        if not whole and spec.softcap is None:
+        if bound > EXACT and spec.softcap is None:
             rough = accurate(self._layout.attend(q, k, v, spec))
             gap = (rough - expected).abs()
             self._require(gap, size, ROUGH, spec.layer, "results in bfloat16")

@@ -105,11 +105,16 @@ _OF_A_MODEL = (".safetensors", ".json", ".jinja", ".model", ".bin")
 _SAMPLED, _SAMPLE = 64, 1 << 16
 
 
+# Values of PEFT's `init_lora_weights`; PEFT repeats them when it loads an adapter, some by chance.
+_CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
 def read_adapter(path: str) -> dict[str, Any] | None:
     """The adapter configuration of a local folder, or None for a whole model.
 
     Raises:
-        ModelError: it cannot be read, names no base model, or is not LoRA.
+        ModelError: it cannot be read, names no base model, is not LoRA, or needs a changed base
+            model.
     """
     file = Path(path).expanduser() / ADAPTER_FILE
     if not file.is_file():
@@ -129,6 +134,15 @@ def read_adapter(path: str) -> dict[str, Any] | None:
             f"{str(file)!r} is of an adapter of the kind {config.get('peft_type')}, not LoRA",
             where="the adapter",
             fix="Merge it into its base model with PEFT, and name the folder of that.",
+        )
+    begun = str(config.get("init_lora_weights"))
+    if begun.lower().startswith(_CHANGES_THE_BASE):
+        raise ModelError(
+            f"{str(file)!r} is of an adapter initialised with {begun}, which changes the weights "
+            "of the base model as well; together with the base model as it is, it means nothing",
+            where="the adapter",
+            fix="Where it was trained, save it with `path_initial_model_for_weight_conversion` of "
+            "PEFT's `save_pretrained`, or merge it and name the folder of that.",
         )
     return config
 

@@ -191,15 +191,14 @@ def load_policy(
             model, adapter = adapter.merge_and_unload().requires_grad_(True), None
         else:
             log.info("The adapter %s is continued.", path)
-            ranks = saved.get("r"), config.lora.rank
-            if ranks[0] != ranks[1]:
+            if saved.get("r") != config.lora.rank:
                 text = "The adapter %s has rank %s and keeps it; model.lora.rank=%d is not used."
-                log.warning(text, path, *ranks)
+                log.warning(text, path, saved.get("r"), config.lora.rank)
     elif config.lora is not None:
         adapter = _new_adapter(model, config.lora, base, seed)
     policy = _as_policy(model, adapter, config).to(device)
-    check_native_attention(policy)
     check_logits(policy)
+    check_native_attention(policy)
     return policy
 
 
@@ -292,23 +291,27 @@ def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> P
 
 
 def _weightless_model(config: ModelConfig, shape: PretrainedConfig) -> PreTrainedModel:
+    options = {"dtype": DTYPES[config.dtype], "attn_implementation": _attention("native", shape)}
     with torch.device("meta"), quiet():
-        try:
-            return transformers.AutoModelForCausalLM.from_config(
-                shape, dtype=DTYPES[config.dtype], attn_implementation=_attention("native", shape)
-            )
-        except ValueError as error:
-            raise ModelError(
-                f"{shape.model_type} is no architecture of a causal language model",
-                where="the model",
-                fix="Name a model that continues text.",
-            ) from error
+        return transformers.AutoModelForCausalLM.from_config(shape, **options)
 
 
 def _attention(name: str, shape: PretrainedConfig) -> str:
-    """The name in transformers; SDPA ignores Gemma 2's soft-capping, so eager replaces it."""
+    """The name in transformers; eager replaces SDPA, which ignores soft-capping, where it must.
+
+    Raises:
+        ModelError: it is the shape of no model that continues text.
+    """
+    models = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(shape) not in models or shape.is_encoder_decoder:
+        raise ModelError(
+            f"{shape.model_type} is no architecture of a causal language model",
+            where="the model",
+            fix="Name a model that continues text.",
+        )
     capped = getattr(shape.get_text_config(), "attn_logit_softcapping", None)
-    return name if name not in ("native", "sdpa") else "eager" if capped else "sdpa"
+    plain = capped or not models[type(shape)]._supports_sdpa  # noqa: SLF001 - as transformers asks
+    return name if name not in ("native", "sdpa") else "eager" if plain else "sdpa"
 
 
 def save_policy(
@@ -331,23 +334,20 @@ def save_policy(
             one piece; tied weights once.
         shard_bytes: most bytes in one file of whole weights; left out: transformers' own.
     """
-    target = policy.model if policy.adapter is None else policy.adapter
-    if weights is not None and policy.adapter is not None:
-        # The adapter's own names: it wraps the model in two layers.
-        weights = {f"base_model.model.{name}": value for name, value in weights.items()}
+    target, options = policy.model, {} if shard_bytes is None else {"max_shard_size": shard_bytes}
     if policy.adapter is not None:
+        target, options = policy.adapter, {}
+        if weights is not None:
+            # The adapter's own names: it wraps the model in two layers.
+            weights = {f"base_model.model.{name}": value for name, value in weights.items()}
         # PEFT writes sets as they happen to be ordered, and equal runs leave equal files.
-        settings = policy.adapter.peft_config[ADAPTER]
-        for name, value in vars(settings).items():
-            if isinstance(value, set):
-                setattr(settings, name, sorted(value))
+        settings = vars(target.peft_config[ADAPTER])
+        settings |= {name: sorted(v) for name, v in settings.items() if isinstance(v, set)}
+        if policy.model.generation_config is not None:
+            policy.model.generation_config.save_pretrained(folder)
     with quiet():
-        sharded = policy.adapter is None and shard_bytes is not None
-        options = {"max_shard_size": shard_bytes} if sharded else {}
         target.save_pretrained(folder, state_dict=weights, **options)
     tokenizer.save_pretrained(folder)
-    if policy.adapter is not None and policy.model.generation_config is not None:
-        policy.model.generation_config.save_pretrained(folder)
     # PEFT writes a model card whose base model is a path on this machine; it says nothing.
     (folder / "README.md").unlink(missing_ok=True)
 

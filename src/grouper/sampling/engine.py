@@ -311,9 +311,12 @@ class PaddedEngine(BaseEngine):
         self._mask = torch.empty(0)
         known = inspect.signature(policy.decoder.forward).parameters
         caches = [name for name in ("past_key_values", "cache_params") if name in known]
-        if not caches:  # one that is passed on would be ignored in silence
+        # One that is passed on would be ignored in silence, or refused (MiniMax has its own kind).
+        usual = policy.model._supports_default_dynamic_cache()  # noqa: SLF001 - as `generate` asks
+        if not caches or not usual:
             raise ModelError(
-                f"{type(policy.model).__name__} takes no cache, so it cannot be sampled from",
+                f"{type(policy.model).__name__} takes no cache of transformers' usual kind, so it "
+                "cannot be sampled from",
                 fix="Use another model.",
             )
         self._cache_name = caches[0]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from grouper.errors import ModelError
 from grouper.models.device import DTYPES, has_bfloat16, on_device
@@ -93,7 +94,7 @@ class SamplingWeights:
         # Weights are rounded before they are copied, one by one; buffers (the frequencies of rotary
         # embeddings) stay as they are, for they are never as coarse as a dtype of weights.
         memo = {
-            id(p): nn.Parameter(_whole(p.detach()).to(self._dtype or p.dtype, copy=True), False)
+            id(p): nn.Parameter(whole(p.detach()).to(self._dtype or p.dtype, copy=True), False)
             for p in self._policy.model.parameters()
             if p.is_floating_point()
         }
@@ -156,15 +157,17 @@ def whole_weights(policy: Policy, *, merged: bool = True) -> Iterator[tuple[str,
     for name, module in policy.model.named_modules():
         if name.endswith(".base_layer") or ".lora_" in name:
             continue  # part of the layer around it
-        delta_of = getattr(module, "get_delta_weight", None) if merged else None
-        base = getattr(module, "base_layer", module)
+        base, deltas = module, dict[str, Callable[[str], torch.Tensor]]()
+        while hasattr(base, "base_layer"):  # experts have one adapter around the other
+            deltas[getattr(base, "parameter_name", "weight")] = base.get_delta_weight
+            base = base.base_layer
         for key, parameter in base.named_parameters(recurse=False):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
-                value = _whole(parameter)
-                if key == "weight" and delta_of is not None:
-                    value = value + _whole(delta_of(ADAPTER))
-                yield f"{name}.{key}".lstrip("."), value
+                value = whole(parameter)
+                if merged and key in deltas:
+                    value = value + whole(deltas[key](ADAPTER))
+                yield f"{name}.{key}".replace(".base_layer", "").lstrip("."), value
 
 
 def adapter_saver(policy: Policy) -> Callable[[str], None]:
@@ -172,11 +175,10 @@ def adapter_saver(policy: Policy) -> Callable[[str], None]:
     assert policy.adapter is not None
     names = {name: p for name, p in policy.model.named_parameters() if ".lora_" in name}
     # PEFT's names: it wraps the model in two layers.
-    whole = {f"base_model.model.{name}": _whole(p.detach()) for name, p in names.items()}
+    whole = {f"base_model.model.{name}": whole(p.detach()) for name, p in names.items()}
     return partial(policy.adapter.save_pretrained, state_dict=whole)
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that is split over processes (a DTensor) in one piece; every process takes part."""
-    gather = getattr(tensor, "full_tensor", None)
-    return tensor if gather is None else gather()
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that is split over processes in one piece; every process takes part."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

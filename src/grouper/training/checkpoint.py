@@ -42,10 +42,11 @@ from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.runs.folder import OUR_FOLDERS, STATE_FILE, RunFolder
+from grouper.sampling.weights import whole
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes
-from grouper.training.parallel import ParallelPolicy, split_as, whole
+from grouper.training.parallel import ParallelPolicy, split_as
 from grouper.training.update import UpdateResult
 
 log = logging.getLogger(__name__)

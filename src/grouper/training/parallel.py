@@ -22,6 +22,7 @@ from grouper.algorithms.batching import TrainBatch, micro_batches
 from grouper.errors import GrouperError
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.models.process_group import ProcessGroup
+from grouper.sampling.weights import whole
 
 # --- the processes that torchrun started ---------------------------------------------------------
 
@@ -242,11 +243,6 @@ class FullySharded(ParallelPolicy):
             if self.processes.rank == 0:
                 weights[name] = value.cpu()
         return weights
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """An unsharded weight, gradient or moment; every process takes part."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def split_as(value: Tensor, parameter: Any) -> Tensor:

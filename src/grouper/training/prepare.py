@@ -43,7 +43,7 @@ from grouper.prompts.preparing import (
 from grouper.prompts.rendering import find_stop_tokens, install_template, right_completion
 from grouper.rewards import RewardStack, build_rewards
 from grouper.runs.records import flat_settings
-from grouper.sampling.base import ModelSampler, Sampler
+from grouper.sampling.base import Sampler
 from grouper.sampling.engines import Samplers
 from grouper.training.checkpoint import is_complete, read_state
 from grouper.training.problem_sets import MEASURED, ProblemSets, load_part
@@ -293,15 +293,6 @@ class Prepared:
             stop_token_ids=self.stop_tokens.all,
             longest=max(self.max_new_tokens, self.recipe.evaluation.max_new_tokens or 1),
         )
-
-    def sampler(self, policy: Policy, *, copy_now: bool = False) -> ModelSampler:
-        """The recipe's sampler over a policy's weights.
-
-        Args:
-            policy: whose weights.
-            copy_now: copy the weights while they are still in one piece, if there is to be a copy.
-        """
-        return self.samplers.over(policy, copy_now=copy_now)
 
     @cached_property
     def grader(self) -> Grader:

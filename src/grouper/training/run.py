@@ -199,7 +199,7 @@ class Run:
         """The sampler over a policy's weights: one per policy, with at most one copy of them."""
         if self._sampler is None or self._sampler[0] is not policy:
             self._forget_sampler()
-            self._sampler = (policy, self.prepared.sampler(policy))
+            self._sampler = (policy, self.prepared.samplers.over(policy))
         return self._sampler[1]
 
     def _forget_sampler(self) -> None:
@@ -239,7 +239,7 @@ class Run:
             if self.processes.size > 1 and self.recipe.parallel == "fsdp":
                 # The sampler's copy is made while the weights are still unsharded.
                 self._forget_sampler()  # not two copies at a time
-                self._sampler = (policy, self.prepared.sampler(policy, copy_now=True))
+                self._sampler = (policy, self.prepared.samplers.over(policy, copy_now=True))
             self._replica = make_parallel(policy, self.processes, self.recipe.parallel)
         return self._replica
 

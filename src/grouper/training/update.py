@@ -1,9 +1,9 @@
 """The update: one TrainBatch, one objective, one optimizer step; computed in slices, like scoring.
 
 Slices add up to the same gradient however a step is split. If memory runs out, the step is run
-again from its beginning in smaller slices: only the time and the last bits of a sum change. No
-second copy of the gradient is needed, because the partial gradient of the failed attempt is
-discarded.
+again from its beginning in smaller slices: only the time, the last bits of a sum and the masks of
+LoRA's dropout change. No second copy of the gradient is needed, because the partial gradient of the
+failed attempt is discarded.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from grouper.algorithms.weighting import token_mean
 from grouper.errors import ModelError, first_line, is_out_of_memory
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.sampling.native import keep_no_engines
+from grouper.sampling.weights import whole
 from grouper.training.optimizers import Optimizer
-from grouper.training.parallel import ParallelPolicy, Slice, whole
+from grouper.training.parallel import ParallelPolicy, Slice
 from grouper.types import Demonstration, Tally, merge_tallies
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def update(
         name, rows = next(iter(broken.items()))
         which = f"row {int(rows.nonzero()[0])} ({int(rows.sum())} of {len(rows)} rows)"
         return UpdateResult({}, False, (f"not-finite: {name} of {which}; update skipped",), batch)
-    policy, events = replica.policy, []
+    policy = replica.policy
     loss, tallies = accumulate_gradient(
         replica, batch, objective, token_budget=token_budget, dropout_seed=dropout_seed
     )
@@ -111,9 +112,10 @@ def update(
         optimizer.step(scale)
         policy.version += 1
     policy.zero_grad(set_to_none=True)
-    if not applied:
-        events.append(f"not-finite: loss {loss:g}, gradient norm {norm:g}; update skipped")
-    return UpdateResult(tallies, applied, tuple(events), None if applied else batch)
+    if applied:
+        return UpdateResult(tallies, True)
+    event = f"not-finite: loss {loss:g}, gradient norm {norm:g}; update skipped"
+    return UpdateResult(tallies, False, (event,), batch)
 
 
 def accumulate_gradient(
@@ -390,7 +392,13 @@ def _in_slices(
             if not is_out_of_memory(error) or current is None:
                 raise
             if replica.split:
-                raise _while_others_wait(current, policy, first_line(error)) from error
+                raise ModelError(
+                    f"memory ran out in a slice of {current.rows} rows while other processes "
+                    f"waited for it, so the step cannot be run again: {first_line(error)}",
+                    where="tokens_per_micro_batch",
+                    fix=f"Set it to {max(1, _tokens(current, policy) // 2)} and go on with "
+                    "--resume --allow-changes; `grouper plan` says what a slice takes.",
+                ) from error
             limit = _smaller(current, policy, first_line(error))
         found = replica.processes.gather((limit, results))
         limits = [limit for limit, _ in found if limit is not None]
@@ -419,7 +427,8 @@ def _smaller(part: TrainBatch, policy: Policy, reason: str) -> int | ModelError:
     if part.rows > 1:
         log.warning(
             "Out of memory in a slice of %d rows (%s). The step is run again with at most %d "
-            "tokens per slice, and so are later ones; the gradient is the same.",
+            "tokens per slice, and so are later ones; the gradient is the same, but for the masks "
+            "of LoRA's dropout, which are drawn per slice.",
             part.rows,
             reason,
             tokens // 2,
@@ -443,13 +452,3 @@ def _tokens(part: TrainBatch, policy: Policy) -> int:
     """Tokens of a slice as `micro_batches` counts them."""
     prompts = part.prompt_lengths if policy.native else part.prompt_lengths[part.prompt_index]
     return int(prompts.sum() + part.completion_lengths.sum())
-
-
-def _while_others_wait(part: TrainBatch, policy: Policy, reason: str) -> ModelError:
-    return ModelError(
-        f"memory ran out in a slice of {part.rows} rows while other processes waited for it, so "
-        f"the step cannot be run again: {reason}",
-        where="tokens_per_micro_batch",
-        fix=f"Set it to {max(1, _tokens(part, policy) // 2)} and go on with --resume "
-        "--allow-changes; `grouper plan` says what a slice takes.",
-    )
