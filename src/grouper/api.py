@@ -237,13 +237,10 @@ def evaluate(
                 resume=True,
             )
     if record is not None:
-        processes.on_rank0(lambda: _record(record, recipe, result))
+        text = resolved_yaml(recipe).encode()
+        processes.on_rank0(lambda: write_atomic(record.path / "recipe.yaml", text))
+        processes.on_rank0(lambda: record.write_evaluation(result))
     return result
-
-
-def _record(record: RunFolder, recipe: Recipe, result: EvaluationResult) -> None:
-    write_atomic(record.path / "recipe.yaml", resolved_yaml(recipe).encode())
-    record.write_evaluation(result)
 
 
 def pass_rates(

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -33,6 +34,9 @@ _ALLOCATORS_SAY = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
+
+# Errors of the operating system that another disk would solve.
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 # The versions of vLLM that the tests are run with.
 VLLM = "0.32"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import gzip
 import importlib.resources
 import json
@@ -18,10 +17,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import yaml
 
-from grouper.errors import RunFolderError
-
-# Errors that another disk would solve.
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+from grouper.errors import FULL, RunFolderError
 
 
 def refused(error: OSError, path: Path) -> NoReturn:

@@ -73,7 +73,9 @@ def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), *
         stop_tokens=STOP,
         vocabulary=2000,
         grader=RealGrader(),
-        sampler=lambda policy: ScriptedSampler(lambda request, index: next(given)),
+        samplers=SimpleNamespace(
+            over=lambda policy: ScriptedSampler(lambda request, index: next(given))
+        ),
         training_params=lambda: SamplingParams(**{"temperature": 1.0, **params}),
     )
     with pytest.MonkeyPatch.context() as patch:

@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grouper import RunFolder, load_recipe, prepare, train
 from grouper.config.importing import import_recipe
-from grouper.data.sources import source_named
+from grouper.data.reading import source_named
 from grouper.rewards import REWARDS
 from grouper.training.prepare import Prepared
 

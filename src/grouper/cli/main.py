@@ -21,6 +21,7 @@ from grouper.cli.flags import flag_named, hint, normalised
 from grouper.cli.flags import options as flag_options
 from grouper.cli.text import is_follower
 from grouper.errors import (
+    FULL,
     GrouperError,
     Interrupted,
     ModelError,
@@ -28,7 +29,6 @@ from grouper.errors import (
     first_line,
     is_out_of_memory,
 )
-from grouper.files import FULL
 from grouper.models.allocator import prefer_expandable_segments
 
 Row = dict[str, Any]

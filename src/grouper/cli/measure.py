@@ -85,7 +85,11 @@ def evaluate(
     given = {name: value for name, value in sampling.items() if value is not None}
     settings = [] if seed is None else [f"seed={seed}"]
     if on is None:  # a suite has its own problems and sampling
-        settings += _as_overrides(given, split, limit, prompts)
+        if len(prompts) > 1:
+            raise click.UsageError("several prompts are tried on suites: add --on.")
+        settings += [f"evaluation.{name}={value}" for name, value in given.items()]
+        settings += [] if limit is None else [f"data.{split}.limit={limit}"]
+        settings += [f"prompt.format={name}" for name in prompts]
     opened, run, model = _asked(
         recipe, sampled_by(engine, (*overrides, *settings)), may_be_model=on is not None
     )
@@ -99,8 +103,12 @@ def evaluate(
     for subject in subjects.values():
         require_model_folder(subject, where="--model")
     files.require_writable(target)
-    if not (models or prompts):
-        _warn_of_other_prompt(opened, run)
+    own = None if models or prompts else run / RECIPE_FILE
+    if own is not None and own.is_file() and load_recipe(own).prompt != opened.prompt:
+        warn(
+            f"the run in {run} was trained with other `prompt` settings than these; measure it by "
+            f"its own recipe with `grouper eval {run}`."
+        )
     plans = [_Measurement(opened, split, None, None)]
     if on is not None:
         limits = {"limit": limit, "tokens": given.pop("max_new_tokens", None)}
@@ -118,17 +126,6 @@ def evaluate(
         show(*(f"Items: {folder}" for folder in folders))
 
 
-def _as_overrides(
-    given: Mapping[str, Any], split: str, limit: int | None, prompts: Sequence[str]
-) -> list[str]:
-    """What the options say about the recipe's own problems."""
-    if len(prompts) > 1:
-        raise click.UsageError("several prompts are tried on suites: add --on.")
-    settings = [f"evaluation.{name}={value}" for name, value in given.items()]
-    settings += [] if limit is None else [f"data.{split}.limit={limit}"]
-    return settings + [f"prompt.format={name}" for name in prompts]
-
-
 def _show_measured(found: Mapping[str, Comparison], *, as_json: bool, titles: bool) -> None:
     if as_json:
         rows = [{"problems": name, **comparison.numbers} for name, comparison in found.items()]
@@ -138,15 +135,6 @@ def _show_measured(found: Mapping[str, Comparison], *, as_json: bool, titles: bo
         if titles:
             click.echo(click.style(f"\n{name}", bold=True))
         show_results(comparison)
-
-
-def _warn_of_other_prompt(recipe: Recipe, run: Path) -> None:
-    made_with = run / RECIPE_FILE
-    if made_with.is_file() and load_recipe(made_with).prompt != recipe.prompt:
-        warn(
-            f"the run in {run} was trained with other `prompt` settings than these; measure it by "
-            f"its own recipe with `grouper eval {run}`."
-        )
 
 
 def _measured(

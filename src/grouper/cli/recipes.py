@@ -100,13 +100,10 @@ def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
 
 def _describe(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
-    default = "required" if field.is_required() else f"default {_default(value)}"
+    shown = "none" if value is None else repr([*value] if isinstance(value, tuple) else value)
+    default = "required" if field.is_required() else f"default {shown}"
     meaning = f": {' '.join(field.description.split())}" if field.description else ""
     return f"({_kind(field.annotation)}, {default}){meaning}"
-
-
-def _default(value: Any) -> str:
-    return "none" if value is None else repr(list(value) if isinstance(value, tuple) else value)
 
 
 def _kind(annotation: Any) -> str:

@@ -51,32 +51,25 @@ def check_references(answers: Iterable[str]) -> Verdicts:
     """
     found: Verdicts = {answer: unreadable(answer) for answer in dict.fromkeys(answers)}
     hard = [a for a, why in found.items() if why is None and read_number(tidy(a)) is None]
-    if not hard or not _has_symbolic():
+    if not hard:
+        return found
+    try:
+        require_symbolic(GradingConfig())
+    except GradingError:
         return found
     path = cache_folder() / f"references-{_version()}.json"
     known = _read(path)
     if unknown := [answer for answer in hard if answer not in known]:
-        checked = _check(unknown)
+        workers = max(1, min(os.cpu_count() or 1, len(unknown) // PER_WORKER))
+        contract = AnswerContract(kind=AnswerKind.BOXED)
+        with (
+            Grader(contract, GradingConfig(), workers=workers) as grader,
+            ThreadPoolExecutor(workers) as threads,
+        ):
+            checked = dict(zip(unknown, threads.map(grader.read_reference, unknown), strict=True))
         known |= checked
         _store(path, checked)
     return found | {answer: known[answer] for answer in hard}
-
-
-def _has_symbolic() -> bool:
-    try:
-        require_symbolic(GradingConfig())
-    except GradingError:
-        return False
-    return True
-
-
-def _check(answers: list[str]) -> Verdicts:
-    workers = max(1, min(os.cpu_count() or 1, len(answers) // PER_WORKER))
-    with (
-        Grader(AnswerContract(kind=AnswerKind.BOXED), GradingConfig(), workers=workers) as grader,
-        ThreadPoolExecutor(workers) as threads,
-    ):
-        return dict(zip(answers, threads.map(grader.read_reference, answers), strict=True))
 
 
 @cache

@@ -614,7 +614,10 @@ def serve(parent: int, megabytes: int) -> int:
     print(json.dumps({"ready": True}), file=replies)
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        _limit_cpu(request["seconds"])
+        # A backstop for a parent that is gone: twice this request's time at most, then a kill.
+        seconds = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) + 2 * request["seconds"]
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds) + 1, hard))
         try:
             verdict, _, reason, _ = _answer(request)
         except (MemoryError, RecursionError) as error:
@@ -624,13 +627,6 @@ def serve(parent: int, megabytes: int) -> int:
             verdict, reason = Verdict.UNPARSEABLE, f"{type(error).__name__}: {error}"[:200]
         print(json.dumps({"verdict": verdict.value, "reason": reason}), file=replies)
     return 0
-
-
-def _limit_cpu(seconds: float) -> None:
-    """A backstop for a parent that is gone: at most this request's time, then a kill."""
-    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used + 2 * seconds) + 1, hard))
 
 
 def _answer(request: dict[str, Any]) -> Equivalence:

@@ -115,7 +115,10 @@ class Recorder(RunFolder):
         super().append_metrics(report)
         self._undrawn = True
         shown = report.step == 1 or report.step % self._table_every == 0
-        table = _table(self._sampled) if shown else []
+        # A few rollouts of as many problems as possible.
+        rows = sorted(self._sampled, key=lambda row: (row["sample"], row["group"]))
+        few = rows[:TABLE_ROWS] if shown else []
+        table = [{name: printable(str(row[name]))[-END:] for name in TABLE_COLUMNS} for row in few]
         self._send(Record.of_step(report, _rewards(self._sampled), self._weights, table))
         self._sampled = []
 
@@ -182,12 +185,6 @@ def _rewards(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
             if row["advantage"] is not None and value is not None:
                 values.setdefault(name, []).append(value)
     return values
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """A few rollouts of as many problems as possible, as trackers show them."""
-    few = sorted(rows, key=lambda row: (row["sample"], row["group"]))[:TABLE_ROWS]
-    return [{name: printable(str(row[name]))[-END:] for name in TABLE_COLUMNS} for row in few]
 
 
 # --- what a step says about the tokens of a few rollouts ------------------------------------------

@@ -215,7 +215,9 @@ class HostLog:
                 reason = self._reason(slot, length)
                 if reason is not None:
                     self._counts[slot], self.live[slot] = length, False
-                    finished.append(self._finished(slot, length, reason))
+                    held = (self._tokens, self._logprobs, self._entropies)
+                    drawn = (array[slot, :length].tolist() for array in held)
+                    finished.append(Finished(slot, int(self._requests[slot]), reason, *drawn))
                     break
         return finished
 
@@ -227,11 +229,6 @@ class HostLog:
         if stops and self._watcher(stops).completed(self._tokens[slot, :length].tolist()):
             return FinishReason.STOP_STRING
         return FinishReason.LENGTH if length >= self._budgets[slot] else None
-
-    def _finished(self, slot: int, length: int, reason: FinishReason) -> Finished:
-        held = (self._tokens, self._logprobs, self._entropies)
-        drawn = (array[slot, :length].tolist() for array in held)
-        return Finished(slot, int(self._requests[slot]), reason, *drawn)
 
     def compact(self, slots: Sequence[int]) -> None:
         """Move these slots to the front, in order, and free all others."""

@@ -175,8 +175,8 @@ def adapter_saver(policy: Policy) -> Callable[[str], None]:
     assert policy.adapter is not None
     names = {name: p for name, p in policy.model.named_parameters() if ".lora_" in name}
     # PEFT's names: it wraps the model in two layers.
-    whole = {f"base_model.model.{name}": whole(p.detach()) for name, p in names.items()}
-    return partial(policy.adapter.save_pretrained, state_dict=whole)
+    pieces = {f"base_model.model.{name}": whole(p.detach()) for name, p in names.items()}
+    return partial(policy.adapter.save_pretrained, state_dict=pieces)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
