@@ -131,6 +131,10 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
             {"grpo.beta": 0.04, "seed": 7, "tracking.log_every": 5},
         ),
         ({"beta": 0.04}, {"grpo.kl": "k3_weighted"}),
+        (
+            {"scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"},
+            {"grpo.advantage": "standardised", "grpo.decouple_rewards": True},
+        ),
         ({"beta": 0.04, "use_bias_correction_kl": False}, {"grpo.kl": "k3"}),
         (
             {"report_to": ["wandb", "trackio"], "project": "p", "run_name": "r"},

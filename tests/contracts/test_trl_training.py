@@ -74,6 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
     "decoupled": {
         "reward_weights": [1.0, 0.3],
         "multi_objective_aggregation": "normalize_then_sum",
+        "scale_rewards": "none",
     },
     "optimizer": {
         "weight_decay": 0.01,
