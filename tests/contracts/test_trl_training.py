@@ -52,7 +52,13 @@ GRPO = {
     "temperature": 1.3,
     "max_steps": 2,
 }
-SFT = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "max_steps": 3}
+SFT = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 4,
+    "max_steps": 3,
+    "lr_scheduler_type": "linear",
+    "weight_decay": 0.01,
+}
 # What TRL computes for each micro-batch, and Grouper over the whole step.
 WHOLE = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
 TWICE = {"num_iterations": 2, "max_steps": 4}
