@@ -23,6 +23,8 @@ trl = package("trl", extra="trl")
 pytestmark = pytest.mark.slow
 
 from datasets import Dataset
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft import get_peft_model_state_dict as adapter_of
 from safetensors.torch import load_file
 from tiny_runs import TINY_RUN, data_from, write_problems
 from torch import Tensor
@@ -62,8 +64,11 @@ SFT = {
 # What TRL computes for each micro-batch, and Grouper over the whole step.
 WHOLE = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
 TWICE = {"num_iterations": 2, "max_steps": 4}
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+SCRIPT = {"use_peft": True, "lora_r": 4, "lora_alpha": 8, "lora_target_modules": "all-linear"}
 CASES: dict[str, dict[str, Any]] = {
     "defaults": {},
+    "lora": {},
     "grpo": {"loss_type": "grpo"},
     "bnpo": {"loss_type": "bnpo", **WHOLE},
     "dr-grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
@@ -121,10 +126,17 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     with prepare(recipe) as run:
         train(run)
+    parts = parts_of(folder)
+    adapted = get_peft_model(parts["model"], LoraConfig(**LORA))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    for part in (adapted, parts["processing_class"]):
+        part.save_pretrained(folder / "adapter")
     return folder
 
 
-def imported(asked: dict[str, Any], start: Path, data: str) -> Prepared:
+def imported(asked: dict[str, Any], start: Path, data: str, *overrides: str) -> Prepared:
     """The run of a TRL file; the format is that of the model."""
     file = {
         "model_name_or_path": str(start / "model"),
@@ -136,7 +148,7 @@ def imported(asked: dict[str, Any], start: Path, data: str) -> Prepared:
     Path("trl.yaml").write_text(yaml.safe_dump(file))
     recipe = import_recipe("trl.yaml", source_named=source_named, rewards=REWARDS).recipe
     ours = ["tracking.token_groups=all", "prompt={format: xml, system: ''}"]
-    return prepare(recipe.override(*ours, "grading.symbolic=false"))
+    return prepare(recipe.override(*ours, "grading.symbolic=false", *overrides))
 
 
 def parts_of(start: Path) -> dict[str, Any]:
@@ -147,10 +159,9 @@ def parts_of(start: Path) -> dict[str, Any]:
     }
 
 
-def assert_same_way(start: Path, ours: Path, theirs: Any) -> None:
+def assert_same_way(start: Path, ours: Path, there: dict[str, Tensor]) -> None:
     """Both have moved from the same weights to the same ones, to a share of the way."""
-    before = load_file(start / "model" / "model.safetensors")
-    here, there = load_file(ours / "model.safetensors"), theirs.model.state_dict()
+    before, here = load_file(start), load_file(ours / start.name)
 
     def length(ends: dict[str, Tensor], starts: dict[str, Tensor]) -> float:
         return sum(float((ends[name] - starts[name]).double().square().sum()) for name in before)
@@ -167,7 +178,14 @@ def test_grpo(case: str, start: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     asked = BOTH | GRPO | CASES[case]
     functions = ["different", "even"][: len(asked.get("reward_weights", [1.0]))]
     rewards = {"reward_funcs": [f"scoring.{name}" for name in functions]}
-    with imported(asked | rewards, start, "train.jsonl") as run:
+    parts, lora, overrides = parts_of(start), {}, []
+    if case == "lora":
+        parts["model"] = PeftModel.from_pretrained(
+            parts["model"], start / "adapter", is_trainable=True
+        )
+        lora = SCRIPT
+        overrides = [f"grpo.start_from={start / 'adapter'}"]
+    with imported(asked | rewards | lora, start, "train.jsonl", *overrides) as run:
         folder = train(run).path
     rollouts = list(RunFolder(folder).read_rollouts("grpo"))
     rows = iter(rollouts)
@@ -183,7 +201,7 @@ def test_grpo(case: str, start: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
     scoring = runpy.run_path("scoring.py")
     theirs = trl.GRPOTrainer(
-        **parts_of(start),
+        **parts,
         reward_funcs=[scoring[name] for name in functions],
         train_dataset=Dataset.from_list([{"prompt": r["prompt"]} for r in rollouts[::GROUP]]),
         rollout_func=replayed,
@@ -191,7 +209,10 @@ def test_grpo(case: str, start: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     )
     theirs.train()
     assert next(rows, None) is None
-    assert_same_way(start, folder / "grpo" / "final", theirs)
+    begun, there = start / "model" / "model.safetensors", theirs.model.state_dict()
+    if case == "lora":
+        begun, there = start / "adapter" / "adapter_model.safetensors", adapter_of(theirs.model)
+    assert_same_way(begun, folder / "grpo" / "final", there)
 
 
 def test_sft(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,4 +235,5 @@ def test_sft(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         args=trl.SFTConfig("theirs", completion_only_loss=True, **QUIET, **asked),
     )
     theirs.train()
-    assert_same_way(start, folder / "sft" / "final", theirs)
+    begun = start / "model" / "model.safetensors"
+    assert_same_way(begun, folder / "sft" / "final", theirs.model.state_dict())
