@@ -176,11 +176,13 @@ def main(arguments: list[str] | None = None) -> None:
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115, PTH123 - until the end
         elif name != "stdin" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a locale may not know every letter
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else nothing would be tidied up
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    # Else nothing would be tidied up. Of several processes the launcher ends those that wait.
+    if alone and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     prefer_expandable_segments()
     code = _run(sys.argv[1:] if arguments is None else arguments)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if not alone:
         # One of several processes: tearing down what they share may wait for ever.
         logging.shutdown()
         sys.stdout.flush()

@@ -53,8 +53,7 @@ def alias(name: str) -> tuple[str, Row] | None:
 
 def former() -> dict[str, str]:
     """What to write instead of settings of older versions of Grouper."""
-    rows: dict[str, str] = tables()["former"]
-    return rows
+    return dict(tables()["former"])
 
 
 def keys_of(row: Row, phase: str) -> list[str]:
