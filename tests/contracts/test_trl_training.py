@@ -68,7 +68,7 @@ LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 SCRIPT = {"use_peft": True, "lora_r": 4, "lora_alpha": 8, "lora_target_modules": "all-linear"}
 CASES: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "lora": {},
+    "lora": {"beta": 0.5, **TWICE},
     "grpo": {"loss_type": "grpo"},
     "bnpo": {"loss_type": "bnpo", **WHOLE},
     "dr-grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
