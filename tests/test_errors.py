@@ -52,6 +52,11 @@ def test_what_counts_as_out_of_memory(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
 
 
+def test_what_a_library_says_over_several_lines_is_one_paragraph_and_paths_stay() -> None:
+    error = errors.GrouperError("'./a  b' cannot be read:\n\n  its header\nis cut off")
+    assert str(error) == "'./a  b' cannot be read: its header is cut off."
+
+
 def test_an_exception_is_told_in_one_line() -> None:
     assert first_line(RuntimeError("one\ntwo")) == "one"
     assert first_line(MemoryError()) == "MemoryError"

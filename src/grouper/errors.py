@@ -35,8 +35,8 @@ _ALLOCATORS_SAY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
 
-# Errors of the operating system that another disk would solve.
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+# Errors of the operating system where there is no room left.
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 # The versions of vLLM that the tests are run with.
 VLLM = "0.32"
@@ -76,7 +76,7 @@ class GrouperError(Exception):
         self, what: str, *, where: str = "", fix: str = "", others: Sequence[GrouperError] = ()
     ) -> None:
         # It may quote what a user's function or a library has said: secrets, and over many lines.
-        self.what = hidden(" ".join(what.split()))
+        self.what = hidden(" ".join(filter(None, map(str.strip, what.splitlines()))))
         self.where = where
         self.fix = hidden(fix)
         self.others = tuple(others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import importlib.resources
 import json
@@ -23,7 +24,7 @@ from grouper.errors import FULL, RunFolderError
 def refused(error: OSError, path: Path) -> NoReturn:
     """Raise an error of the operating system about `path` as a `RunFolderError`."""
     reason = os.strerror(error.errno) if error.errno else str(error)
-    if error.errno in FULL:
+    if error.errno in {*FULL, errno.EIO}:  # another disk would solve all of them
         raise RunFolderError(
             f"nothing more can be written ({reason})",
             where=str(path),

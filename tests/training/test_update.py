@@ -409,7 +409,7 @@ def test_the_smaller_budget_is_remembered_and_reported(caplog: pytest.LogCapture
     assert policy.token_limit is not None
     assert f"at most {policy.token_limit} tokens" in caplog.text
     # Masks are drawn per slice: the same step in others is another sample of them.
-    assert "the gradient is the same, but for the masks of LoRA's dropout" in caplog.text
+    assert "the gradient is the same, except that LoRA's dropout" in caplog.text
     shortage.rows.clear()
     limit = policy.token_limit
     step()

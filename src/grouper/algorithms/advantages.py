@@ -107,11 +107,11 @@ def batch_standardised(rewards: Tensor, group_ids: Tensor, eps: float = STD_EPS)
 def decoupled(
     components: Tensor, weights: Tensor, group_ids: Tensor, function: AdvantageFunction
 ) -> Tensor:
-    """`A = S / (std(S) + eps)` over the batch, `S = sum_c w_c * f(r_c)`: each has its baseline.
+    """`A = S / (std(S) + eps)` with `S = sum_c w_c * f(r_c)`: a baseline for each component.
 
-    Two rewards of different spread then teach alike, where in a sum the wider one hides the other,
-    and the size of the advantages does not grow with the number of rewards (GDPO, arXiv
-    2601.05242).
+    Two rewards of different spread then count alike, where in a plain sum the wider one hides the
+    other. Dividing by the standard deviation over the whole batch keeps the advantages at the same
+    size however many rewards there are (GDPO, arXiv 2601.05242).
 
     Args:
         components: [rows, components], the rewards before weighting.

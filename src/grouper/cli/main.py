@@ -177,7 +177,7 @@ def main(arguments: list[str] | None = None) -> None:
         elif name != "stdin" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a locale may not know every letter
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-    # Else nothing would be tidied up. Of several processes the launcher ends those that wait.
+    # Without a handler nothing would be tidied up; with several processes the launcher does that.
     if alone and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     prefer_expandable_segments()

@@ -103,8 +103,8 @@ def evaluate(
     for subject in subjects.values():
         require_model_folder(subject, where="--model")
     files.require_writable(target)
-    own = None if models or prompts else run / RECIPE_FILE
-    if own is not None and own.is_file() and load_recipe(own).prompt != opened.prompt:
+    own = run / RECIPE_FILE
+    if not (models or prompts) and own.is_file() and load_recipe(own).prompt != opened.prompt:
         warn(
             f"the run in {run} was trained with other `prompt` settings than these; measure it by "
             f"its own recipe with `grouper eval {run}`."
@@ -113,7 +113,7 @@ def evaluate(
     if on is not None:
         limits = {"limit": limit, "tokens": given.pop("max_new_tokens", None)}
         suites = [part.strip() for part in on.split(",")]
-        bare = not (run / RECIPE_FILE).is_file()
+        bare = not own.is_file()
         plans = _on_suites(opened, suites, prompts, subjects, bare=bare, **limits, **given)
     if dry_run:
         _show_sizes(plans, subjects, target)

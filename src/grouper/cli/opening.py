@@ -87,8 +87,7 @@ def chosen_model(model: str | None, recipe: Recipe, run: Path) -> str | None:
     Raises:
         ModelError: a folder that holds no model.
     """
-    made = (run / "sft" / "final", run / "base")
-    sft, base = (str(folder) if folder.is_dir() else None for folder in made)
+    sft, base = (str(p) if p.is_dir() else None for p in (run / "sft" / "final", run / "base"))
     own = str(run) if is_model(run) else recipe.grpo.start_from
     subject = model or own or sft or recipe.model.path or base
     if subject is not None:

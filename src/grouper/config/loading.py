@@ -84,7 +84,12 @@ def list_recipes() -> list[tuple[str, str]]:
 
 
 def resolved_yaml(recipe: Recipe, *, defaults: bool = True) -> str:
-    """The recipe as YAML that `load_recipe` reads back unchanged; what it leaves out, if asked."""
+    """The recipe as YAML that `load_recipe` reads back unchanged.
+
+    Args:
+        recipe: to write.
+        defaults: also the settings that it leaves out.
+    """
     settings = recipe.model_dump(mode="json", exclude_unset=not defaults)
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
 

@@ -698,7 +698,7 @@ class Recipe(Section):
 
     @property
     def run_folder(self) -> Path:
-        """Of its run, whether that is there or not."""
+        """The folder of its run, which may not exist yet."""
         return Path(self.output_dir).expanduser() / self.name
 
     def override(self, *settings: str, **sections: Any) -> Recipe:

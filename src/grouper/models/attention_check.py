@@ -78,7 +78,7 @@ def check_logits(policy: Policy) -> None:
         theirs, body = accurate(policy.model(**rows).logits), policy.decoder(**rows)
     if not theirs.isfinite().all():
         _require_finite_weights(policy)
-    # The least of the tokens that both rows share: the last bits may choose an expert.
+    # Of the tokens that both rows share, the one that moves least: rounding may choose an expert.
     moved = float((theirs[0] - theirs[1])[:shared].abs().amax(-1).min() / theirs.abs().max())
     if moved > EXACT:
         raise ModelError(
@@ -87,7 +87,7 @@ def check_logits(policy: Policy) -> None:
             where="the model",
             fix="Name a model that continues text.",
         )
-    # Llama 4 has its decoder where we do not look.
+    # Llama 4 keeps its decoder in another place; what is called instead has no hidden states.
     hidden, share = getattr(body, "last_hidden_state", None), math.inf
     if hidden is not None and (ours := policy.logits(hidden)).shape == theirs.shape:
         share = float((ours - theirs).abs().max() / theirs.abs().max())
@@ -100,7 +100,7 @@ def check_logits(policy: Policy) -> None:
 
 
 def _bound(policy: Policy) -> float:
-    """How far results may be apart; in less than float32 only norms are in float32."""
+    """How far results may be apart; below float32 only norms are computed in float32."""
     return EXACT if policy.products_dtype in {torch.float32, torch.float64} else ROUNDED
 
 

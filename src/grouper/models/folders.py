@@ -105,7 +105,7 @@ _OF_A_MODEL = (".safetensors", ".json", ".jinja", ".model", ".bin")
 _SAMPLED, _SAMPLE = 64, 1 << 16
 
 
-# Values of PEFT's `init_lora_weights`; PEFT repeats them when it loads an adapter, some by chance.
+# Beginnings of PEFT's `init_lora_weights` that change the base model along with the adapter.
 _CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 

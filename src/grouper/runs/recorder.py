@@ -116,8 +116,8 @@ class Recorder(RunFolder):
         self._undrawn = True
         shown = report.step == 1 or report.step % self._table_every == 0
         # A few rollouts of as many problems as possible.
-        rows = sorted(self._sampled, key=lambda row: (row["sample"], row["group"]))
-        few = rows[:TABLE_ROWS] if shown else []
+        rows = sorted(self._sampled, key=lambda row: (row["sample"], row["group"])) if shown else []
+        few = rows[:TABLE_ROWS]
         table = [{name: printable(str(row[name]))[-END:] for name in TABLE_COLUMNS} for row in few]
         self._send(Record.of_step(report, _rewards(self._sampled), self._weights, table))
         self._sampled = []

@@ -427,8 +427,8 @@ def _smaller(part: TrainBatch, policy: Policy, reason: str) -> int | ModelError:
     if part.rows > 1:
         log.warning(
             "Out of memory in a slice of %d rows (%s). The step is run again with at most %d "
-            "tokens per slice, and so are later ones; the gradient is the same, but for the masks "
-            "of LoRA's dropout, which are drawn per slice.",
+            "tokens per slice, and so are later ones; the gradient is the same, except that LoRA's "
+            "dropout, if there is any, draws its masks anew for each slice.",
             part.rows,
             reason,
             tokens // 2,
