@@ -188,6 +188,8 @@ def test_grpo(case: str, start: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     with imported(asked | rewards | lora, start, "train.jsonl", *overrides) as run:
         folder = train(run).path
     rollouts = list(RunFolder(folder).read_rollouts("grpo"))
+    if case == "masked":  # some are, and some are not
+        assert {row["finish_reason"] for row in rollouts} > {"length"}
     rows = iter(rollouts)
 
     def replayed(prompts: list[str], _trainer: Any) -> dict[str, Any]:
