@@ -153,7 +153,9 @@ def test_the_compiled_kernel_is_attention_by_the_book(kind: str, share: int, dim
 
 
 @NEEDS_TRITON
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    "dim", [64, *(pytest.param(dim, marks=pytest.mark.slow) for dim in (128, 256))]
+)
 @pytest.mark.parametrize("kind", ["plain", "window", "softcap", "both"])
 @pytest.mark.parametrize("share", [1, 2, 7])
 def test_the_kernel_is_attention_by_the_book(kind: str, share: int, dim: int) -> None:
