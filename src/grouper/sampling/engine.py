@@ -310,7 +310,8 @@ class PaddedEngine(BaseEngine):
         self._cache: Any = None
         self._mask = torch.empty(0)
         known = inspect.signature(policy.decoder.forward).parameters
-        caches = [name for name in ("past_key_values", "cache_params") if name in known]
+        # The first is what all are called from transformers 5.24 on.
+        caches = [n for n in ("cache", "past_key_values", "cache_params") if n in known]
         # One that is passed on would be ignored in silence, or refused (MiniMax has its own kind).
         usual = policy.model._supports_default_dynamic_cache()  # noqa: SLF001 - as `generate` asks
         if not caches or not usual:
@@ -360,7 +361,7 @@ class PaddedEngine(BaseEngine):
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         # Without attention, what came before is in the cache alone.
-        mask = None if self._cache_name == "cache_params" and ids.shape[1] == 1 else self._mask
+        mask = None if ids.shape[1] == 1 and all(self._cache.is_linear) else self._mask
         with self.policy.autocast():
             output = self.policy.decoder(
                 input_ids=ids,
