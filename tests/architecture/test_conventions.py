@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -217,11 +218,28 @@ def test_no_package_index_is_named() -> None:
     assert not named
 
 
-def test_constraints_pin_versions_and_nothing_else() -> None:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = [line for line in lines if line and not line.startswith("#")]
+def _pins(file: str) -> list[str]:
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-oldest.txt"])
+def test_constraints_pin_versions_and_nothing_else(file: str) -> None:
+    pins = _pins(file)
     assert [p for p in pins if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", p)] == []
     assert [p for p in pins if re.match(r"(?i)torch==|nvidia|triton", p)] == []
+
+
+def test_the_oldest_versions_that_are_allowed_are_those_that_are_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    oldest = dict(pin.lower().split("==") for pin in _pins("constraints-oldest.txt"))
+    for text in asked:
+        match = re.match(r"([\w-]+)(?:\[.*\])?>=([\d.]+)", text)
+        assert match is not None, text
+        name, version = match[1].lower().replace("_", "-"), match[2]
+        if name != "torch":  # which is chosen apart
+            assert f"{oldest[name]}.".startswith(f"{version}."), text
 
 
 @pytest.mark.parametrize("name", ["loop", "sft", "grpo"])

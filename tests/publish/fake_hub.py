@@ -80,7 +80,8 @@ class _Handler(Handler):
             repo = f"{asked['organization'] or OWNER}/{asked['name']}"
             if self.may(repo):
                 exists = repo in self.hub.repos
-                private = asked.get("visibility") == "private"
+                # Older clients say `private`, newer ones `visibility`.
+                private = asked.get("private") or asked.get("visibility") == "private"
                 self.hub.repos.setdefault(repo, Repo(private))
                 self.reply({"url": f"{self.hub.url}/{repo}"}, 409 if exists else 200)
         elif path == "/api/validate-yaml":
