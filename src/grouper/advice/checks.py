@@ -317,8 +317,7 @@ def no_progress(record: Record) -> Iterator[Finding]:
     for phase in ("sft", "grpo"):
         validations = [r for r in record.evaluations if (r.split, r.phase) == ("validation", phase)]
         # After a change of the data only those of the same problems.
-        problems = [{(item.problem_id, item.answer) for item in r.light} for r in validations]
-        validations = [r for r, p in zip(validations, problems, strict=True) if p == problems[-1]]
+        validations = [r for r in validations if r.problems == validations[-1].problems]
         since, later = 0, 0
         for number in range(1, len(validations)):
             (change,) = compare([validations[since], validations[number]]).differences

@@ -103,7 +103,7 @@ def compare(
         DataError: they share no problem.
     """
     seeds = seeds or {}
-    problems = [{(item.problem_id, item.answer) for item in result.light} for result in results]
+    problems = [{*result.problems} for result in results]
     ids = [{name for name, _ in of_result} for of_result in problems]
     shared = set.intersection(*problems) if problems else set()
     left_out = len(set().union(*ids)) - len(shared)
@@ -156,8 +156,7 @@ def pool(name: str, seeds: Sequence[EvaluationResult]) -> EvaluationResult:
 
     Where each seed has problems of its own, they are all of these problems.
     """
-    problems = [{(item.problem_id, item.answer) for item in seed.light} for seed in seeds]
-    own = any(other != problems[0] for other in problems)
+    own = any(seed.problems != seeds[0].problems for seed in seeds)
     samples = max(seed.samples for seed in seeds)
     items = [
         replace(
@@ -199,7 +198,7 @@ def _over_seeds(
     changes = [new.accuracy - old.accuracy for old, new in zip(before, after, strict=True)]
     # Where seeds agree, as wide as if one completion of one seed had come out differently.
     n, items = len(changes), min(len(one.light) for one in (*before, *after))
-    return t_interval(changes, least=(n - 1) / n / max(1, items) ** 2)
+    return t_interval(changes, least=(n - 1) / n / max(1, items) ** 2, most=1.0)
 
 
 def _causes(
