@@ -196,20 +196,11 @@ def _as_written(rows: Iterable[Row], schema: Iterable[Any]) -> Iterator[Row]:
 
     A float32 of 0.1 is 0.1 and not 0.10000000149011612, which no answer equals.
     """
-    narrow = {field.name: field.type for field in schema if "float" in str(field.type)}
-    for row in rows:
-        yield {**row, **{name: _shortest(row[name], kind) for name, kind in narrow.items()}}
-
-
-def _shortest(value: Any, kind: Any) -> Any:
-    """A value of an Arrow type, and those within it."""
-    if isinstance(value, list) and hasattr(kind, "value_type"):
-        return [_shortest(part, kind.value_type) for part in value]
-    if isinstance(value, dict):
-        return {name: _shortest(part, kind.field(name).type) for name, part in value.items()}
     # Arrow calls 64 bits a double.
-    narrow = isinstance(value, float) and str(kind) in ("float", "halffloat")
-    return float(str(kind.to_pandas_dtype()(value))) if narrow else value
+    short = {f.name: f.type.to_pandas_dtype() for f in schema if f.type in ("float", "halffloat")}
+    for row in rows:
+        known = {name: kind for name, kind in short.items() if row[name] is not None}
+        yield {**row, **{name: float(str(kind(row[name]))) for name, kind in known.items()}}
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {

@@ -123,11 +123,10 @@ def compare(
             name: [_of_problems(one, shared, number) for number, one in enumerate(found)]
             for name, found in seeds.items()
         }
-    names = dict.fromkeys(item.problem_id for result in results for item in result.light)
+    names = results[0].scores if results else {}
     common = [name for name in names if all(name in result.scores for result in results)]
-    pairs = list(itertools.pairwise(results))
-    if len(results) > 2:
-        pairs.append((results[0], results[-1]))
+    ends = [(results[0], results[-1])] if len(results) > 2 else []
+    pairs = [*itertools.pairwise(results), *ends]
     differences = [
         Difference(
             before=before.name,
@@ -274,10 +273,10 @@ def label(name: str) -> str:
 
 def _notes(comparison: Comparison) -> list[str]:
     results = comparison.results
-    problems = len({item.problem_id for item in results[0].light})
+    problems = len(results[0].problems)
     *fewer, most = sorted({result.samples for result in results})
     each = "".join(f"{count} or " for count in fewer) + counted(most, "completion")
-    pooled = any(len(r.light) > len({i.problem_id for i in r.light}) * r.samples for r in results)
+    pooled = any(len(r.light) > len(r.problems) * r.samples for r in results)
     each += " each from every seed" if pooled else " each"
     notes = [f"{counted(problems, 'problem')}, {each}{_shared(results, comparison.seeds)}."]
     if comparison.differences:

@@ -7,7 +7,6 @@ puts into text nodes. The file stays below 3 MB: what is left out is said in it.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 from collections import Counter
@@ -26,7 +25,6 @@ from rich.text import Text
 
 from grouper.errors import DataError, RunFolderError
 from grouper.evaluation.compare import (
-    Difference,
     compare,
     label,
     render_answers,
@@ -198,18 +196,17 @@ def _verdicts(views: Views) -> Iterator[Part]:
 
 def _verdict(split: str, results: Sequence[EvaluationResult]) -> tuple[str, str]:
     """Its tone, and the sentences."""
+    try:  # on the problems that both have, as the difference is
+        found = compare([*results[:1], *results[1:][-1:]])
+        results, differences = found.results, found.differences
+    except DataError:
+        differences = ()
     first, last = results[0], results[-1]
-    differences: Sequence[Difference] = ()
-    if len(results) > 1:
-        with contextlib.suppress(DataError):
-            compared = compare([first, last])
-            # On the problems that both have, as the difference is.
-            (first, last), differences = compared.results, compared.differences
     before, after = label(first.name), label(last.name)
     problems = f"{last.overall.problems} {split} problems"
     if not differences:
-        found = f"{after} solves {100 * last.accuracy:.1f} % of {problems}"
-        return "unsure", f"{found}; there is nothing to compare it with yet."
+        text = f"{after} solves {100 * last.accuracy:.1f} % of {problems}"
+        return "unsure", f"{text}; there is nothing to compare it with yet."
     paired = differences[0].paired
     low, high = (100 * end for end in (paired.interval.low, paired.interval.high))
     tone, text = {

@@ -344,13 +344,10 @@ class Run:
         if minutes is None:
             return items, None
         known = {(item[0].id, item[0].answer): item for item in items}
+        looks = (r.problems for r in self.folder.read_evaluations() if r.split == "validation")
         # Those before a change of the data were on other problems.
-        earlier = (
-            tuple(result.problems)
-            for result in self.folder.read_evaluations()
-            if result.split == "validation" and result.problems <= known.keys()
-        )
-        first = processes.on_rank0(lambda: next(earlier, None))
+        fitting = (tuple(look) for look in looks if look <= known.keys())
+        first = processes.on_rank0(lambda: next(fitting, None))
         if first is not None:
             return tuple(known[problem] for problem in first), None
         seed = self.recipe.seed
