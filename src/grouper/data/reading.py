@@ -270,8 +270,9 @@ def read_hub(
         if commits is not None:  # what the cache has of a set on the Hub lies in COMMIT/
             files = " ".join(file["filename"] for file in getattr(rows, "cache_files", ()))
             commits.extend(dict.fromkeys(re.findall(r"/([0-9a-f]{40})/", files)))
-        features = getattr(rows, "features", None)  # not known of every stream
-        yield from _as_written(map(dict, rows), features.arrow_schema if features else ())
+        # The columns of a stream are not always known.
+        schema = getattr(getattr(rows, "features", None), "arrow_schema", ())
+        yield from _as_written(map(dict, rows), schema)
     # Its own errors, those of the Hub's client, of the network, of file formats and of the disk
     # all come out of this one call, or of reading on.
     except Exception as error:  # the library has no common type of its own

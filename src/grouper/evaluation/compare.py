@@ -123,8 +123,8 @@ def compare(
             name: [_of_problems(one, shared, number) for number, one in enumerate(found)]
             for name, found in seeds.items()
         }
-    names = results[0].scores if results else {}
-    common = [name for name in names if all(name in result.scores for result in results)]
+    first = results[0].scores if results else {}
+    common = [name for name in first if all(name in result.scores for result in results)]
     ends = [(results[0], results[-1])] if len(results) > 2 else []
     pairs = [*itertools.pairwise(results), *ends]
     differences = [

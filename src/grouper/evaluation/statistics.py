@@ -13,10 +13,8 @@ from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 Verdict = Literal["better", "worse", "no evidence"]
-Array = npt.NDArray[np.float64]
 
 # Of every interval that is shown.
 CONFIDENCE = 0.95

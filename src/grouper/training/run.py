@@ -347,8 +347,7 @@ class Run:
         looks = (r.problems for r in self.folder.read_evaluations() if r.split == "validation")
         # Those before a change of the data were on other problems.
         fitting = (tuple(look) for look in looks if look <= known.keys())
-        first = processes.on_rank0(lambda: next(fitting, None))
-        if first is not None:
+        if (first := processes.on_rank0(lambda: next(fitting, None))) is not None:
             return tuple(known[problem] for problem in first), None
         seed = self.recipe.seed
         return (
