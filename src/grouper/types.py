@@ -340,11 +340,6 @@ class RolloutGroup:
         return tuple(r for r in self.rollouts if r.reward.total is not None)
 
     @property
-    def has_signal(self) -> bool:
-        """Whether the totals of the scored rollouts differ, compared exactly."""
-        return len({r.reward.total for r in self.scored}) > 1
-
-    @property
     def solved(self) -> int:
         """How many rollouts are correct."""
         return sum(r.grade.correct for r in self.rollouts)

@@ -59,6 +59,13 @@ def test_every_group_teaches_and_every_row_is_trained_on(measured: Bench, recipe
         assert trained * report.tallies["time.update"].mean == pytest.approx(rows * LENGTH)
 
 
+@pytest.mark.parametrize("advantage", ["none", "batch_standardised"])
+def test_rows_are_trained_on_whatever_the_baseline(recipe: Recipe, advantage: str) -> None:
+    alone = recipe.override(f"grpo.advantage={advantage}", "grpo.group_size=1")
+    (report,) = bench(alone, warmup=0, steps=1, completion_tokens=LENGTH).reports
+    assert report.tallies["frac_groups_with_signal"].mean == 1
+
+
 def test_the_recipes_own_rewards_are_computed(measured: Bench, recipe: Recipe) -> None:
     names = {f"reward/{reward.name}" for reward in recipe.rewards}
     assert names <= set(measured.reports[0].tallies)

@@ -18,7 +18,7 @@ from grouper.prompts import FORMATS
 from grouper.prompts.rendering import StopTokens
 from grouper.rewards import build_rewards
 from grouper.sampling.base import ScriptedSampler
-from grouper.types import Problem, Prompt, SamplingParams
+from grouper.types import Problem, Prompt, Reward, SamplingParams
 
 TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>
 STOP = StopTokens(trained=0, all=(0,))
@@ -95,6 +95,11 @@ def test_nothing_stands_in_the_way():
     assert seen.reward_variance == pytest.approx(3 / 16)
     assert seen.diversity == pytest.approx(2 / 3)
     assert seen.certainty == pytest.approx(0.3679, abs=1e-4)
+    # A problem without any reward has no part in the mean.
+    (group,) = seen.groups
+    unscored = Reward(components={"judge": None}, weights={"judge": 1.0})
+    alone = replace(group, rollouts=tuple(replace(r, reward=unscored) for r in group.rollouts))
+    assert replace(seen, groups=(group, alone)).reward_variance == seen.reward_variance
 
 
 SAME = [answer(5)] * 3

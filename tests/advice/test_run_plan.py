@@ -146,6 +146,18 @@ def test_cards_say_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert large.fits
 
 
+def test_long_test_prompts_are_evaluated_and_not_trained_on(tmp_path: Path) -> None:
+    rows = [{"question": f"Ann has {n} apples. " * 5, "answer": "3"} for n in range(8)]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = f"data.test={{source: file, path: {tmp_path / 'long.jsonl'}}}"
+    usual, long = (plan("skip_sft=true", *more) for more in ([], [shown]))
+    assert long.phases == usual.phases
+    updates, drawn, evaluations = zip(usual.memory, long.memory, strict=True)
+    assert updates[0] == updates[1]
+    assert drawn[0] == drawn[1]
+    assert evaluations[0].cache < evaluations[1].cache
+
+
 def test_a_card_says_the_slots_that_the_run_takes() -> None:
     """G6: a plan said 26 slots where the run took 32."""
     recipe, room = load_recipe("demo", [*SMALL, "skip_sft=true"]), 9 * 2**20

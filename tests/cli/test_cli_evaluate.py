@@ -294,6 +294,21 @@ def test_recorded_evaluations_are_compared_problem_by_problem(grouper, run, tmp_
     assert found["left_out"] == 0
     seeds = grouper("compare", f"{run},{other}")
     assert "Over 2 seeds" in seeds.out
+    assert "phase" not in called.err
+
+
+def test_a_run_that_was_stopped_is_not_compared_in_silence(grouper, run, tmp_path):
+    """Its SFT stood against the GRPO of another."""
+    other = tmp_path / "outputs" / "other"
+    shutil.copytree(run, other)
+    for file in (other / "evaluations").glob("grpo.*"):
+        file.unlink()
+    said = grouper("compare", run, other).err
+    assert f"not measured after the same phase: {run} after grpo, {other} after sft." in said
+    summary = other / "evaluations" / "sft.json"
+    assert "phase" not in grouper("compare", run, summary).err
+    summary.with_suffix(".jsonl.gz").unlink()
+    grouper("compare", run, summary).refused("no evaluation on test problems")
 
 
 def test_what_has_the_same_name_elsewhere_is_compared_too(grouper, run, tmp_path):

@@ -102,7 +102,7 @@ def written(path: Path, answers: list[str]) -> Path:
 
 
 def test_numeric_only_asks_for_plain_numbers(tmp_path):
-    answers = ["3", "-1,000", "2.5", r"\frac{1}{3}", "x", "5 cm", "40%", "(1, 2)", "12+7"]
+    answers = ["3", "-1,000", "2.5", r"\frac{1}{3}", "x", "5 cm", "40%", "0,1", "12+7"]
     path = written(tmp_path / "a.jsonl", answers)
     found = load("file", path, numeric_only=True)
     assert [p.answer for p in found.problems] == answers[:3]

@@ -94,6 +94,8 @@ def test_a_csv_row_with_a_bare_comma_is_set_aside_and_not_shifted(tmp_path):
         ("a.jsonl", '{"a": 1}\n{"a": \n', r"a\.jsonl: line 2 is not JSON"),
         ("a.jsonl", "[" * 100_000, r"line 1 is not JSON: it is nested too deeply"),
         ("a.jsonl", '{"a": ' + "9" * 5000 + "}", r"line 1 is not JSON: Exceeds the limit"),
+        ("a.jsonl", '{"a": 1, "a": 2}', r"line 1 is not JSON: it has two values for 'a'"),
+        ("a.json", '[{"b": {"a": 1, "a": 1}}]', r"not JSON: it has two values for 'a'"),
         ("a.json", "[" * 100_000, r"not JSON: it is nested too deeply"),
         ("a.json", '[{"a": ' + "9" * 5000 + "}]", r"not JSON: Exceeds the limit"),
         ("a.jsonl", "[1]\n", r"line 1.*list"),
@@ -108,6 +110,26 @@ def test_unreadable_files(tmp_path, name, content, message):
     path.write_text(content)
     with pytest.raises(DataError, match=message):
         read_files(find_file(path, split="train", subset=None))
+
+
+@pytest.mark.parametrize("on_the_hub", [False, True])
+def test_short_floats_have_the_digits_that_they_were_written_with(
+    tmp_path, monkeypatch, on_the_hub
+):
+    kinds = {"answer": pa.float32(), "half": pa.float16(), "exact": pa.float64()}
+    row = {"answer": 0.1, "half": 0.2, "exact": 0.10000000149011612}
+    table = pa.Table.from_pylist([row, dict.fromkeys(row)], schema=pa.schema(kinds))
+    if on_the_hub:
+        import datasets
+
+        found = datasets.Dataset(table)
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: found)
+        rows = [*read_hub("a/b", split="train", subset=None)]
+    else:
+        pa.parquet.write_table(table, tmp_path / "a.parquet")
+        rows = read_files([tmp_path / "a.parquet"])
+    assert rows[0] == row
+    assert rows[1]["answer"] is None
 
 
 def test_csv_columns_without_a_name_may_be_several(tmp_path):

@@ -236,6 +236,8 @@ def test_seeds_of_one_recipe_are_one_arm_with_an_interval_over_them():
     comparison = compare([pool(name, arm) for name, arm in arms.items()], seeds=arms)
     assert comparison.differences[0].paired.verdict == "better"
     assert comparison.differences[0].verdict == "no evidence"
+    # No difference of accuracies is beyond 100 points.
+    assert comparison.differences[0].seeds.high == 1.0
 
 
 def test_seeds_that_agree_exactly_have_an_interval_with_a_width() -> None:
@@ -326,6 +328,15 @@ def test_each_of_pooled_seeds_votes_by_itself():
     pooled = pool("grpo", seeds)
     assert pooled.majority == 0.5
     assert pooled.majority == sum(seed.majority or 0 for seed in seeds) / 2
+
+
+def test_a_majority_of_equal_numbers_is_right_as_often_as_they_are():
+    """Units are no part of a vote, and of a verdict they may be."""
+    first = several_samples("grpo", *"+--")
+    named = [replace(i, extracted=a) for i, a in zip(first.items, ("7", "7 kg", "8"), strict=True)]
+    turned = [replace(item, sample=1 - item.sample) for item in named[1::-1]]
+    for items in (named, [*turned, named[2]]):
+        assert replace(first, items=tuple(items)).majority == 0.5
 
 
 def test_what_is_left_out_of_a_long_table_is_counted():

@@ -57,6 +57,14 @@ def test_it_does_not_claim_what_is_not_so(tmp_path, before, after, tone, words):
     assert f'<p class="verdict {tone}"><bdi>{words}' in text
 
 
+def test_what_is_said_is_of_the_problems_that_both_have(tmp_path):
+    run = new_run(tmp_path / "run")
+    run.write_evaluation(result("base", "base", 0, "test", 5))
+    more = result("grpo", "grpo", 9, "test", 20)
+    run.write_evaluation(replace(more, items=more.items[:15]))
+    assert "33.3 % before and 100.0 % after, of 15 test problems: +66.7 points" in page(run)[0]
+
+
 def test_validation_speaks_where_nothing_else_was_measured_twice(tmp_path):
     run = new_run(tmp_path / "run")
     assert "Nothing has been measured on held-out problems yet." in page(run)[0]

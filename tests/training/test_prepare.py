@@ -114,11 +114,10 @@ def test_a_plan_counts_on_it(run):
     recipe = load_recipe(run.path / "recipe.yaml")
     planner = run_plan._Planner(recipe, "cpu")
     assert planner.completion == run.prepared.max_new_tokens
-    assert planner.prompts == [
-        len(prompt.token_ids)
-        for part in (run.prepared.train, run.prepared.validation, run.prepared.test)
-        for _, prompt in part
-    ]
+    assert planner.prompts == [len(prompt.token_ids) for _, prompt in run.prepared.train]
+    measured = (*run.prepared.validation, *run.prepared.test)
+    _, size = planner._sizes("evaluation", 1)
+    assert size.prompt == max(len(prompt.token_ids) for _, prompt in measured)
     assert max(map(sum, planner.demonstrations)) <= 60
     elsewhere = run_plan._Planner(recipe.override("data.test={source: file, path: /gone}"), "cpu")
     assert (elsewhere.prompts, elsewhere.completion) == ([99], 99)

@@ -66,6 +66,18 @@ def test_what_settings_are_chosen_on_is_not_the_test_set(tmp_path):
     (leak,) = find_leaks(mixed, load_problem_sets(mixed))
     assert "problems are in data.validation, too" in leak.warning
     assert "the same `shuffle`" in leak.warning
+    # It is the question that counts, not an id, which another file may have as well.
+    expected = {"copy": ["data.test: 8 problems are in data.validation"], "other/all": []}
+    for name, first in (("copy", 0), ("other/all", 20)):
+        place = tmp_path / f"{name}.jsonl"
+        place.parent.mkdir(exist_ok=True)
+        rows = [
+            {"question": f"What is {i} + {i}?", "answer": "8"} for i in range(first, first + 20)
+        ]
+        place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        elsewhere = apart.override(f"data.test={{source: file, path: {place}}}")
+        leaks = find_leaks(elsewhere, load_problem_sets(elsewhere))
+        assert [leak.count for leak in leaks] == expected[name]
 
 
 def test_without_demonstrations_of_its_own_sft_has_the_rest():

@@ -104,6 +104,10 @@ def test_a_time_budget_fixes_the_validation_problems_of_the_whole_run(
         assert chosen[1] == chosen[0]
         whole = run.evaluate(policy, phase="base", step=0, split="test")
         assert len(whole.items) == len(run.prepared.test)
+        # Resumed with other data.
+        run.prepared.validation = run.prepared.test
+        look = run.evaluate(policy, phase="sft", step=4, split="validation")
+        assert look.problems <= {(problem.id, problem.answer) for problem, _ in run.prepared.test}
 
 
 @pytest.mark.slow

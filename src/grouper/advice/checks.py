@@ -21,7 +21,7 @@ from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, PromptError, RunFolderError
 from grouper.evaluation.compare import compare
-from grouper.evaluation.result import EvaluationResult
+from grouper.evaluation.result import EvaluationResult, mean_of
 from grouper.files import table
 from grouper.prompts.rendering import encode_completion
 from grouper.runs.folder import RunFolder
@@ -240,11 +240,6 @@ def span(reports: Sequence[StepReport]) -> tuple[int, int]:
     return reports[0].step, reports[-1].step
 
 
-def mean(values: Sequence[float]) -> float:
-    """The mean, or NaN of nothing."""
-    return fmean(values) if values else math.nan
-
-
 def no_signal(record: Record) -> Iterator[Finding]:
     """Most steps had nothing to learn from, and why."""
     reports = record.grpo
@@ -254,8 +249,8 @@ def no_signal(record: Record) -> Iterator[Finding]:
         numbers = {
             "steps": len(reports),
             "steps_without_signal": len(flat),
-            "solve_rate": mean(curve(reports, "solve_rate")),
-            "truncated": mean(curve(reports, "completion/truncated")),
+            "solve_rate": mean_of(curve(reports, "solve_rate")),
+            "truncated": mean_of(curve(reports, "completion/truncated")),
         }
         yield found(status, numbers, steps=span(flat), count=count)
 
@@ -263,7 +258,7 @@ def no_signal(record: Record) -> Iterator[Finding]:
 def grader(record: Record) -> Iterator[Finding]:
     """Rollouts without a verdict: the grader was too slow, or a reward failed."""
     for metric in ("grader/timeouts", "rollouts/not_scored"):
-        share = mean(curve(record.grpo, metric))
+        share = mean_of(curve(record.grpo, metric))
         if share > SOME:
             yield found(metric, {metric: share}, steps=span(record.grpo), share=share)
 
@@ -317,8 +312,7 @@ def no_progress(record: Record) -> Iterator[Finding]:
     for phase in ("sft", "grpo"):
         validations = [r for r in record.evaluations if (r.split, r.phase) == ("validation", phase)]
         # After a change of the data only those of the same problems.
-        problems = [{(item.problem_id, item.answer) for item in r.light} for r in validations]
-        validations = [r for r, p in zip(validations, problems, strict=True) if p == problems[-1]]
+        validations = [r for r in validations if r.problems == validations[-1].problems]
         since, later = 0, 0
         for number in range(1, len(validations)):
             (change,) = compare([validations[since], validations[number]]).differences
@@ -358,8 +352,8 @@ def stale_sampler(record: Record) -> Iterator[Finding]:
         numbers = {"versions_behind": max(late.values()), "steps_seen": len(late)}
         yield found("stale-sampler", numbers, steps=(min(late), max(late)))
     gaps = curve(record.grpo, "sampler_logprob_diff")
-    if mean(gaps) > MAX_GAP:
-        apart = {"gap_mean": mean(gaps), "gap_highest_step": max(gaps)}
+    if mean_of(gaps) > MAX_GAP:
+        apart = {"gap_mean": mean_of(gaps), "gap_highest_step": max(gaps)}
         yield found("disagreeing-sampler", apart, steps=span(record.grpo))
 
 
@@ -401,7 +395,7 @@ def rate_too_high(record: Record) -> Iterator[Finding]:
     """What was learned is lost again, the gradient explodes, or most of the ratios are clipped."""
     reports = record.grpo
     norms, solved = curve(reports, "grad_norm"), curve(reports, "solve_rate")
-    clipped = mean(curve(reports, "policy/clip_fraction"))
+    clipped = mean_of(curve(reports, "policy/clip_fraction"))
     signs: dict[str, float] = {}
     if len(solved) >= 2 * COMPARED:
         best = max(fmean(solved[i : i + COMPARED]) for i in range(len(solved) - COMPARED + 1))
@@ -491,7 +485,7 @@ class SampleSummary:
     @property
     def truncated(self) -> float:
         """The share that does not end within the budget."""
-        return mean([length > self.budget or not ended for length, ended in self.completions])
+        return mean_of([length > self.budget or not ended for length, ended in self.completions])
 
     def __str__(self) -> str:
         (p95, ended), median = self.p95, median_low(self.completions)[0]
@@ -550,12 +544,12 @@ class Samples:
 
     @property
     def reward_variance(self) -> float:
-        """Mean over the problems of the variance of the total reward (dividing by n)."""
-        variances = []
-        for group in self.groups:
-            totals = [r.reward.total for r in group.rollouts if r.reward.total is not None]
-            variances.append(pvariance(totals) if totals else math.nan)
-        return fmean(variances)
+        """Mean over the problems of the variance of the total reward (dividing by n).
+
+        NaN where no sample was scored.
+        """
+        totals = [[r.reward.total or 0.0 for r in group.scored] for group in self.groups]
+        return mean_of(pvariance(values) for values in totals if values)
 
     @property
     def certainty(self) -> float:
@@ -609,7 +603,7 @@ def equal_rewards(samples: Samples) -> Iterator[Finding]:
     right, count = [r.grade.correct for r in samples.rollouts], len(samples.groups)
     if all(r.reward.total is None for r in samples.rollouts):
         key = "equal-not-scored"
-    elif any(group.has_signal for group in samples.groups):
+    elif samples.reward_variance > 0:
         key = "equal-none-right"
     elif all(right):
         key = "equal-all-right"

@@ -8,6 +8,7 @@ what it is. Grading and the recipe's own rewards are computed anyway.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -220,8 +221,10 @@ def _teaching(run: Run) -> RewardStack:
     layout = run.prepared.format
     lenient = {"weight": 0.0, "max_failure_rate": 1.0}
     own = [(c.model_copy(update=lenient), find_reward(c, layout)) for c in run.recipe.rewards]
-    return RewardStack([*own, (RewardConfig(name="every other"), _every_other)])
+    # Never 0, which has no gradient without a baseline, nor the same in every group of one.
+    turns = itertools.cycle((1.0, -1.0))
 
+    def every_other(*, completions: Sequence[Any], **_: Any) -> list[float]:
+        return [next(turns) for _ in completions]
 
-def _every_other(*, completions: Sequence[Any], **_: Any) -> list[float]:
-    return [float(place % 2) for place in range(len(completions))]
+    return RewardStack([*own, (RewardConfig(name="every other"), every_other)])

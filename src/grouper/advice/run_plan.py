@@ -303,8 +303,7 @@ def plan_run(
         cards.append(CardPlan(gib=gib, fits=fits, tokens_per_micro_batch=tokens, max_slots=most))
     # What `auto` means there; elsewhere all is in model.dtype.
     notes = [describe_dtypes(recipe.sampling, recipe.model)] if device == "cuda" else []
-    notes += planner.share_of_vllm()
-    notes += planner.notes
+    notes += [*planner.share_of_vllm(), *planner.notes]
     notes += [] if planner.policy.native else [str(found("padded-rows"))]
     phases = [planner.phase(name, tokens_per_second) for name in planner.slices]
     return RunPlan(
@@ -347,9 +346,8 @@ class _Planner:
             fitted = new.vocab_size if self.prepared is None else len(self.prepared.tokenizer)
             shape = new_model_config(new, vocabulary=fitted)
         assert shape is not None, "a recipe has a path or a new model"
-        measured = recipe.data.test or recipe.data.has_validation
         self.sampled = [] if recipe.skip_grpo else ["grpo sample"]
-        self.sampled += ["evaluation"] if measured else []
+        self.sampled += ["evaluation"] if recipe.data.test or recipe.data.has_validation else []
         copy = copy_dtype(recipe.sampling, recipe.model, device) if self.sampled else None
         self.policy = weightless_policy(recipe.model, shape, device)
         self.model = ModelMemory(recipe.model, self.policy, device, copy)
@@ -371,15 +369,15 @@ class _Planner:
             part.save_pretrained(folder)
 
     def _lengths(self) -> tuple[list[int], list[tuple[int, int]], int]:
-        """Tokens of prompts, of demonstrations (prompt and completion), and of a completion.
+        """Tokens of GRPO's prompts, of demonstrations (prompt and completion), of a completion.
 
         Measured where data and tokenizer are on this machine, else as long as the recipe allows.
         """
         known, recipe = self.prepared, self.recipe
         if known is not None:
-            items = (*known.train, *known.validation, *known.test)
             solved = [(len(d.prompt.token_ids), len(d.token_ids)) for d in known.demonstrations]
-            return [len(prompt.token_ids) for _, prompt in items], solved, known.max_new_tokens
+            tokens = [len(prompt.token_ids) for _, prompt in known.train]
+            return tokens, solved, known.max_new_tokens
         new, total = recipe.sampling.max_new_tokens, recipe.sampling.max_total_tokens
         limit, context = recipe.prompt.max_prompt_tokens, context_length(self.policy.model.config)
         if total is not None:
@@ -477,17 +475,18 @@ class _Planner:
 
     def _sizes(self, name: str, slots: int) -> tuple[int, CacheSize]:
         """Completions of a prompt, and what at most so many slots hold."""
-        recipe, completion = self.recipe, self.completion
+        recipe, completion, prompts = self.recipe, self.completion, self.prompts
         samples = recipe.grpo.group_size
         most = recipe.grpo.prompts_per_step * samples
         if name == "evaluation":
             samples, test = recipe.evaluation.samples, self.sets.test
             completion = recipe.evaluation.max_new_tokens or completion
             most = slots if test is None else len(test) * samples
+            if (known := self.prepared) is not None:
+                prompts = [len(p.token_ids) for _, p in (*known.validation, *known.test)]
         slots = min(slots, most)
         # Slots that are refilled bit by bit end up with a prompt each.
-        prompts = min(slots, -(-most // samples))
-        return samples, CacheSize(slots, prompts, max(self.prompts), completion)
+        return samples, CacheSize(slots, min(slots, -(-most // samples)), max(prompts), completion)
 
 
 def _mean(lengths: list[int]) -> int:

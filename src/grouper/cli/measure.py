@@ -293,9 +293,7 @@ def _recorded(place: Path, split: str) -> EvaluationResult:
         place: a run folder, a folder of eval_runs, or the summary of one evaluation.
         split: `test`, `validation`, or the name of a suite.
     """
-    if _is_summary(place):
-        one = RunFolder(place.parent.parent).read_evaluation(place.stem)
-        assert one is not None, "its summary is there"
+    if _is_summary(place) and (one := RunFolder(place.parent.parent).read_evaluation(place.stem)):
         return one
     is_run = (place / "run.json").exists()
     later = sorted((place / "eval_runs").glob("*")) if is_run else []
@@ -350,21 +348,27 @@ def show_results(comparison: Comparison, *, parts: bool = True) -> None:
 def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> None:
     """Compare what was measured before; runs with commas between them are seeds of one arm."""
     places = [[Path(part).expanduser() for part in arm.split(",") if part] for arm in arms]
-    for place in (place for arm in places for place in arm):
+    every = [place for arm in places for place in arm]
+    for place in every:
         if not place.exists():
             raise ConfigError("there is nothing here", where=str(place), fix="Check the path.")
         if is_running(place):
             warn(f"the run in {place} goes on; this is what it has measured so far.")
     if not all(places):
         raise click.UsageError("there is nothing beside a comma.")
-    if len({place.resolve() for arm in places for place in arm}) < sum(map(len, places)):
+    if len({place.resolve() for place in every}) < len(every):
         raise click.UsageError("the same run cannot be two seeds of one arm, nor two arms.")
     if len(places) == 1 and len(places[0]) == 1 and not (places[0][0] / "run.json").exists():
         raise click.UsageError("name at least two things to compare, or one run.")
     if len(places) == 1:
         found = stages(places[0], on=on)
     else:
-        measured = [[_recorded(place, on) for place in arm] for arm in places]
+        recorded = {place: _recorded(place, on) for place in every}
+        after = {place: one.phase for place, one in recorded.items() if not _is_summary(place)}
+        if len({*after.values()}) > 1:  # perhaps one of them was stopped
+            phases = ", ".join(f"{place} after {phase}" for place, phase in after.items())
+            warn(f"they were not measured after the same phase: {phases}.")
+        measured = [[recorded[place] for place in arm] for arm in places]
         found = _pooled(dict(zip(_arm_names(places), measured, strict=True)))
     if as_json:
         show_json(found.numbers)

@@ -186,7 +186,7 @@ def is_numeric(answer: str) -> bool:
 
     No unit, no per cent, no fraction, no arithmetic left to do.
 
-    >>> [is_numeric(a) for a in ("-3", "1,000", "2.5", r"\frac{1}{2}", "40%", "7 cm", "x+1")]
+    >>> [is_numeric(a) for a in ("-3", "1,000", "2.5", r"\frac{1}{2}", "40%", "0,1", "7 cm")]
     [True, True, True, False, False, False, False]
     """
     return plain_number(answer) is not None

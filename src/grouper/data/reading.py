@@ -126,7 +126,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line, object_pairs_hook=_object)
             except (ValueError, RecursionError) as error:
                 yield UnreadableRow(f"line {number} is not JSON: {_reason(error)}")
                 continue
@@ -136,7 +136,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 
 def _read_json(path: Path) -> Iterator[Row]:
     try:
-        rows = json.loads(path.read_text("utf-8-sig"))
+        rows = json.loads(path.read_text("utf-8-sig"), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise DataError(f"not JSON: {_reason(error)}", where=f"{path}{line}") from error
@@ -145,6 +145,14 @@ def _read_json(path: Path) -> Iterator[Row]:
     for row in rows:
         what = f"it is a {type(row).__name__}, not an object with named columns"
         yield row if isinstance(row, dict) else UnreadableRow(what)
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises `ValueError`: the last of two equal names would win in silence."""
+    names = [name for name, _ in pairs]
+    if len({*names}) < len(names):
+        raise ValueError(f"it has two values for {max(names, key=names.count)!r}")
+    return dict(pairs)
 
 
 def _reason(error: ValueError | RecursionError) -> str:
@@ -178,9 +186,21 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=1024):
-                yield from batch.to_pylist()
+                yield from _as_written(batch.to_pylist(), batch.schema)
     except ArrowInvalid as error:
         raise DataError(f"not a Parquet file ({error})", where=str(path)) from error
+
+
+def _as_written(rows: Iterable[Row], schema: Iterable[Any]) -> Iterator[Row]:
+    """Rows of Arrow whose short floats have no more digits than they need.
+
+    A float32 of 0.1 is 0.1 and not 0.10000000149011612, which no answer equals.
+    """
+    # Arrow calls 64 bits a double.
+    short = {f.name: f.type.to_pandas_dtype() for f in schema if f.type in ("float", "halffloat")}
+    for row in rows:
+        known = {name: kind for name, kind in short.items() if row[name] is not None}
+        yield {**row, **{name: float(str(kind(row[name]))) for name, kind in known.items()}}
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
@@ -250,7 +270,9 @@ def read_hub(
         if commits is not None:  # what the cache has of a set on the Hub lies in COMMIT/
             files = " ".join(file["filename"] for file in getattr(rows, "cache_files", ()))
             commits.extend(dict.fromkeys(re.findall(r"/([0-9a-f]{40})/", files)))
-        yield from map(dict, rows)
+        # The columns of a stream are not always known.
+        schema = getattr(getattr(rows, "features", None), "arrow_schema", ())
+        yield from _as_written(map(dict, rows), schema)
     # Its own errors, those of the Hub's client, of the network, of file formats and of the disk
     # all come out of this one call, or of reading on.
     except Exception as error:  # the library has no common type of its own

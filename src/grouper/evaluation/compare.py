@@ -103,7 +103,7 @@ def compare(
         DataError: they share no problem.
     """
     seeds = seeds or {}
-    problems = [{(item.problem_id, item.answer) for item in result.light} for result in results]
+    problems = [{*result.problems} for result in results]
     ids = [{name for name, _ in of_result} for of_result in problems]
     shared = set.intersection(*problems) if problems else set()
     left_out = len(set().union(*ids)) - len(shared)
@@ -123,11 +123,10 @@ def compare(
             name: [_of_problems(one, shared, number) for number, one in enumerate(found)]
             for name, found in seeds.items()
         }
-    names = dict.fromkeys(item.problem_id for result in results for item in result.light)
-    common = [name for name in names if all(name in result.scores for result in results)]
-    pairs = list(itertools.pairwise(results))
-    if len(results) > 2:
-        pairs.append((results[0], results[-1]))
+    first = results[0].scores if results else {}
+    common = [name for name in first if all(name in result.scores for result in results)]
+    ends = [(results[0], results[-1])] if len(results) > 2 else []
+    pairs = [*itertools.pairwise(results), *ends]
     differences = [
         Difference(
             before=before.name,
@@ -156,8 +155,7 @@ def pool(name: str, seeds: Sequence[EvaluationResult]) -> EvaluationResult:
 
     Where each seed has problems of its own, they are all of these problems.
     """
-    problems = [{(item.problem_id, item.answer) for item in seed.light} for seed in seeds]
-    own = any(other != problems[0] for other in problems)
+    own = any(seed.problems != seeds[0].problems for seed in seeds)
     samples = max(seed.samples for seed in seeds)
     items = [
         replace(
@@ -199,7 +197,7 @@ def _over_seeds(
     changes = [new.accuracy - old.accuracy for old, new in zip(before, after, strict=True)]
     # Where seeds agree, as wide as if one completion of one seed had come out differently.
     n, items = len(changes), min(len(one.light) for one in (*before, *after))
-    return t_interval(changes, least=(n - 1) / n / max(1, items) ** 2)
+    return t_interval(changes, least=(n - 1) / n / max(1, items) ** 2, most=1.0)
 
 
 def _causes(
@@ -275,10 +273,10 @@ def label(name: str) -> str:
 
 def _notes(comparison: Comparison) -> list[str]:
     results = comparison.results
-    problems = len({item.problem_id for item in results[0].light})
+    problems = len(results[0].problems)
     *fewer, most = sorted({result.samples for result in results})
     each = "".join(f"{count} or " for count in fewer) + counted(most, "completion")
-    pooled = any(len(r.light) > len({i.problem_id for i in r.light}) * r.samples for r in results)
+    pooled = any(len(r.light) > len(r.problems) * r.samples for r in results)
     each += " each from every seed" if pooled else " each"
     notes = [f"{counted(problems, 'problem')}, {each}{_shared(results, comparison.seeds)}."]
     if comparison.differences:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, KeysView, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
@@ -169,6 +169,11 @@ class EvaluationResult:
         """
         light: Sequence[EvaluationItem] = getattr(self.items, "light", self.items)
         return light
+
+    @property
+    def problems(self) -> KeysView[tuple[str, str]]:
+        """(id, reference) of each, in order: what makes two problems the same."""
+        return dict.fromkeys((item.problem_id, item.answer) for item in self.light).keys()
 
     @cached_property
     def overall(self) -> Accuracy:
@@ -364,7 +369,7 @@ def _majority(ballot: Sequence[EvaluationItem]) -> float:
     """The share of the most frequent answers of one problem that are right."""
     votes = _by(ballot, lambda i: i.extracted and _as_vote(i.extracted), lambda i: i.correct)
     most = max(map(len, votes.values()), default=0)
-    return mean_of(vote[0] for vote in votes.values() if len(vote) == most) if most else 0.0
+    return mean_of(mean_of(vote) for vote in votes.values() if len(vote) == most) if most else 0.0
 
 
 @lru_cache(maxsize=10_000)

@@ -13,10 +13,8 @@ from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 Verdict = Literal["better", "worse", "no evidence"]
-Array = npt.NDArray[np.float64]
 
 # Of every interval that is shown.
 CONFIDENCE = 0.95
@@ -91,27 +89,25 @@ def t_quantile(p: float, degrees: int) -> float:
     return float(findroot(excess, NormalDist().inv_cdf(p)))
 
 
-def t_interval(values: Sequence[float], least: float = 0.0) -> Interval:
+def t_interval(values: Sequence[float], least: float = 0.0, most: float = math.inf) -> Interval:
     """Student's interval of a mean: m -+ t s / sqrt(n), with n - 1 degrees of freedom.
 
-    The sum of squares in s is `least` at least.
+    The sum of squares in s is `least` at least, and no end is beyond `most`, where no mean can be.
+    Of one value it is all that there can be.
 
     By hand, 1 and 3: m = 2, s = sqrt(2), t = 12.706, so 2 -+ 12.706.
 
     >>> interval = t_interval([1, 3])
     >>> round(interval.low, 3), round(interval.high, 3)
     (-10.706, 14.706)
-
-    Raises:
-        ValueError: fewer than two values.
     """
     n = len(values)
     if n < 2:
-        raise ValueError(f"no interval of {n} values")
+        return Interval(-most, most)
     mean = math.fsum(values) / n
     squares = max(math.fsum((value - mean) ** 2 for value in values), least)
     half = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * math.sqrt(squares / (n - 1) / n)
-    return Interval(mean - half, mean + half)
+    return Interval(max(-most, mean - half), min(most, mean + half))
 
 
 def wilson_interval(successes: float, trials: float, confidence: float = CONFIDENCE) -> Interval:
@@ -314,11 +310,8 @@ def paired_comparison(
         p_value = mcnemar_p_value(higher, lower)
         method = "exact McNemar test, Bonett-Price interval"
     else:
-        interval = Interval(-1.0, 1.0)
-        if n > 1:
-            # Where (nearly) nothing changed, as wide as if one sample of one problem had.
-            found = t_interval(differences, least=(n - 1) / n / samples**2)
-            interval = Interval(max(-1.0, found.low), min(1.0, found.high))
+        # Where (nearly) nothing changed, as wide as if one sample of one problem had.
+        interval = t_interval(differences, least=(n - 1) / n / samples**2, most=1.0)
         p_value = sign_flip_p_value(differences)
         method = "sign-flip test, t interval over problems"
     verdict: Verdict = "better" if interval.low > 0 else "worse"

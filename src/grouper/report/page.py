@@ -196,16 +196,17 @@ def _verdicts(views: Views) -> Iterator[Part]:
 
 def _verdict(split: str, results: Sequence[EvaluationResult]) -> tuple[str, str]:
     """Its tone, and the sentences."""
+    try:  # on the problems that both have, as the difference is
+        found = compare([*results[:1], *results[1:][-1:]])
+        results, differences = found.results, found.differences
+    except DataError:
+        differences = ()
     first, last = results[0], results[-1]
     before, after = label(first.name), label(last.name)
     problems = f"{last.overall.problems} {split} problems"
-    try:
-        differences = compare([first, last]).differences if len(results) > 1 else ()
-    except DataError:
-        differences = ()
     if not differences:
-        found = f"{after} solves {100 * last.accuracy:.1f} % of {problems}"
-        return "unsure", f"{found}; there is nothing to compare it with yet."
+        text = f"{after} solves {100 * last.accuracy:.1f} % of {problems}"
+        return "unsure", f"{text}; there is nothing to compare it with yet."
     paired = differences[0].paired
     low, high = (100 * end for end in (paired.interval.low, paired.interval.high))
     tone, text = {

@@ -307,7 +307,10 @@ def repetition_penalty(
 LONGEST = 20_000
 
 _HASHES = AnswerContract(kind=AnswerKind.HASHES)
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
+# Commas stand between thousands: `1,2` is a list.
+_NUMBER = re.compile(
+    r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII
+)
 
 
 def plain_number(text: str, *, first: bool = False) -> float | None:

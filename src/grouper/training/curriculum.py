@@ -157,10 +157,6 @@ class DifficultyBand:
         for group in groups:
             self.seen[group.problem.id] = (group.solved, len(group.rollouts), epoch)
 
-    def left_out(self, problem_ids: Sequence[str], epoch: int) -> int:
-        """How many of these problems are outside the band now."""
-        return sum(not self.allows(name, epoch) for name in problem_ids)
-
 
 def read_pass_rates(path: Path) -> dict[str, tuple[int, int]]:
     """Problem id -> (correct, completions) from what `grouper data difficulty` wrote.

@@ -554,8 +554,8 @@ def _report(
     if gap is not None:
         tallies["sampler_push_gap"] = Tally.of([gap])
     if state.difficulty is not None:
-        ids = [problem.id for problem, _ in run.prepared.train]
-        left_out = state.difficulty.left_out(ids, state.position // state.stream.size)
+        band, epoch = state.difficulty, state.position // state.stream.size
+        left_out = sum(not band.allows(problem.id, epoch) for problem, _ in run.prepared.train)
         tallies["problems/left_out"] = Tally.of([left_out])
     # What makes a run irreproducible is recorded: a grader that timed out or crashed.
     broken = [

@@ -18,7 +18,7 @@ from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.allocator import prefer_expandable_segments
 from grouper.models.policy import Policy
-from grouper.runs.folder import STATE_FILE
+from grouper.runs.folder import PHASES, STATE_FILE
 from grouper.runs.records import LENGTHS, Changes, RunInfo, describe_changes, that_differ
 from grouper.training.checkpoint import (
     OPTIMIZER_FOLDER,
@@ -80,8 +80,7 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
             policy = None
             run.forget_policy()
         _phase(run, "grpo", policy, hooks)
-    names = ("base", "sft", "grpo")
-    results = tuple(r for name in names if (r := run.folder.read_evaluation(name)) is not None)
+    results = tuple(r for name in PHASES if (r := run.folder.read_evaluation(name)) is not None)
     comparison = compare(results) if len(results) > 1 else None
     on_rank0(run.folder.redraw)
     saved = on_rank0(lambda: export_to_save_path(recipe, run.path))

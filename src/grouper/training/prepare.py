@@ -153,8 +153,7 @@ class Prepared:
         if sets.sft is not None and not recipe.skip_sft:
             self.demonstrations = self._demonstrations(sets.sft, "sft")
             if sets.validation is not None and any(p.solution for p in sets.validation.problems):
-                shown = self._demonstrations(sets.validation, "validation")
-                self.validation_demonstrations = shown
+                self.validation_demonstrations = self._demonstrations(sets.validation, "validation")
         if train is None or sets.train is None:
             train = self._prompts(sets.train, "train")
         self.train = train

@@ -219,9 +219,8 @@ def find_leaks(recipe: Recipe, sets: ProblemSets) -> list[Leak]:
     phases = ((sets.sft, recipe.skip_sft), (sets.train, recipe.skip_grpo))
     parts = [part for part, skipped in phases if part is not None and not skipped]
     trained = [problem for part in parts for problem in part.problems]
-    for name, part in (("validation", sets.validation), ("test", sets.test)):
-        found = find_overlap(trained, part.problems) if part is not None else ()
-        if found:
+    for name, part in sets.parts.items():
+        if name in MEASURED and (found := find_overlap(trained, part.problems)):
             same = sum(overlap.same_question for overlap in found)
             count = f"data.{name}: {len(found)} problems are in the training data"
             warning = (
@@ -231,8 +230,8 @@ def find_leaks(recipe: Recipe, sets: ProblemSets) -> list[Leak]:
             )
             leaks.append(Leak(count=count, warning=warning))
     if sets.validation is not None and sets.test is not None:
-        chosen_on = {problem.id for problem in sets.validation.problems}
-        both = sum(problem.id in chosen_on for problem in sets.test.problems)
+        overlaps = find_overlap(sets.validation.problems, sets.test.problems)
+        both = sum(overlap.same_question for overlap in overlaps)
         if both:
             count = f"data.test: {both} problems are in data.validation"
             warning = (

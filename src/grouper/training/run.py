@@ -343,12 +343,12 @@ class Run:
         items, minutes = self.prepared.validation, self.recipe.evaluation.validation_minutes
         if minutes is None:
             return items, None
-        earlier = (r for r in self.folder.read_evaluations() if r.split == "validation")
-        first = processes.on_rank0(lambda: next(earlier, None))
-        if first is not None:
-            by_id = {item[0].id: item for item in items}
-            chosen = dict.fromkeys(item.problem_id for item in first.light)
-            return tuple(by_id[name] for name in chosen), None
+        known = {(item[0].id, item[0].answer): item for item in items}
+        looks = (r.problems for r in self.folder.read_evaluations() if r.split == "validation")
+        # Those before a change of the data were on other problems.
+        fitting = (tuple(look) for look in looks if look <= known.keys())
+        if (first := processes.on_rank0(lambda: next(fitting, None))) is not None:
+            return tuple(known[problem] for problem in first), None
         seed = self.recipe.seed
         return (
             tuple(sorted(items, key=lambda item: draw_seed(seed, "validation", item[0].id))),
