@@ -24,18 +24,14 @@ from grouper.errors import FULL, RunFolderError
 def refused(error: OSError, path: Path) -> NoReturn:
     """Raise an error of the operating system about `path` as a `RunFolderError`."""
     reason = os.strerror(error.errno) if error.errno else str(error)
+    what, fix = "cannot write here", "Set output_dir to a folder you may write to."
     if error.errno in {*FULL, errno.EIO}:  # another disk would solve all of them
-        raise RunFolderError(
-            f"nothing more can be written ({reason})",
-            where=str(path),
-            fix="Free some space (old checkpoints first) or set output_dir to another disk, then "
-            "start it again (a run with --resume); what was written before is complete.",
-        ) from error
-    raise RunFolderError(
-        f"cannot write here ({reason})",
-        where=str(path),
-        fix="Set output_dir to a folder you may write to.",
-    ) from error
+        what = "nothing more can be written"
+        fix = (
+            "Free some space (old checkpoints first) or set output_dir to another disk, then "
+            "start it again (a run with --resume); what was written before is complete."
+        )
+    raise RunFolderError(f"{what} ({reason})", where=str(path), fix=fix) from error
 
 
 @contextlib.contextmanager
