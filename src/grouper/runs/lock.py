@@ -75,9 +75,8 @@ class RunLock:
                 return -1
             folder = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
             _flock(folder)
-            mine = {"pid": self.pid, "host": self._host}
             os.ftruncate(handle, 0)
-            os.pwrite(handle, json.dumps(mine).encode(), 0)
+            os.pwrite(handle, json.dumps({"pid": self.pid, "host": self._host}).encode(), 0)
         except BaseException as error:  # close both, whatever it is
             for opened in (folder, handle):
                 with contextlib.suppress(OSError):
