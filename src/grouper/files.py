@@ -177,6 +177,25 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
             packed.write((dumps(record) + "\n").encode())
 
 
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Add a record to a file of JSON lines: all of its line or, on a full disk, no part of it.
+
+    Raises:
+        RunFolderError: the file cannot be written, or the disk is full.
+    """
+    line, written = memoryview((dumps(record) + "\n").encode()), 0
+    # Unbuffered, so that a failed write is not tried again on closing.
+    with refusing(path), path.open("ab", buffering=0) as file:
+        try:
+            while written < len(line):
+                written += file.write(line[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                if file.tell() == path.stat().st_size:  # nobody has written behind it
+                    file.truncate(file.tell() - written)
+            raise
+
+
 def read_lines(path: Path, parse: Callable[[str], Any] = json.loads) -> Iterator[Any]:
     """Read what `write_lines` wrote.
 
