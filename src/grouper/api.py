@@ -41,7 +41,7 @@ from grouper.errors import DataError, RunFolderError
 from grouper.evaluation.evaluate import settings_name
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.suites import Suite
-from grouper.files import dumps, refusing, write_atomic
+from grouper.files import append_line, dumps, write_atomic
 from grouper.grading import extract
 from grouper.models.folders import (
     identity_of,
@@ -647,16 +647,14 @@ def stream(question: str, model: Generator, **changes: Any) -> Iterator[str]:
 def append_jsonl(path: str | Path, solution: Solution, **extra: Any) -> None:
     """Add one line to a JSONL file, which is made if it is not there.
 
-    Its fields are those that `grouper generate` writes: `question`, `prompt`, `response`,
-    `extracted`, `reason`, `finish_reason`, `tokens`; and those of `extra`. The line is written in
-    one piece, so that several writers do not mix theirs.
+    Its fields are `question`, `prompt`, `response`, `extracted`, `reason`, `finish_reason` and
+    `tokens`, named as in what `grouper generate` writes; and those of `extra`. The line is written
+    in one piece, so that several writers do not mix theirs.
 
     Raises:
         RunFolderError: the file cannot be written.
     """
-    target = Path(path).expanduser()
-    with refusing(target), target.open("ab", buffering=0) as file:
-        file.write((dumps({**solution.as_row(), **extra}) + "\n").encode())
+    append_line(Path(path).expanduser(), {**solution.as_row(), **extra})
 
 
 # --- demonstrations out of a model's own answers -------------------------------------------------

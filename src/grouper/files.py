@@ -24,18 +24,14 @@ from grouper.errors import FULL, RunFolderError
 def refused(error: OSError, path: Path) -> NoReturn:
     """Raise an error of the operating system about `path` as a `RunFolderError`."""
     reason = os.strerror(error.errno) if error.errno else str(error)
+    what, fix = "cannot write here", "Set output_dir to a folder you may write to."
     if error.errno in {*FULL, errno.EIO}:  # another disk would solve all of them
-        raise RunFolderError(
-            f"nothing more can be written ({reason})",
-            where=str(path),
-            fix="Free some space (old checkpoints first) or set output_dir to another disk, then "
-            "start it again (a run with --resume); what was written before is complete.",
-        ) from error
-    raise RunFolderError(
-        f"cannot write here ({reason})",
-        where=str(path),
-        fix="Set output_dir to a folder you may write to.",
-    ) from error
+        what = "nothing more can be written"
+        fix = (
+            "Free some space (old checkpoints first) or set output_dir to another disk, then "
+            "start it again (a run with --resume); what was written before is complete."
+        )
+    raise RunFolderError(f"{what} ({reason})", where=str(path), fix=fix) from error
 
 
 @contextlib.contextmanager
@@ -179,6 +175,25 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     ):
         for record in records:
             packed.write((dumps(record) + "\n").encode())
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Add a record to a file of JSON lines: all of its line or, on a full disk, no part of it.
+
+    Raises:
+        RunFolderError: the file cannot be written, or the disk is full.
+    """
+    line, written = memoryview((dumps(record) + "\n").encode()), 0
+    # Unbuffered, so that a failed write is not tried again on closing.
+    with refusing(path), path.open("ab", buffering=0) as file:
+        try:
+            while written < len(line):
+                written += file.write(line[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                if file.tell() == path.stat().st_size:  # nobody has written behind it
+                    file.truncate(file.tell() - written)
+            raise
 
 
 def read_lines(path: Path, parse: Callable[[str], Any] = json.loads) -> Iterator[Any]:

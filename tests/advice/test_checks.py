@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,14 @@ def names(path: Path) -> list[str]:
 
 def test_nothing_is_found_in_a_healthy_run(tmp_path: Path) -> None:
     assert names(run_of(tmp_path)) == []
+
+
+def test_numbers_of_a_row_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    def sometimes(curve: Curve) -> Curve:
+        return lambda t: [math.nan, math.inf, curve(t)][t % 3]
+
+    curves = {name: sometimes(curve) for name, curve in HEALTHY.items()}
+    assert names(run_of(tmp_path, **curves)) == []
 
 
 def metric(name: str, curve: Curve, **more: Any) -> dict[str, Any]:

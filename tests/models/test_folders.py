@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.errors import ConfigError, ModelError, RunFolderError
-from grouper.models.folders import local_model, model_in, recipe_for, trained_model
+from grouper.models.folders import base_of, local_model, model_in, recipe_for, trained_model
 
 
 @pytest.fixture
@@ -38,6 +40,25 @@ def test_a_folder_that_holds_a_model_means_itself(run, file):
     assert model_in(str(run)) == trained_model(load_recipe("demo"), run) == str(run)
     assert recipe_for(str(run)).name == "demo"
     assert model_in("owner/model") == "owner/model"
+
+
+def _adapter(folder: Path, base: Path) -> str:
+    folder.mkdir(parents=True)
+    settings = {"peft_type": "LORA", "base_model_name_or_path": str(base)}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return str(folder)
+
+
+def test_the_adapter_of_a_run_that_was_moved_belongs_to_the_base_of_that_run(run, tmp_path):
+    """Also where another run has taken its place: a base drawn by another seed is another model."""
+    before, other = tmp_path / "outputs" / "demo" / "base", tmp_path / "other" / "base"
+    for base in (run / "base", before, other):
+        base.mkdir(parents=True)
+        (base / "config.json").write_text("{}")
+    assert base_of(_adapter(run / "sft" / "final", before)) == str(run / "base")
+    assert base_of(_adapter(run / "grpo" / "final", other)) == str(other)  # by grpo.start_from
+    shutil.rmtree(before)
+    assert base_of(str(run / "sft" / "final")) == str(run / "base")
 
 
 @pytest.mark.parametrize("content", ["{", "[]"])

@@ -112,11 +112,20 @@ class _Handler(Handler):
             branches.setdefault(match[2], dict(branches["main"]))
             self.reply({}, 409 if exists else 200)
         elif match := re.fullmatch(r"/api/models/(.+)/tag/(.+)", path):
-            repo = self.hub.repos[match[1]]
-            repo.tags[json.loads(body)["tag"]] = dict(repo.branches["main"])
-            self.reply()
+            repo, tag = self.hub.repos[match[1]], json.loads(body)["tag"]
+            exists = tag in repo.tags
+            repo.tags.setdefault(tag, dict(repo.branches["main"]))
+            self.reply({}, 409 if exists else 200)
         else:
             self.reply({"error": path}, 404)
+
+    def do_DELETE(self) -> None:
+        match = re.fullmatch(r"/api/models/(.+)/tag/(.+)", unquote(urlsplit(self.path).path))
+        assert match is not None
+        if self.hub.repos[match[1]].tags.pop(match[2], None) is None:
+            self.reply({}, 404, X_Error_Code="RevisionNotFound")
+        else:
+            self.reply()
 
     def instructions(self, asked: dict[str, Any]) -> dict[str, Any]:
         """How an object is uploaded: not at all, in one piece, or in parts."""

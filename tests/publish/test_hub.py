@@ -108,6 +108,26 @@ def test_a_revision_is_a_branch_and_a_tag_a_commit(hub: FakeHub, folder: Path) -
     assert hub.repos[REPO].commits == [("try", "Checkpoint grpo-000020")]
 
 
+def test_a_tag_names_what_was_pushed_last(hub: FakeHub, folder: Path) -> None:
+    """Another run that is pushed to the same repository has checkpoints of the same steps."""
+    for text in (b"one", b"two"):
+        (folder / "README.md").write_bytes(text)
+        push(folder, REPO, tag="grpo-000020")
+        assert hub.repos[REPO].tags["grpo-000020"]["README.md"] == text
+
+
+def test_a_merged_model_replaces_the_adapter_of_its_checkpoints(hub: FakeHub, folder: Path) -> None:
+    """Transformers takes a repository with both for an adapter."""
+    for name in ("adapter_config.json", "model.safetensors.index.json"):
+        (folder / name).write_text("{}")
+    push(folder, REPO, tag="grpo-000020")
+    (folder / "adapter_config.json").unlink()
+    (folder / "model.safetensors.index.json").rename(folder / "config.json")
+    push(folder, REPO)
+    named = {name for name in hub.files(REPO) if name.endswith(".json")}
+    assert named == {EXPORT_FILE, "config.json"}
+
+
 def test_what_only_training_needs_stays_here(hub: FakeHub, folder: Path) -> None:
     (folder / "optimizer").mkdir()
     save_file({"m": torch.zeros(2)}, folder / "optimizer" / "0.safetensors")

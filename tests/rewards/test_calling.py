@@ -409,11 +409,18 @@ def test_what_is_not_one_number_is_refused_whatever_it_is(value: Any) -> None:
         call(MINE, lambda **_: [value], ONE)
 
 
-def test_an_exception_of_many_lines_is_one_paragraph() -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("one\n\n  two\n"), "ValueError: one two"),
+        (type("Odd", (Exception,), {"__str__": None})(), "Odd: a Odd that cannot be shown"),
+    ],
+)
+def test_whatever_it_raises_is_one_paragraph(error: Exception, told: str) -> None:
     def fails(**_: Any) -> list[float]:
-        raise ValueError("one\n\n  two\n")
+        raise error
 
-    with pytest.raises(RewardError, match=r"raised ValueError: one two \(.*\. It was given"):
+    with pytest.raises(RewardError, match=rf"raised {told} \(.*\. It was given"):
         call(MINE, fails, ONE)
 
 

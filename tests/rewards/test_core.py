@@ -26,7 +26,7 @@ from reward_calls import (
 )
 
 from grouper.config.schema import RewardConfig
-from grouper.errors import ConfigError, RewardError
+from grouper.errors import ConfigError, RewardError, RunFolderError
 from grouper.rewards import REWARDS, Completed, Notes, RewardStack, build_rewards, reward
 from grouper.types import AnswerFormat, Completion, FinishReason, Problem, Prompt, Reward
 
@@ -576,6 +576,13 @@ def test_what_a_function_that_varies_answers_is_kept_at_once(tmp_path: Path) -> 
     stack = stack_of(judge=(judge, {"deterministic": False}))
     stack.remember(path)
     assert score(stack, Notes(place="grpo 5"))[0].total == 6.0
+
+
+@pytest.mark.parametrize("line", ["{", "{}", "[]"])
+def test_answers_that_are_damaged_are_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "answers.jsonl").write_text(f"{line}\n")
+    with pytest.raises(RunFolderError, match="what rewards have answered cannot be read"):
+        stack_of().remember(tmp_path / "answers.jsonl")
 
 
 def test_a_reward_that_is_declared_to_vary_is_allowed_and_said() -> None:

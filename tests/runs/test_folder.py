@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from grouper.api import Solution, append_jsonl
 from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import read_lines, write_lines
@@ -345,7 +346,19 @@ def test_a_full_disk_is_one_clear_error(tmp_path):
         run.append_metrics(make_report("sft", 1))
 
 
-def test_a_line_that_did_not_fit_leaves_no_part_behind(tmp_path):
+SOLUTION = Solution(
+    question="q", prompt="p", response="r", answer="4", reason="", finish_reason="length", tokens=3
+)
+
+
+@pytest.mark.parametrize(
+    "append",
+    [
+        lambda run: run.append_metrics(make_report("sft", 2)),
+        lambda run: append_jsonl(run.path / "metrics.jsonl", SOLUTION),
+    ],
+)
+def test_a_line_that_did_not_fit_leaves_no_part_behind(tmp_path, append):
     resource = pytest.importorskip("resource")
     import signal
 
@@ -357,7 +370,7 @@ def test_a_line_that_did_not_fit_leaves_no_part_behind(tmp_path):
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 30, limits[1]))
         with pytest.raises(RunFolderError):
-            run.append_metrics(make_report("sft", 2))
+            append(run)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)

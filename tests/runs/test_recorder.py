@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from grouper import errors
 from grouper.api import train
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.config.schema import TrackerConfig, TrackingConfig
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, RunFolderError
 from grouper.models.process_group import ProcessGroup
 from grouper.report.page import draw_pictures
 from grouper.runs.folder import RunFolder
@@ -102,6 +103,32 @@ def run(folder: Path, *trackers: str) -> RunFolder:
     with Run(load_recipe("demo", overrides)) as open_run:
         train(open_run)
     return RunFolder(folder / "demo")
+
+
+@pytest.mark.parametrize("place", ["moved", "taken"])
+def test_nothing_is_written_where_the_folder_was(tmp_path: Path, place: str) -> None:
+    """It would be half a run, or mixed with the one that is there now."""
+    recipe = load_recipe("demo").override(f"output_dir={tmp_path}")
+    info = RunInfo(recipe_hash=recipe_hash(recipe), versions={}, fingerprints={})
+    recorder = Recorder(recipe, ProcessGroup(), {}, info)
+    recorder.append_metrics(report("sft", 1, {"loss": 1.0}))
+    recorder.path.rename(tmp_path / "moved")
+    if place == "taken":
+        recorder.path.mkdir()
+        there = json.loads((tmp_path / "moved" / "run.json").read_text())
+        there["host"]["started"] = "later"
+        (recorder.path / "run.json").write_text(json.dumps(there))
+        (recorder.path / ".lock").write_text('{"pid": 1, "host": "other"}')
+    before = sorted(tmp_path.rglob("*"))
+    for write in (
+        lambda: recorder.append_metrics(report("sft", 2, {"loss": 1.0})),
+        lambda: recorder.write_rollouts("grpo", 1, []),
+        lambda: recorder.write_evaluation(result("base", "base", 0, "test", 0)),
+    ):
+        with pytest.raises(RunFolderError, match="was deleted, moved or replaced while"):
+            write()
+    recorder.close()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.slow

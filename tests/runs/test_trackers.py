@@ -70,7 +70,15 @@ def test_what_a_sink_raises_is_told_once_and_it_is_asked_again(caplog):
     assert broken.steps == [1, 2, 3]
     told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     (once,) = told
-    assert once.endswith("the run goes on anyway (reported once): SystemExit: no 1")
+    assert "the run goes on anyway (reported once): SystemExit: no 1 (test_trackers.py, " in once
+
+
+def test_what_it_raises_need_not_have_a_text(caplog):
+    def build():
+        raise type("Odd", (Exception,), {"__str__": None})
+
+    close_all([Background("odd", build)])
+    assert "(reported once): Odd: a Odd that cannot be shown" in caplog.text
 
 
 def test_a_sink_that_cannot_be_made_is_told_and_nothing_waits_for_it(caplog):

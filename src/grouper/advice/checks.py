@@ -373,8 +373,7 @@ def _lags(record: Record) -> Iterator[tuple[int, int]]:
             version = int(drawn["policy_version"])
             first = version - updates if first is None else first
             yield report.step, first + updates - version
-        tally = report.tallies.get("updates")
-        updates += int(tally.sum) if tally is not None else 0
+        updates += int(sum(curve([report], "updates")))
 
 
 def not_finite(record: Record) -> Iterator[Finding]:

@@ -78,8 +78,7 @@ def report(runs: tuple[str, ...], *, output: Path | None) -> None:
     if len({Path(run).expanduser().resolve() for run in runs}) < len(runs):
         raise click.UsageError("the same run is named twice.")
     folders = [_opened(run) for run in runs]
-    several = Path("report.html") if len(runs) > 1 else None
-    target = (output or several or folders[0].path / "report.html").expanduser()
+    target = (output or (Path() if len(runs) > 1 else folders[0].path)).expanduser()
     target = target / "report.html" if target.is_dir() else target
     require_writable(target.absolute(), "Name another file with --output.")
     from grouper.report.page import write_report
@@ -145,8 +144,7 @@ def diagnose(run: str, *, as_json: bool) -> int:
         warn(f"left out: {error.paragraph()}")
     steps = {"sft": len(record.sft), "grpo": len(record.grpo)}
     if as_json:
-        found = [asdict(finding) for finding in findings]
-        show_json({"run": run, "steps": steps, "findings": found})
+        show_json({"run": run, "steps": steps, "findings": [*map(asdict, findings)]})
     else:
         done = ", ".join(f"{counted(n, 'step')} of {phase}" for phase, n in steps.items() if n)
         click.echo(f"{run}: {done}")

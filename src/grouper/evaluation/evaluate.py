@@ -17,7 +17,6 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -153,7 +152,7 @@ def evaluate(
             sampler=sampler,
             grader=grader,
             processes=processes,
-            writer=partial(unfinished.writer, processes.rank),
+            write=partial(unfinished.write, processes.rank),
             progress=progress or (lambda *_: None),
         )
         finish = partial(
@@ -212,7 +211,7 @@ class _Drawing:
     sampler: Sampler
     grader: Grader
     processes: ProcessGroup
-    writer: Callable[[], AbstractContextManager[Write]]
+    write: Write
     progress: Callable[[int, int], None]
 
     def here(self, drawn: set[int], seconds: float | None) -> int:
@@ -292,17 +291,16 @@ class _Drawing:
 
     def draw(self, places: Sequence[int]) -> Iterator[None]:
         """Those at these places of the requests, one whenever the next is asked for."""
-        with self.writer() as write:
-            graded = grade_as_drawn(
-                [self.requests[place] for place in places],
-                [self.references[place] for place in places],
-                sampler=self.sampler,
-                grader=self.grader,
-            )
-            for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
-                write(places[n], completion, grade, lenient.verdict)
-                self.progress(done, len(places))
-                yield
+        graded = grade_as_drawn(
+            [self.requests[place] for place in places],
+            [self.references[place] for place in places],
+            sampler=self.sampler,
+            grader=self.grader,
+        )
+        for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
+            self.write(places[n], completion, grade, lenient.verdict)
+            self.progress(done, len(places))
+            yield
 
 
 class _Received:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
@@ -17,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from grouper.config.checks import plain
 from grouper.evaluation.result import EvaluationItem
-from grouper.files import dumps, read_lines, refusing, write_atomic
+from grouper.files import append_line, dumps, read_lines, refusing, write_atomic
 from grouper.types import Completion, FinishReason, Grade, Verdict
 
 Row = TypeVar("Row")
@@ -216,22 +215,15 @@ class Unfinished:
             Verdict(row["lenient"]),
         )
 
-    @contextlib.contextmanager
-    def writer(self, rank: int) -> Iterator[Write]:
-        """Writes completions into the file of a process, each as a whole line and at once."""
-        path = self.folder / f"{rank}.jsonl"
-        with refusing(path), path.open("ab", buffering=0) as file:
-
-            def write(place: int, one: Completion, grade: Grade, lenient: Verdict) -> None:
-                row = {
-                    "place": place,
-                    "completion": (one.token_ids, one.text, one.finish_reason, one.policy_version),
-                    "grade": {name: getattr(grade, name) for name in grade.__slots__},
-                    "lenient": lenient,
-                }
-                file.write((dumps(row) + "\n").encode())
-
-            yield write
+    def write(self, rank: int, place: int, one: Completion, grade: Grade, lenient: Verdict) -> None:
+        """Write a completion into the file of a process, at once."""
+        row = {
+            "place": place,
+            "completion": (one.token_ids, one.text, one.finish_reason, one.policy_version),
+            "grade": {name: getattr(grade, name) for name in grade.__slots__},
+            "lenient": lenient,
+        }
+        append_line(self.folder / f"{rank}.jsonl", row)
 
     def close(self) -> None:
         for file in self._files:

@@ -150,18 +150,20 @@ def read_adapter(path: str) -> dict[str, Any] | None:
 def base_of(path: str) -> str:
     """The whole model below an adapter, or `path` itself where it is no adapter folder.
 
-    That is the base model as the adapter names it, or the `base` of a run that was moved.
+    That is the base model as the adapter names it; in a run, `base` means that of the run itself,
+    which may have been moved, or copied before another one took its place.
 
     Raises:
         ModelError: the adapter cannot be read, or its base model is not there.
+        ConfigError: it lies in a run whose recipe cannot be read.
     """
     adapter = read_adapter(path)
     if adapter is None:
         return path
-    base = str(adapter["base_model_name_or_path"])
-    if looks_local(base) and not Path(base).is_dir():
-        moved = (parent / "base" for parent in Path(path).expanduser().resolve().parents)
-        base = next((str(folder) for folder in moved if is_model(folder)), base)
+    base, run = str(adapter["base_model_name_or_path"]), run_of(path)
+    if run is not None and is_model(run / "base"):
+        name = load_recipe(run / RECIPE_FILE).name
+        base = str(run / "base") if Path(base).parts[-2:] == (name, "base") else base
     require_model_folder(base, where=f"the base model of the adapter {path}")
     return base
 

@@ -23,6 +23,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of httpx, 
     HFValidationError,
     HTTPError,
     OfflineModeIsEnabled,
+    RevisionNotFoundError,
 )
 
 from grouper.errors import ModelError, first_line, hide
@@ -89,11 +90,13 @@ def push(
             revision=revision,
             commit_message=f"Checkpoint {tag}" if tag else "Upload by Grouper",
             ignore_patterns=[f"{OPTIMIZER_FOLDER}/*", STATE_FILE, BEST_FILE],
-            # Shards of an earlier push, if this one has others.
-            delete_patterns="*.safetensors",
+            # Of an earlier push: other shards, or the adapter of what is merged now.
+            delete_patterns=["*.safetensors*", "*config.json"],
         )
         if tag is not None:
-            api.create_tag(repo, tag=tag, revision=commit.oid, exist_ok=True)
+            with contextlib.suppress(RevisionNotFoundError):  # the Hub moves no tag
+                api.delete_tag(repo, tag=tag)
+            api.create_tag(repo, tag=tag, revision=commit.oid)
     except _REFUSALS as error:
         raise _refusal(error, repo) from error
     return str(commit.commit_url)

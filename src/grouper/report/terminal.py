@@ -169,13 +169,11 @@ def watch(run: RunFolder, console: Console, *, seconds: float) -> None:
         console: where.
         seconds: between updates.
     """
-    if not console.is_terminal:
-        console.print(frame(run))
-        return
-    with Live(frame(run), console=console, screen=True, auto_refresh=False) as live:
-        while is_running(run.path):
-            time.sleep(seconds)
-            live.update(frame(run), refresh=True)
+    if console.is_terminal:
+        with Live(frame(run), console=console, screen=True, auto_refresh=False) as live:
+            while is_running(run.path):
+                time.sleep(seconds)
+                live.update(frame(run), refresh=True)
     console.print(frame(run))
 
 

@@ -88,10 +88,9 @@ def load_user_object(
     except KeyboardInterrupt:
         raise
     except BaseException as raised:  # a user's module may raise anything; it is reported as theirs
-        what, fix = f"{type(raised).__name__}: {raised}", ""
+        what, fix = in_words(raised), ""
         if is_file:
-            line = "" if isinstance(raised, SyntaxError) else line_of_users(raised)  # it has one
-            what = f"{place} cannot be loaded: {what}{line}"
+            what = f"{place} cannot be loaded: {what}"
         else:
             what = str(raised) if isinstance(raised, ImportError) else what
             what = f"the module {place} of a {kind} cannot be imported: {what}"
@@ -193,19 +192,20 @@ def _add_sources(module: ModuleType, found: dict[Path, str]) -> None:
             _add_sources(other, found)
 
 
-def line_of_users(raised: BaseException) -> str:
-    """` (my_rewards.py, line 12, in brevity)`: where code of the user's raised an exception.
+def in_words(raised: BaseException) -> str:
+    """`ValueError: no unit (my_rewards.py, line 12, in brevity)`: what a user's code raised, where.
 
     The innermost line that is neither Grouper's nor of Python or an installed package, or else
-    the innermost that is not Grouper's; empty if there is none.
+    the innermost that is not Grouper's; without it if there is none.
     """
+    what = f"{type(raised).__name__}: {_text(raised, str)}"
     frames = [(f.f_code, line) for f, line in traceback.walk_tb(raised.__traceback__)]
     others = [(c, line) for c, line in frames if not c.co_filename.startswith((_OURS, "<"))]
     theirs = [(c, line) for c, line in others if not c.co_filename.startswith(_INSTALLED)]
     if not others:
-        return ""
+        return what
     code, line = (theirs or others)[-1]
-    return f" ({Path(code.co_filename).name}, line {line}, in {code.co_name})"
+    return f"{what} ({Path(code.co_filename).name}, line {line}, in {code.co_name})"
 
 
 # --- its arguments -------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def call(
         ) from error
     except BaseException as error:  # a user's function may raise anything; it is named
         raise RewardError(
-            f"the reward {name!r} raised {type(error).__name__}: {error}{line_of_users(error)}",
+            f"the reward {name!r} raised {in_words(error)}",
             where="rewards",
             fix=f"It was given the columns {', '.join(sorted(arguments))}.",
         ) from error
@@ -411,11 +411,15 @@ def _number(
 
 def shown(value: Any) -> str:
     """A value as text, cut where it is long."""
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - an integer of more than 4,300 digits, or a user's own class
-        text = f"a {type(value).__name__} that cannot be shown"
+    text = _text(value, repr)
     return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _text(value: Any, form: Callable[[Any], str]) -> str:
+    try:
+        return form(value)
+    except Exception:  # noqa: BLE001 - an integer of more than 4,300 digits, or a user's own class
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 # --- async functions -----------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from pydantic import create_model
 from grouper.config.checks import validate_json
 from grouper.config.credentials import expanded
 from grouper.config.schema import RewardConfig, Section
-from grouper.errors import GrouperError, RewardError, did_you_mean, raise_all
-from grouper.files import refusing, write_atomic
+from grouper.errors import GrouperError, RewardError, RunFolderError, did_you_mean, raise_all
+from grouper.files import append_line, write_atomic
 from grouper.grading import extract
 from grouper.grading.pool import shared_grader
 from grouper.rewards.calling import (
@@ -376,8 +376,15 @@ class RewardStack:
         whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last line
         if whole != text:
             write_atomic(path, whole.encode())
-        for row in map(json.loads, whole.splitlines()):
-            self._answers[row["key"]] = row
+        try:
+            rows = [json.loads(line) for line in whole.split("\n")[:-1]]
+            self._answers |= {row["key"]: row for row in rows}
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunFolderError(
+                f"what rewards have answered cannot be read ({error})",
+                where=str(path),
+                fix="Restore the file, or delete it: they are then asked again.",
+            ) from error
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -486,8 +493,7 @@ class RewardStack:
                 row["failed"] = [error.what, error.fix]
             row["logged"] = notes.logged[before:]
             self._answers[key] = row
-            with refusing(self._file), self._file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            append_line(self._file, row)
         else:
             notes.logged += [(metric, value) for metric, value in row["logged"]]
         if "failed" in row:

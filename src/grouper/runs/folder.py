@@ -36,8 +36,8 @@ from grouper.errors import RunFolderError
 from grouper.evaluation.items import StoredItems, Unfinished, row_of
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import (
+    append_line,
     delete,
-    dumps,
     read_json,
     read_lines,
     refused,
@@ -323,18 +323,7 @@ class RunFolder:
             rows = self._metrics_lines()
             self._elapsed_before = rows[-1][1].elapsed_s if rows else 0.0
         elapsed = self._elapsed_before + time.monotonic() - self._opened
-        line = (dumps(records.metrics_row(report, elapsed=elapsed)) + "\n").encode()
-        # Unbuffered, so that a failed write is not tried again on closing.
-        with refusing(self._metrics), self._metrics.open("ab", buffering=0) as file:
-            start = file.tell()
-            try:
-                left = memoryview(line)
-                while left:
-                    left = left[file.write(left) :]
-            except OSError:
-                with contextlib.suppress(OSError):
-                    file.truncate(start)
-                raise
+        append_line(self._metrics, records.metrics_row(report, elapsed=elapsed))
 
     def flush_metrics(self) -> None:
         """Wait until every line of `metrics.jsonl` is on disk; raises as `append_metrics` does."""

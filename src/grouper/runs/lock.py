@@ -36,7 +36,7 @@ class RunLock:
 
     def __init__(self, run: Path, what: str = "run") -> None:
         self._path, self._what = run.absolute() / LOCK_FILE, what
-        self.pid = os.getpid()
+        self.pid, self._host = os.getpid(), platform.node()
         self._handle = self._folder = -1
         mine = _HELD.pop(self._path, None)
         if mine is not None and mine.pid == self.pid:
@@ -54,8 +54,9 @@ class RunLock:
         if self._handle < 0:
             return
         os.close(self._folder)
-        with contextlib.suppress(OSError):
-            self._path.unlink()
+        if _holder(self._path) == (self.pid, self._host):  # else of a run that has taken its place
+            with contextlib.suppress(OSError):
+                self._path.unlink()
         os.close(self._handle)
         self._handle = self._folder = -1
         if _HELD.get(self._path) is self:
@@ -74,9 +75,8 @@ class RunLock:
                 return -1
             folder = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
             _flock(folder)
-            mine = {"pid": os.getpid(), "host": platform.node()}
             os.ftruncate(handle, 0)
-            os.pwrite(handle, json.dumps(mine).encode(), 0)
+            os.pwrite(handle, json.dumps({"pid": self.pid, "host": self._host}).encode(), 0)
         except BaseException as error:  # close both, whatever it is
             for opened in (folder, handle):
                 with contextlib.suppress(OSError):
@@ -135,13 +135,11 @@ def _flock(handle: int) -> bool:
 
 def _is_alive(holder: tuple[int, str] | None) -> bool:
     """Whether that process may still write; one of another machine cannot be checked, so it may."""
-    if holder is None:
+    if holder is None or holder == (os.getpid(), platform.node()):
         return False
     pid, host = holder
     if host != platform.node():
         return True
-    if pid == os.getpid():
-        return False
     try:
         os.kill(pid, 0)
     except OSError as error:  # one of another user may not be asked

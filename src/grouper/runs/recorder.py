@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from grouper.config.loading import resolved_yaml
 from grouper.config.schema import Recipe
+from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationResult
+from grouper.files import read_json
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards.calling import reward_label
 from grouper.runs.folder import Intent, RunFolder
@@ -38,15 +40,27 @@ TABLE_EVERY, TABLE_ROWS = 25, 16
 TABLE_COLUMNS = ("problem_id", "prompt", "completion", "extracted", "answer", "verdict", "reward")
 
 
+_GONE = "the folder was deleted, moved or replaced while the run went on"
+
+
 def _on_rank0(
     method: Callable[Concatenate[Any, Parameters], Value],
 ) -> Callable[Concatenate[Any, Parameters], Value]:
-    """A method that every process calls and rank 0 runs; all get its result."""
+    """A method that every process calls and rank 0 runs; all get its result.
+
+    It raises `RunFolderError` where the folder is no longer there: what follows would be half a run
+    that nothing can continue, or stand among the files of another one.
+    """
 
     @functools.wraps(method)
     def called(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Value:
+        def alone() -> Value:
+            if read_json(self._info, _GONE).get("host") != self._host:
+                raise RunFolderError(_GONE, where=str(self.path), fix="Put it back, and --resume.")
+            return method(self, *args, **kwargs)
+
         processes: ProcessGroup = self.processes
-        return processes.on_rank0(lambda: method(self, *args, **kwargs))
+        return processes.on_rank0(alone)
 
     return called
 
@@ -79,6 +93,8 @@ class Recorder(RunFolder):
         self.processes = processes
         self._is_new = False
         self._lock: RunLock | None = None
+        self._host: Mapping[str, str | int] = {}
+        """Where and when the run began; no other run has the same."""
         self._builders: dict[str, Callable[[], Sink]] = {}
         self._open: list[Background] | None = None
         self._weights = {reward_label(one.name): one.weight for one in recipe.rewards}
@@ -100,8 +116,8 @@ class Recorder(RunFolder):
         self._is_new = not self.check(info.recipe_hash, text, **intent)
         self._lock = RunLock(self.path)
         RunFolder.create(self.path, info, recipe_yaml=text, **intent)
-        started = str(self.read_info().host["started"])
-        self._builders = find_trackers(recipe, self.path, started=started)
+        self._host = self.read_info().host
+        self._builders = find_trackers(recipe, self.path, started=str(self._host["started"]))
 
     recipe_hashes = _on_rank0(RunFolder.recipe_hashes)
     record_resolved = _on_rank0(RunFolder.record_resolved)

@@ -27,7 +27,7 @@ from grouper.config.credentials import expanded
 from grouper.config.schema import TRACKERS, Recipe, TrackerConfig, TrackingConfig
 from grouper.errors import ConfigError, did_you_mean, raise_all, require_extra
 from grouper.evaluation.result import EvaluationResult
-from grouper.rewards.calling import load_user_object
+from grouper.rewards.calling import in_words, load_user_object
 from grouper.runs.records import flat
 from grouper.types import StepReport
 
@@ -417,10 +417,9 @@ class Background:
             if not self._has_failed:
                 self._has_failed = True
                 log.warning(
-                    "The tracker %s failed, and the run goes on anyway (reported once): %s: %s",
+                    "The tracker %s failed, and the run goes on anyway (reported once): %s",
                     self.name,
-                    type(error).__name__,
-                    error,
+                    in_words(error),
                 )
             return None
 

@@ -20,7 +20,7 @@ from grouper.errors import GrouperError, Interrupted, ModelError, RunFolderError
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import dumps, whole_folder
 from grouper.models.policy import Policy
-from grouper.rewards.calling import line_of_users, load_hook, shown
+from grouper.rewards.calling import in_words, load_hook, shown
 from grouper.training.checkpoint import TrainState, last_good, rotate, save_checkpoint
 from grouper.training.curriculum import evaluation_is_due
 from grouper.training.run import Run, validation_name
@@ -336,8 +336,7 @@ class UserHook(Hook):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
-            what = f"raised {type(error).__name__}: {error}{line_of_users(error)}"
-            return Asked(events=(f"hook {self._name} {what}",))
+            return Asked(events=(f"hook {self._name} raised {in_words(error)}",))
         if wrong:
             known = f"which is none of {', '.join(WORDS)}"
             return Asked(events=(f"hook {self._name} asks for {', '.join(wrong)}, {known}",))
