@@ -7,6 +7,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from tiny_models import ScriptedSampler
 
 from grouper import api
 from grouper.api import append_jsonl, load_generator, solve, stream, synthesize
@@ -16,7 +17,6 @@ from grouper.errors import ConfigError, DataError, ModelError, RunFolderError
 from grouper.models.process_group import ProcessGroup
 from grouper.prompts import make_format
 from grouper.runs.folder import RunFolder
-from grouper.sampling.base import ScriptedSampler
 from grouper.sampling.engines import Samplers
 
 

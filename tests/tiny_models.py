@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from grouper.algorithms.batching import (
     with_gradient,
 )
 from grouper.algorithms.weighting import token_mean
+from grouper.sampling.base import SampleRequest
 from grouper.types import (
     Completion,
     FinishReason,
@@ -112,6 +113,35 @@ class LetterTokenizer:
 
     def __len__(self) -> int:
         return VOCABULARY
+
+
+class ScriptedSampler:
+    """Answers every request from a function of the request and its index.
+
+    A token is a character's code point; 0 ends a completion that does not use up its length.
+
+    Args:
+        script: (request, index) -> the completion's text. Deterministic scripts make
+            deterministic runs.
+    """
+
+    def __init__(self, script: Callable[[SampleRequest, int], str]) -> None:
+        self._script = script
+
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        for index, request in enumerate(requests):
+            text = self._script(request, index)
+            ids = [*map(ord, text), 0]
+            limit = request.params.max_new_tokens
+            truncated = len(ids) > limit
+            completion = Completion(
+                token_ids=tuple(ids[:limit]),
+                logprobs=(-1.0,) * min(len(ids), limit),
+                text=text[: limit if truncated else None],
+                finish_reason=FinishReason.LENGTH if truncated else FinishReason.STOP_TOKEN,
+                policy_version=0,
+            )
+            yield index, completion
 
 
 def tokens(length: int, start: int) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -159,6 +159,27 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     named = any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__)
     return named or any(sign in str(error) for sign in _ALLOCATORS_SAY)
+
+
+@contextlib.contextmanager
+def as_model_error(what: str, *, fix: str, where: str = "", memory: bool = False) -> Iterator[None]:
+    """Report what another library raises in this block.
+
+    Args:
+        what: cannot be done.
+        fix: what to do.
+        where: as in `GrouperError`.
+        memory: also where memory runs out, for which `fix` has advice.
+
+    Raises:
+        ModelError: `what`, and the first line of why.
+    """
+    try:
+        yield
+    except Exception as error:  # of any class where a model does not fit
+        if isinstance(error, GrouperError) or (is_out_of_memory(error) and not memory):
+            raise
+        raise ModelError(f"{what}: {first_line(error)}", where=where, fix=fix) from error
 
 
 def first_line(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from tiny_models import ScriptedSampler
 
 from grouper import api
 from grouper.advice.checks import Samples, find, tags_in, tokenisation
@@ -17,7 +18,6 @@ from grouper.grading import grade
 from grouper.prompts import FORMATS
 from grouper.prompts.rendering import StopTokens
 from grouper.rewards import build_rewards
-from grouper.sampling.base import ScriptedSampler
 from grouper.types import Problem, Prompt, Reward, SamplingParams
 
 TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>

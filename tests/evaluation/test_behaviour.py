@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from evaluation.plain import plain
+from tiny_models import ScriptedSampler
 
 from grouper.config.schema import GradingConfig, RewardConfig
 from grouper.evaluation.compare import (
@@ -21,7 +22,6 @@ from grouper.prompts import FORMATS
 from grouper.rewards import RewardStack, build_rewards
 from grouper.rewards.builtin import format_holds
 from grouper.runs.folder import RunFolder
-from grouper.sampling.base import ScriptedSampler
 from grouper.types import Problem, Prompt, SamplingParams
 
 TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>

@@ -9,12 +9,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
+from tiny_models import ScriptedSampler
 
 from grouper.errors import DataError
 from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.statistics import wilson_interval
-from grouper.sampling.base import SampleRequest, ScriptedSampler
+from grouper.sampling.base import SampleRequest
 from grouper.types import Completion, Grade, Problem, Prompt, SamplingParams, Verdict
 
 

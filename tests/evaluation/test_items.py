@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 from evaluation.test_evaluate import FakeGrader, make_items
+from tiny_models import ScriptedSampler
 
 from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.items import StoredItems, Unfinished
 from grouper.evaluation.result import EvaluationResult
 from grouper.runs.folder import RunFolder
-from grouper.sampling.base import SampleRequest, ScriptedSampler
+from grouper.sampling.base import SampleRequest
 from grouper.types import Completion, SamplingParams
 
 

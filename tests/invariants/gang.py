@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_models import (
     LetterTokenizer,
+    ScriptedSampler,
     make_group,
     make_prompt,
     one_step,
@@ -45,7 +46,7 @@ from grouper.evaluation.evaluate import evaluate
 from grouper.grading import Grader
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
-from grouper.sampling.base import SampleRequest, ScriptedSampler, draw_seed
+from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.graded import draw_and_grade
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights

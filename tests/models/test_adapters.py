@@ -26,7 +26,9 @@ from grouper.models.loading import (
     quiet,
     save_policy,
 )
+from grouper.sampling.engine import make_engine
 from grouper.sampling.engines import Samplers
+from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.weights import SamplingWeights
 
 
@@ -165,6 +167,7 @@ def _no_json(adapter: Path, base: str) -> None:
         (lambda adapter, _: set_base(adapter, None), "does not say which base model"),
         (lambda adapter, base: set_base(adapter, base + "-gone"), "there is no folder"),
         (lambda adapter, _: configure(adapter, peft_type="IA3"), "of the kind IA3, not LoRA"),
+        (lambda adapter, _: configure(adapter, alora_invocation_tokens=[7]), "the kind ALORA, not"),
         (lambda adapter, _: configure(adapter, init_lora_weights="pissa_niter_4"), "which changes"),
         (lambda adapter, _: configure(adapter, init_lora_weights="OLoRA"), "with OLoRA, which"),
         (lambda adapter, _: configure(adapter, r="x"), "does not fit its base model"),
@@ -254,6 +257,7 @@ def test_what_is_more_than_a_plain_adapter_is_computed_by_peft(
         {"lora_bias": True},
         {"modules_to_save": ["lm_head"]},
         {"trainable_token_indices": [7]},
+        *([{"kasa_config": {}}] if hasattr(peft.LoraConfig, "kasa_config") else []),
     ],
 )
 def test_what_is_more_than_a_sum_is_not_merged_as_if_it_were_one(
@@ -267,6 +271,24 @@ def test_what_is_more_than_a_sum_is_not_merged_as_if_it_were_one(
     recipe = load_recipe("demo").override(model={"path": str(base), "new": None, "lora": {}})
     samplers = Samplers(recipe=recipe, tokenizer=None, stop_token_ids=[2], longest=4)
     assert samplers.over(policy)._weights.current() is policy
+
+
+def test_an_adapter_that_cannot_be_merged_is_one_paragraph(base: Path) -> None:
+    folder = str(made_by_peft(base, lora_bias=True))
+    with pytest.raises(ModelError, match=r"cannot be merged: .* has no bias. Set model.lora"):
+        load_policy(ModelConfig(path=str(base)), folder, seed=0)
+
+
+def test_a_head_that_is_saved_whole_beside_its_tied_embedding_is_sampled(tmp_path: Path) -> None:
+    """PEFT takes the sides of its matrix for each other; it was a traceback in the sampler."""
+    with quiet():
+        tiny_model(tie_word_embeddings=True).save_pretrained(tmp_path / "tied")
+    ends = {"modules_to_save": ["embed_tokens", "lm_head"], "ensure_weight_tying": True}
+    folder = str(made_by_peft(tmp_path / "tied", **ends))
+    policy = load_policy(
+        ModelConfig(path=str(tmp_path / "tied"), lora=LoraConfig()), folder, seed=0
+    )
+    assert make_engine(policy, CacheSize(1, 1, 4, 4), [96]).rows.vocabulary == 97
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])

@@ -36,6 +36,15 @@ def test_every_family_passes_and_stays_as_it_was(family: str, dtype: torch.dtype
     assert model.config._attn_implementation not in {attention.NAME, "grouper-check"}
 
 
+def test_a_model_that_does_not_run_is_one_paragraph() -> None:
+    """X-MOD wants to be told a language first."""
+    config = AutoConfig.for_model("xmod", vocab_size=97, hidden_size=32, num_attention_heads=4)
+    config.update({"num_hidden_layers": 1, "is_decoder": True})
+    policy = Policy(AutoModelForCausalLM.from_config(config))
+    with pytest.raises(ModelError, match="XmodForCausalLM cannot be run: Input language unknown"):
+        check_logits(policy)
+
+
 def test_what_does_not_run_natively_is_not_looked_at() -> None:
     check_native_attention(Policy(tiny_model("gpt2"), native=False))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tiny_models import make_prompt
+from tiny_models import ScriptedSampler, make_prompt
 
-from grouper.sampling.base import Sampler, SampleRequest, ScriptedSampler, StopStrings
+from grouper.sampling.base import Sampler, SampleRequest, StopStrings
 from grouper.types import FinishReason, SamplingParams
 
 

@@ -212,10 +212,12 @@ RECURRENT: dict[str, dict[str, Any]] = {
 }
 
 
-def recurrent(kind: str) -> Policy:
+def recurrent(kind: str, **changes: Any) -> Policy:
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 97}
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**shape, **RECURRENT[kind], "eos_token_id": 2})
+    config = AutoConfig.for_model(
+        kind, **{**shape, **RECURRENT[kind], "eos_token_id": 2, **changes}
+    )
     return Policy(AutoModelForCausalLM.from_config(config), native=False)
 
 
@@ -229,11 +231,30 @@ def test_recurrent_models_go_on_from_their_own_state(kind: str) -> None:
         assert one.logprobs == pytest.approx(policy(row).logprobs[0].tolist(), abs=2e-5)
 
 
-@pytest.mark.parametrize("kind", ["rwkv", "minimax"])
-def test_a_model_that_takes_no_usual_cache_is_refused(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("rwkv", "it takes no cache of transformers' usual kind"), ("minimax", ".*of its own")],
+)
+def test_a_model_that_takes_no_usual_cache_is_refused(kind: str, why: str) -> None:
     """With its own, a MiniMax that begins linear draws other tokens than it says of whole texts."""
-    with pytest.raises(ModelError, match="ForCausalLM takes no cache of transformers' usual kind"):
+    with pytest.raises(ModelError, match=f"cannot be sampled from in padded rows: {why}"):
         draw_all(recurrent(kind), [ask(0, 0)], make_engine)
+
+
+def test_what_padded_rows_cannot_do_is_refused() -> None:
+    """Windows of one, and those that only the cache knows, were sampled wrongly."""
+    refusal = "ForCausalLM cannot be sampled from in padded rows: "
+    with pytest.raises(ModelError, match=refusal + "`get_seq_length` can only"):
+        draw_all(
+            recurrent("jamba", attn_layer_offset=3, attn_layer_period=4), [ask(0, 0)], make_engine
+        )
+    one = Policy(tiny_model("mistral", sliding_window=1), native=False)
+    with pytest.raises(ModelError, match=refusal + "logits differ by"):
+        draw_all(one, [ask(0, 0)], make_engine)
+    short = Policy(tiny_model("llama", sliding_window=20), native=False)
+    draw_all(short, [ask(0, 0, max_new_tokens=17)], make_engine)
+    with pytest.raises(ModelError, match=refusal + "logits differ by"):
+        draw_all(short, [ask(0, 0, max_new_tokens=18)], make_engine)
 
 
 @torch.no_grad()

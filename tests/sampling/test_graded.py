@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 import pytest
-from tiny_models import make_prompt
+from tiny_models import ScriptedSampler, make_prompt
 
-from grouper.sampling.base import SampleRequest, ScriptedSampler
+from grouper.sampling.base import SampleRequest
 from grouper.sampling.graded import draw_and_grade, grade_as_drawn
 from grouper.types import Completion, Grade, SamplingParams, Verdict
 

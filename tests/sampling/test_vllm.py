@@ -97,7 +97,7 @@ def served(policy: Policy, folder: Path, *, adapter: bool) -> tuple[str, dict[st
     lora = ["model.lora={rank: 4}", "sampling.dtype=same"] if adapter else []
     recipe = load_recipe("demo", ["sampling.max_slots=32", *lora])
     samplers = Samplers(recipe=recipe, tokenizer=TOKENIZER, stop_token_ids=[STOP], longest=8)
-    name, arguments = samplers.served(policy.model.config, folder, computed="float32", device="cpu")
+    name, arguments = samplers.served(policy, folder, computed="float32", device="cpu")
     return name, arguments | {"max_model_len": LENGTH}
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import make_group, make_prompt, tiny_model
+from tiny_models import ScriptedSampler, make_group, make_prompt, tiny_model
 from torch import Tensor
 
 from grouper.algorithms.batching import TrainBatch, broken_rows
@@ -24,7 +24,7 @@ from grouper.models.policy import Policy, TokenOutputs
 from grouper.models.process_group import ProcessGroup
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
-from grouper.sampling.base import SampleRequest, ScriptedSampler
+from grouper.sampling.base import SampleRequest
 from grouper.training import grpo
 from grouper.training.curriculum import ProblemStream
 from grouper.training.grpo import (

@@ -289,6 +289,14 @@ def test_muon_takes_the_matrices_between_embedding_and_head() -> None:
     assert inner | rest == {id(p) for p in policy.trainable().values()}
 
 
+def test_muon_leaves_embeddings_of_positions_to_adamw() -> None:
+    policy = Policy(tiny_model("gpt2"))
+    muon, _ = make_optimizer(policy, OptimizerConfig(name="muon")).parts
+    taken = {id(p) for group in muon.param_groups for p in group["params"]}
+    assert id(policy.model.transformer.wpe.weight) not in taken
+    assert len(taken) == 8, "four matrices in each of two layers"
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

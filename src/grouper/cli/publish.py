@@ -127,10 +127,9 @@ def serve_rollouts(
     with Prepared(opened, sets, model=subject, quiet=True) as prepared:
         computed = on_device(opened.model, device).compute_dtype
         # LoRA may part the tied ends of a model.
-        trained = weightless_policy(opened.model, shape_of(prepared.model_path)).model.config
-        name, arguments = prepared.samplers.served(
-            trained, folder, computed=computed, device=device
-        )
+        path = prepared.model_path
+        policy = weightless_policy(opened.model, shape_of(path), path=path)
+        name, arguments = prepared.samplers.served(policy, folder, computed=computed, device=device)
     command, environment = server_command(folder, name, arguments, host=host, port=port)
     click.echo(f"vLLM {version} serves {name} on http://{host}:{port}; Ctrl-C ends it.", err=True)
     if dry_run:

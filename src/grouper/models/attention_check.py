@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from grouper.algorithms.batching import unweighted_rows
-from grouper.errors import ModelError, first_line, is_out_of_memory
+from grouper.errors import ModelError, as_model_error
 from grouper.models.attention import AttentionSpec, SharedPrompts
 from grouper.models.policy import Policy
 from grouper.models.token_scores import accurate
@@ -48,15 +48,9 @@ def check_native_attention(policy: Policy) -> None:
     """
     if not policy.native:
         return
-    try:
+    what = f"Grouper's attention does not fit {type(policy.model).__name__}"
+    with as_model_error(what, fix="Set model.attention: sdpa (or eager)."):
         _Comparison(policy).run()
-    except (RuntimeError, TypeError, AttributeError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise ModelError(
-            f"Grouper's attention does not fit {type(policy.model).__name__}: {first_line(error)}",
-            fix="Set model.attention: sdpa (or eager).",
-        ) from error
 
 
 @torch.no_grad()
@@ -67,14 +61,14 @@ def check_logits(policy: Policy) -> None:
     unnoticed: sampler and trainer agree about it.
 
     Raises:
-        ModelError: the two disagree; those of a token depend on the tokens after it; or the
-            model's weights are not finite.
+        ModelError: the two disagree; those of a token depend on the tokens after it; the model
+            cannot be run, or its weights are not finite.
     """
     name, (shared, length) = type(policy.model).__name__, PROMPTS
     tokens = torch.arange(length, device=policy.device).repeat(2, 1)
     tokens[1, shared:] += length
     rows = {"input_ids": tokens % policy.vocabulary, "use_cache": False}
-    with policy.autocast():
+    with as_model_error(f"{name} cannot be run", fix="Use another model."), policy.autocast():
         theirs, body = accurate(policy.model(**rows).logits), policy.decoder(**rows)
     if not theirs.isfinite().all():
         _require_finite_weights(policy)
@@ -91,7 +85,7 @@ def check_logits(policy: Policy) -> None:
     hidden, share = getattr(body, "last_hidden_state", None), math.inf
     if hidden is not None and (ours := policy.logits(hidden)).shape == theirs.shape:
         share = float((ours - theirs).abs().max() / theirs.abs().max())
-    if not share <= _bound(policy):
+    if not share <= bound_of(policy):
         raise ModelError(
             f"Grouper's logits disagree with those of {name} (they differ by {share:.2g} of their "
             "size)",
@@ -99,7 +93,7 @@ def check_logits(policy: Policy) -> None:
         )
 
 
-def _bound(policy: Policy) -> float:
+def bound_of(policy: Policy) -> float:
     """How far results may be apart; below float32 only norms are computed in float32."""
     return EXACT if policy.products_dtype in {torch.float32, torch.float64} else ROUNDED
 
@@ -138,7 +132,7 @@ class _Comparison:
     def run(self) -> None:
         """Run both passes; raises as `check_native_attention` does."""
         policy, layout = self._policy, self._layout
-        with torch.no_grad(), _short_windows(policy.model), self._hooks():
+        with torch.no_grad(), short_windows(policy.model), self._hooks():
             with policy.native_attention(NAME), policy.autocast():
                 output = policy.decoder(**self._rows, use_cache=False, layout=self)
             if not output.last_hidden_state.isfinite().all():
@@ -176,7 +170,7 @@ class _Comparison:
                 what = f"results of {type(module).__name__}"
                 gap = (made - theirs).abs()
                 size, layer = theirs.abs().max(), module.layer_idx or 0
-                self._require(gap, size, _bound(self._policy), layer, what)
+                self._require(gap, size, bound_of(self._policy), layer, what)
 
         with contextlib.ExitStack() as hooks:
             for module in self._policy.decoder.modules():
@@ -192,7 +186,7 @@ class _Comparison:
         q, k, v, expected = (
             self._flat(rows).transpose(1, 2) for rows in (*(h.transpose(1, 2) for h in heads), out)
         )
-        bound = _bound(self._policy)
+        bound = bound_of(self._policy)
         for name, ours, theirs in (("queries", query, q), ("keys", key, k), ("values", value, v)):
             # Each dimension by itself: some turn with every position, others are a hundred times
             # as large and hardly turn at all.
@@ -245,13 +239,18 @@ AttentionMaskInterface.register(NAME, eager_mask)
 
 
 @contextlib.contextmanager
-def _short_windows(model: nn.Module) -> Iterator[None]:
-    """Sliding windows that a few tokens are longer than, wherever a model keeps their length."""
+def short_windows(model: nn.Module, longest: float = math.inf) -> Iterator[None]:
+    """Sliding windows that a few tokens are longer than, wherever a model keeps their length.
+
+    Args:
+        model: its windows are restored afterwards.
+        longest: tokens of a text; a window that no text is longer than stays as it is.
+    """
     holders: dict[int, Any] = {
         id(holder): holder for m in model.modules() for holder in (m, getattr(m, "config", None))
     }
     held = {i: getattr(holder, "sliding_window", None) for i, holder in holders.items()}
-    lengths = {i: length for i, length in held.items() if isinstance(length, int)}
+    lengths = {i: n for i, n in held.items() if isinstance(n, int) and n < longest}
     try:
         for i, length in lengths.items():
             holders[i].sliding_window = min(length, WINDOW)

@@ -129,9 +129,10 @@ def read_adapter(path: str) -> dict[str, Any] | None:
             where="the adapter",
             fix="Write its folder or Hub name there as `base_model_name_or_path`.",
         )
-    if config.get("peft_type") != "LORA":
+    kind = "ALORA" if config.get("alora_invocation_tokens") else config.get("peft_type")
+    if kind != "LORA":
         raise ModelError(
-            f"{str(file)!r} is of an adapter of the kind {config.get('peft_type')}, not LoRA",
+            f"{str(file)!r} is of an adapter of the kind {kind}, not LoRA",
             where="the adapter",
             fix="Merge it into its base model with PEFT, and name the folder of that.",
         )

@@ -19,7 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from grouper.config.schema import LoraConfig, ModelConfig
-from grouper.errors import ModelError, did_you_mean, first_line, is_out_of_memory, require_extra
+from grouper.errors import ModelError, as_model_error, did_you_mean, require_extra
 from grouper.models.attention_check import check_logits, check_native_attention
 from grouper.models.device import DTYPES, on_device
 from grouper.models.folders import base_of, looks_local, read_adapter, require_model_folder
@@ -188,7 +188,10 @@ def load_policy(
         if config.lora is None:
             log.info("The adapter %s is merged; all weights are trained.", path)
             # PEFT froze the base weights; merged, they are what is trained.
-            model, adapter = adapter.merge_and_unload().requires_grad_(True), None
+            with as_model_error(
+                f"the adapter {path!r} cannot be merged", fix="Set model.lora to go on training it."
+            ):
+                model, adapter = adapter.merge_and_unload().requires_grad_(True), None
         else:
             log.info("The adapter %s is continued.", path)
             if saved.get("r") != config.lora.rank:
@@ -202,23 +205,34 @@ def load_policy(
     return policy
 
 
-def weightless_policy(config: ModelConfig, shape: PretrainedConfig, device: str = "cpu") -> Policy:
+def weightless_policy(
+    config: ModelConfig, shape: PretrainedConfig, device: str = "cpu", *, path: str = ""
+) -> Policy:
     """The policy `load_policy` would make of a model of this shape, on the meta device.
 
     Every tensor has its shape and dtype but no data; a 4-bit base has its compute dtype.
+
+    Args:
+        config: as in `load_policy`.
+        shape: of the whole model.
+        device: whose defaults count.
+        path: what would be loaded, where it may be an adapter.
 
     Raises:
         ModelError: as in `load_policy`.
     """
     config = on_device(config, device)
     model = _weightless_model(config, shape)
+    saved = path and read_adapter(path)
+    adapter = _attach(model, path, "model.path", keep=True) if saved else None
     with torch.device("meta"), quiet():
         if config.quantization is not None:
             head = model.get_output_embeddings()
             for module in model.modules():
                 if isinstance(module, torch.nn.Linear) and module is not head:
                     module.to(DTYPES[config.compute_dtype])
-        adapter = None if config.lora is None else _new_adapter(model, config.lora, "", seed=0)
+        if adapter is None and config.lora is not None:
+            adapter = _new_adapter(model, config.lora, "", seed=0)
         return _as_policy(model, adapter, config)
 
 
@@ -248,8 +262,8 @@ def _lean_adapters(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False
-        # Subclasses, DoRA and adapters with a bias do more.
-        plain = type(module) is Linear and not any(module.use_dora.values())
+        # Subclasses, variants such as DoRA and adapters with a bias do more.
+        plain = type(module) is Linear and not module.lora_variant
         if plain and all(second.bias is None for second in module.lora_B.values()):
             module.forward = MethodType(_adapted, module)
 
@@ -422,34 +436,27 @@ def _attach(model: PreTrainedModel, path: str, where: str, *, keep: bool) -> Any
     import peft
 
     folder = str(Path(path).expanduser())
-    try:
-        with quiet(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # what it warns of is refused below
+    what = f"the adapter {path!r} does not fit its base model {base_of(path)!r}"
+    fix = "Check `base_model_name_or_path` in its adapter_config.json."
+    with as_model_error(what, where=where, fix=fix), quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # what it warns of is refused below
+        try:
             # By way of the CPU: a check must not be the first to touch a GPU.
             adapter = peft.PeftModel.from_pretrained(
                 model, folder, is_trainable=keep, ignore_mismatched_sizes=True, torch_device="cpu"
             )
             stored = peft.utils.load_peft_weights(folder, device="cpu")
+        except SafetensorError as error:
+            raise ModelError(
+                f"{f'{folder}/adapter_model.safetensors'!r} cannot be read: {error}",
+                where="the adapter",
+                fix="It was damaged after it was written, or is not all there: copy it again.",
+            ) from error
         wanted = peft.get_peft_model_state_dict(adapter, save_embedding_layers=False)
         for name in sorted({n for n in stored if "lora_" in n} | wanted.keys()):
             found, fitting = (_size(tensors.get(name)) for tensors in (stored, wanted))
             if found != fitting:
                 raise ValueError(f"{name} {found} in the adapter, {fitting} for this base")
-    except SafetensorError as error:
-        raise ModelError(
-            f"{f'{folder}/adapter_model.safetensors'!r} cannot be read: {error}",
-            where="the adapter",
-            fix="It was damaged after it was written, or is not all there: copy it again.",
-        ) from error
-    except Exception as error:  # PEFT's are of any class: ValueError where no target is there
-        if is_out_of_memory(error):
-            raise
-        raise ModelError(
-            f"the adapter {path!r} does not fit its base model {base_of(path)!r}: "
-            f"{first_line(error)}",
-            where=where,
-            fix="Check `base_model_name_or_path` in its adapter_config.json.",
-        ) from error
     _untie(model)
     return adapter
 
@@ -495,14 +502,12 @@ def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int)
     )
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
+        with as_model_error(
+            "LoRA cannot be added",
+            where="model.lora.target_modules",
+            fix="Use all-linear, or names of linear layers of this model.",
+        ):
             adapter = peft.get_peft_model(model, settings)
-        except ValueError as error:
-            raise ModelError(
-                f"LoRA cannot be added: {str(error).splitlines()[0]}",
-                where="model.lora.target_modules",
-                fix="Use all-linear, or names of linear layers of this model.",
-            ) from error
     # Absolute, so that the adapter loads from whatever folder a command is run in.
     local = Path(base).expanduser()
     name = str(local.resolve()) if local.is_dir() else base

@@ -20,9 +20,6 @@ from grouper.sampling.draw import DrawFlags, Drawn, DrawSettings, draw_tokens, u
 from grouper.sampling.kv_cache import CacheSize
 from grouper.types import FinishReason, SamplingParams
 
-# How a slot draws that was never filled.
-UNUSED = SamplingParams()
-
 
 class Finished(NamedTuple):
     """A completed sequence: one entry per token."""
@@ -63,7 +60,7 @@ class DecodeRows:
         self.prompts = torch.ones_like(self.tokens)
         """[slots]: length of each prompt in tokens."""
         self._uniforms = torch.zeros(size.slots, size.completion, device=device)
-        self.settings = DrawSettings.of([UNUSED] * size.slots, device)
+        self.settings = DrawSettings.of([SamplingParams()] * size.slots, device)
         """Of each slot; the flags hold for all requests of this call."""
         self._stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self._stops[[i for i in stop_ids if i < vocabulary]] = True

@@ -141,10 +141,13 @@ def draw(
     normalised = scaled.log_softmax(-1)
     shares = normalised.exp()
     allowed = normalised if banned is None else normalised.masked_fill(banned, -torch.inf)
-    # What is banned leaves a total below 1, of which the inverse takes its share.
-    probabilities = shares if banned is None else shares.masked_fill(banned, 0.0)
+    probabilities = shares
+    if banned is not None:
+        # Beside a stop token that is all but certain, the others would be nothing: they are made
+        # relative to the most likely one, and the inverse takes its share of their total.
+        best = allowed.amax(-1, keepdim=True).masked_fill(~banned.any(-1, keepdim=True), 0.0)
+        probabilities = (allowed - best).exp()
     if settings.flags.truncated:
-        truncate = truncate_by_bisection if probabilities.is_cuda else truncate_by_order
         probabilities = truncate(probabilities, settings)
     tokens = _inverse_cdf(probabilities, uniform)
     if settings.flags.greedy:
@@ -164,23 +167,10 @@ def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> Tensor:
     return found.clamp_(max=cumulative.shape[1] - 1)
 
 
-def truncate_by_order(probabilities: Tensor, settings: DrawSettings) -> Tensor:
-    """Zero what top-k, then top-p, then min-p leave out; the most likely token always stays."""
-    ordered, order = probabilities.sort(-1, descending=True)
-    rank = torch.arange(ordered.shape[1], device=ordered.device)
-    keep = (rank < settings.top_k[:, None]) | (settings.top_k[:, None] == 0)
-    ordered = ordered * keep
-    before = ordered.cumsum(-1) - ordered
-    mass = ordered.sum(-1, keepdim=True)
-    # Rounding may carry the sum of what comes before a token up to the whole.
-    keep &= (before < settings.top_p[:, None] * mass) | (settings.top_p[:, None] >= 1)
-    keep &= ordered >= settings.min_p[:, None] * ordered[:, :1]
-    keep[:, 0] = True
-    return torch.zeros_like(probabilities).scatter(1, order, ordered * keep)
+def truncate(probabilities: Tensor, settings: DrawSettings) -> Tensor:
+    """Zero what top-k, then top-p, then min-p leave out; the most likely token always stays.
 
-
-def truncate_by_bisection(probabilities: Tensor, settings: DrawSettings) -> Tensor:
-    """The same without sorting, which for a large vocabulary takes longer than the model.
+    Without sorting, which on a GPU takes longer than the model where the vocabulary is large.
 
     A token stays if those above it are fewer than k, and together less than p. So there is a least
     probability that stays, and tokens as likely as the last one stay with it.

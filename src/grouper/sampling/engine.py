@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from grouper.errors import ModelError, first_line, is_out_of_memory
+from grouper.errors import ModelError, as_model_error, first_line, is_out_of_memory
 from grouper.kernels.cpu import graph
 from grouper.kernels.cpu.graph import Step
+from grouper.models.attention_check import bound_of, short_windows
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
 from grouper.sampling.decode_attention import Decode, DecodeState, Prefill, has_kernel
@@ -61,8 +62,7 @@ class BaseEngine(ABC):
         self._storage = _storage(policy)
         # Heads may score more ids than there are embeddings.
         head: Any = policy.model.get_output_embeddings()
-        scored = int(getattr(head, "out_features", 0) or policy.vocabulary)
-        self.rows = DecodeRows(size, scored, stop_ids, policy.device)
+        self.rows = DecodeRows(size, len(head.weight), stop_ids, policy.device)
 
     def serves(self, policy: Policy, size: CacheSize) -> bool:
         """Whether it can sample from this policy with this capacity."""
@@ -311,16 +311,42 @@ class PaddedEngine(BaseEngine):
         self._mask = torch.empty(0)
         known = inspect.signature(policy.decoder.forward).parameters
         # The first is what all are called from transformers 5.24 on.
-        caches = [n for n in ("cache", "past_key_values", "cache_params") if n in known]
-        # One that is passed on would be ignored in silence, or refused (MiniMax has its own kind).
-        usual = policy.model._supports_default_dynamic_cache()  # noqa: SLF001 - as `generate` asks
-        if not caches or not usual:
-            raise ModelError(
-                f"{type(policy.model).__name__} takes no cache of transformers' usual kind, so it "
-                "cannot be sampled from",
-                fix="Use another model.",
-            )
-        self._cache_name = caches[0]
+        caches = (n for n in ("cache", "past_key_values", "cache_params") if n in known)
+        self._cache_name = next(caches, "")
+        self._require_sound(size.prompt + size.completion)
+
+    @torch.no_grad()
+    def _require_sound(self, longest: int) -> None:
+        """Compare the logits of padded rows over the cache with those of whole texts.
+
+        Some models count positions over the padding, and some layers the cache cannot hold.
+
+        Args:
+            longest: tokens of a text.
+
+        Raises:
+            ModelError: they differ, or there are none.
+        """
+        policy, rows = self.policy, torch.arange(4, device=self.policy.device)
+        ids = (torch.arange(56, device=rows.device).view(4, 14) * 7919 + 11) % policy.vocabulary
+        lengths = torch.tensor([11, 6, 7, 9], device=rows.device)
+        prompts = [tuple(ids[row, :length].tolist()) for row, length in enumerate(lengths)]
+        what = f"{type(policy.model).__name__} cannot be sampled from in padded rows"
+        fix = "Use another model, or model.attention: native where it has that."
+        with as_model_error(what, fix=fix), short_windows(policy.model, longest):
+            if not self._cache_name:
+                raise ValueError("it takes no cache of transformers' usual kind")
+            with policy.autocast():
+                whole = policy.decoder(input_ids=ids, use_cache=False).last_hidden_state
+            found = [self._prefill(prompts, range(4), range(4))]
+            found += [self._feed(ids[rows, at], at) for at in (lengths, lengths + 1)]
+        expected = policy.logits(whole[rows, torch.stack([lengths - 1, lengths, lengths + 1])])
+        gaps = (torch.stack(found) - expected).abs().amax(-1) / expected.abs().max()
+        # Of the padded rows, the one that moves least: rounding may choose an expert.
+        share = float(gaps[:, 1:].amin(1).max())
+        if share > bound_of(policy):
+            why = f"logits differ by {share:.2g} of their size from those of whole texts"
+            raise ModelError(f"{what}: {why}", fix=fix)
 
     def _prefill(
         self, prompts: list[Tokens], slots: Sequence[int], owners: Sequence[int]
@@ -345,8 +371,12 @@ class PaddedEngine(BaseEngine):
 
     def _decode(self) -> Tensor:
         count = self.rows.count
-        self._mask = torch.cat([self._mask, self._mask.new_ones(count, 1)], dim=1)
-        return self._forward(self.rows.tokens[:count, None], self.rows.positions(count)[:, None])
+        return self._feed(self.rows.tokens[:count], self.rows.positions(count))
+
+    def _feed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Run one more token of every row: logits [rows, V]."""
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
+        return self._forward(tokens[:, None], positions[:, None])
 
     def should_compact(self, live: int) -> bool:
         return live <= OpByOp.share * self.rows.count

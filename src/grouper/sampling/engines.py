@@ -16,7 +16,7 @@ from grouper.config.schema import EngineName, Recipe
 from grouper.errors import require_vllm
 from grouper.models.device import DTYPES
 from grouper.models.loading import context_length
-from grouper.models.policy import Policy
+from grouper.models.policy import ADAPTER, Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import ModelSampler
 from grouper.sampling.native import NativeSampler
@@ -79,23 +79,24 @@ class Samplers:
         return wanted if wanted in DTYPES else computed
 
     def served(
-        self, config: Any, folder: Path, *, computed: str, device: str
+        self, policy: Policy, folder: Path, *, computed: str, device: str
     ) -> tuple[str, dict[str, Any]]:
         """The name of a model that vLLM is to serve, and the arguments of its engine.
 
         Args:
-            config: of the model; written to `folder` with the tokenizer.
+            policy: its configuration is written to `folder` with the tokenizer.
             folder: exists.
             computed: the dtype that the trainer computes in.
             device: the type of vLLM's.
         """
-        name = write_shape(folder, config, self.tokenizer)
-        sampling, length = self.recipe.sampling, self.max_length(config)
+        name = write_shape(folder, policy.model.config, self.tokenizer)
+        sampling, length = self.recipe.sampling, self.max_length(policy.model.config)
         dtype = self.dtype(computed)
         arguments = engine_arguments(sampling, dtype=dtype, device=device, max_length=length)
-        lora = self.recipe.model.lora
-        if lora is not None and sampling.dtype == "same":
-            room = max(8, 1 << (lora.rank - 1).bit_length())  # a power of two
+        if self.recipe.model.lora is not None and sampling.dtype == "same":
+            made = policy.adapter.peft_config[ADAPTER]  # a loaded one keeps its own rank
+            rank = max(8, made.r, *made.rank_pattern.values())
+            room = 1 << (rank - 1).bit_length()  # a power of two
             arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
         return name, arguments
 
@@ -179,7 +180,7 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
         log.info("Starting vLLM %s (%s); this takes a minute.", require_vllm(), settings.mode)
     config, computed = policy.model.config, _name(policy)
     config.architectures = config.architectures or [type(policy.model).__name__]
-    name, arguments = samplers.served(config, folder, computed=computed, device=policy.device.type)
+    name, arguments = samplers.served(policy, folder, computed=computed, device=policy.device.type)
     engine: LocalEngine | ServerEngine
     if settings.mode == "colocate":
         engine = LocalEngine(folder, arguments)

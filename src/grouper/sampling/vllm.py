@@ -10,7 +10,6 @@ push that was skipped cannot look like an old policy.
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
 import functools
 import hashlib
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 
 from grouper.algorithms.batching import unweighted_rows
-from grouper.errors import ConfigError, ModelError, first_line
+from grouper.errors import ConfigError, ModelError, as_model_error
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import SampleRequest, StopStrings, check_lengths
@@ -478,18 +477,13 @@ class LocalEngine:
         self._llm = None
 
 
-@contextlib.contextmanager
-def _as_model_error(what: str) -> Iterator[None]:
-    """What vLLM raises inside this block, as a `ModelError`."""
-    try:
-        yield
-    except (LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"{what}: {first_line(error)}",
-            where="sampling.engine",
-            fix="Where it lacks memory: sampling.vllm.gpu_memory_utilization (on a CPU "
-            "VLLM_CPU_KVCACHE_SPACE), sampling.max_slots, sampling.max_new_tokens.",
-        ) from error
+_as_model_error = functools.partial(
+    as_model_error,
+    where="sampling.engine",
+    fix="Where it lacks memory: sampling.vllm.gpu_memory_utilization (on a CPU "
+    "VLLM_CPU_KVCACHE_SPACE), sampling.max_slots, sampling.max_new_tokens.",
+    memory=True,
+)
 
 
 def _answer(output: Any) -> Answer:

@@ -120,13 +120,14 @@ class SamplingWeights:
 
 
 # Settings of PEFT with which an adapter is more than products that are added.
-_NO_SUMS = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices")
+_NO_SUMS = {"use_dora", "use_bdlora", "kasa_config", "lora_bias"}
+_NO_SUMS |= {"modules_to_save", "trainable_token_indices"}
 
 
 def can_be_added(policy: Policy) -> bool:
     """Whether a sum of weights and products is all that adapters do."""
     made = () if policy.adapter is None else policy.adapter.peft_config.values()
-    return not any(getattr(config, name) for config in made for name in _NO_SUMS)
+    return not any(getattr(config, name, None) for config in made for name in _NO_SUMS)
 
 
 def _require_sums(policy: Policy) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from grouper.errors import require_extra
+from grouper.errors import ConfigError, require_extra
 from grouper.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -106,6 +107,12 @@ def _adamw_8bit(policy: Policy, config: OptimizerConfig) -> Optimizer:
     Tensors of less than 4096 elements keep 32 bits, as the library has it.
     """
     require_extra("bitsandbytes", "quantized", where="optimizer.name")
+    if any(isinstance(parameter, DTensor) for parameter in policy.trainable().values()):
+        raise ConfigError(
+            "adamw_8bit cannot step weights that are split over processes",
+            where="optimizer.name",
+            fix="Set it to adamw, or parallel to ddp.",
+        )
     from bitsandbytes.optim import AdamW8bit
 
     return Optimizer([_adamw(policy.trainable().values(), config, AdamW8bit)])
@@ -130,8 +137,9 @@ def _muon(policy: Policy, config: OptimizerConfig) -> Optimizer:
 
 
 def _inner_matrices(policy: Policy) -> set[int]:
-    """Ids of the trainable 2-D weights between embedding and head."""
-    heads = (policy.model.get_input_embeddings(), policy.model.get_output_embeddings())
+    """Ids of the trainable 2-D weights between embeddings (of positions, too) and head."""
+    heads = [policy.model.get_input_embeddings(), policy.model.get_output_embeddings()]
+    heads += [module for module in policy.modules() if isinstance(module, nn.Embedding)]
     ends = {id(parameter) for head in heads for parameter in head.parameters()}
     return {id(p) for p in policy.trainable().values() if p.ndim == 2 and id(p) not in ends}
 
@@ -147,7 +155,7 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> Optimizer:
     """The optimizer of one phase over the policy's trainable weights.
 
     Raises:
-        ConfigError: the library it comes from is not installed.
+        ConfigError: the library it comes from is not installed, or does not take split weights.
     """
     return OPTIMIZERS[config.name](policy, config)
 

@@ -65,3 +65,14 @@ def test_logits_that_are_no_numbers_stay_inside_the_vocabulary() -> None:
     half, one = torch.full((1,), 0.5, device=DEVICE), torch.ones(1, device=DEVICE)
     tokens, *_ = kernel_draw(logits, half, one, None, stops)
     assert 0 <= int(tokens) < 97
+
+
+def test_beside_a_banned_token_that_is_all_but_certain_the_others_keep_their_shares() -> None:
+    logits = torch.randn(3000, generator=torch.Generator().manual_seed(0)).repeat(30, 1).to(DEVICE)
+    logits[:, 3] = 200.0
+    stops, heat = torch.arange(3000, device=DEVICE) == 3, torch.ones(30, device=DEVICE)
+    uniform = torch.rand(30, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    tokens, *_ = kernel_draw(logits, uniform, heat, heat > 0, stops)
+    logits[:, 3] = -torch.inf
+    expected, *_ = kernel_draw(logits, uniform, heat, None, stops)
+    assert int((tokens != expected).sum()) <= 1, "a number next to a border"

@@ -57,8 +57,8 @@ struct Draw {
             spread += weighted;
         }
         const bool banned = early != nullptr && early[i];
-        const int64_t token = greedy ? highest(logit, banned)
-                                     : drawn(shares, sums, banned, total, uniform[i]);
+        const double mass = banned && !greedy ? left(logit, heat, shares, sums) : total;
+        const auto token = greedy ? highest(logit, banned) : drawn(shares, sums, mass, uniform[i]);
         tokens[i] = token;
         logprobs[i] = (logit[token] / heat - top) - static_cast<float>(std::log(total));
         // H = log(sum e^z) - sum p z, with the highest z subtracted from both.
@@ -72,15 +72,21 @@ struct Draw {
         return best < 0 ? 0 : best;
     }
 
-    int64_t drawn(float *shares, double *sums, bool banned, double total, float uniform) const {
-        if (banned) {
-            for (int64_t v = 0; v < vocabulary; ++v)
-                if (stops[v]) {
-                    sums[v / BLOCK] -= shares[v];
-                    total -= shares[v];
-                    shares[v] = 0;
-                }
+    // The shares of what is not banned, and their sums, relative to the most likely of these:
+    // beside a stop token that is all but certain, they would be lost in rounding.
+    double left(const float *logit, float heat, float *shares, double *sums) const {
+        const float best = logit[highest(logit, true)] / heat;
+        double total = 0;
+        for (int64_t v = 0; v < vocabulary; ++v) {
+            const float below = logit[v] / heat - best;
+            shares[v] = !stops[v] && below >= LEAST ? exponential(below) : 0.0f;
+            sums[v / BLOCK] = (v % BLOCK == 0 ? 0.0 : sums[v / BLOCK]) + shares[v];
+            total += shares[v];
         }
+        return total;
+    }
+
+    int64_t drawn(const float *shares, const double *sums, double total, float uniform) const {
         const double wanted = uniform * total;
         const int64_t blocks = (vocabulary + BLOCK - 1) / BLOCK;
         double before = 0;

@@ -101,7 +101,9 @@ def _sums(
     tl.store(place + size, tl.sum(shares, 0))
     tl.store(place + 4 * size, tl.sum(shares * below, 0))
     tl.store(place + 2 * size, best)
-    tl.store(place + 3 * size, tl.sum(tl.exp(allowed - base), 0))
+    # Beside a stop token that is all but certain, the others would be nothing.
+    least = tl.where(best == float("-inf"), 0.0, best)
+    tl.store(place + 3 * size, tl.sum(tl.exp(allowed - least), 0))
 
 
 @jit
@@ -126,8 +128,8 @@ def _pick(
     # A block's sums are relative to its own highest logit: correct them to the row's.
     gaps = tl.where(tops == float("-inf"), 0.0, tops - top)
     spread = tl.sum((spreads + sums * gaps) * weights, 0)
-    masses = masses * weights
     best = tl.max(bests, 0)
+    masses = masses * tl.exp(bests - best)
     greedy = tl.load(temperature + row) == 0
     whole = tl.sum(masses, 0)
     wanted = tl.load(uniform + row) * whole
@@ -140,7 +142,7 @@ def _pick(
     at, values, allowed = _scaled(
         logits, temperature, early, stops, row, block, vocabulary, row_step, BANS, BLOCK
     )
-    shares = tl.exp(allowed - top)
+    shares = tl.exp(allowed - best)
     inside = before + tl.cumsum(shares, 0)
     final = tl.max(tl.where(shares > 0, at, 0), 0)
     token = tl.min(tl.where((inside > wanted) & (shares > 0), at, final), 0)
