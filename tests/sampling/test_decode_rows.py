@@ -165,14 +165,16 @@ def test_rows_never_move_and_never_pass_their_budget() -> None:
 def test_what_a_step_decides_on_the_host_is_known_of_each_call() -> None:
     rows = DecodeRows(CacheSize(2, 1, 3, 9), 97, STOPS, CPU)
     flags = []
-    for kind in ({}, {"top_p": 0.5}, {"temperature": 0.0}, {"min_new_tokens": 2}):
+    kinds = ({}, {"top_p": 0.5}, {"top_k": 5}, {"temperature": 0.0}, {"min_new_tokens": 2})
+    for kind in kinds:
         rows.begin([ask(0, 0, **kind), ask(0, 1, **kind)])
         flags.append(rows.settings.flags)
     assert flags == [
-        (False, False, False),
-        (True, False, False),
-        (False, True, False),
-        (False, False, True),
+        (False, False, False, False, False),
+        (True, False, True, False, False),
+        (True, True, False, False, False),
+        (False, False, False, True, False),
+        (False, False, False, False, True),
     ]
 
 

@@ -7,7 +7,6 @@ data sources, formats or rewards are in `advice/recipe_checks.py`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -32,16 +31,8 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Pair = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
 Params = Annotated[dict[str, Any], AfterValidator(refuse_literal_secrets)]
-
-
-def _check_servers(names: tuple[str, ...]) -> tuple[str, ...]:
-    for name in names:
-        if not re.fullmatch(r"auto|cuda:\d+|https?://\S+", name):
-            raise ValueError(f"write {name} as cuda:1, as http://127.0.0.1:8765, or auto")
-    return names
-
-
-Servers = Annotated[Names, AfterValidator(_check_servers)]
+_Server = Annotated[str, Field(pattern=r"^(auto|cuda:\d+|https?://\S+)$")]
+Servers = Annotated[tuple[_Server, ...], Field(strict=False)]
 
 # Marks what may differ between two runs of one experiment: texts, the machine, which phases run.
 ASIDE = "no part of the experiment"

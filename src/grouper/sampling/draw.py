@@ -46,6 +46,8 @@ class DrawFlags(NamedTuple):
 
     truncated: bool
     """To draw from less than the full distribution."""
+    top_k: bool
+    top_p: bool
     greedy: bool
     """The most likely token."""
     minimum: bool
@@ -55,6 +57,8 @@ class DrawFlags(NamedTuple):
     def of(cls, params: Sequence[SamplingParams]) -> DrawFlags:
         return cls(
             truncated=any(p.truncated for p in params),
+            top_k=any(p.top_k > 0 for p in params),
+            top_p=any(p.top_p < 1 for p in params),
             greedy=any(p.temperature == 0 for p in params),
             minimum=any(p.min_new_tokens > 0 for p in params),
         )
@@ -175,14 +179,15 @@ def truncate(probabilities: Tensor, settings: DrawSettings) -> Tensor:
     A token stays if those above it are fewer than k, and together less than p. So there is a least
     probability that stays, and tokens as likely as the last one stay with it.
     """
-    top_k, top_p, min_p = (
-        column[:, None] for column in (settings.top_k, settings.top_p, settings.min_p)
-    )
-    few = top_k.masked_fill(top_k == 0, probabilities.shape[1])
-    kept = _from_least(probabilities, lambda above: above.sum(-1, keepdim=True) < few)
-    least = top_p * kept.sum(-1, keepdim=True)
-    nucleus = _from_least(kept, lambda above: (kept * above).sum(-1, keepdim=True) < least)
-    kept = torch.where(top_p < 1, nucleus, kept)
+    _, top_p, top_k, min_p, _ = (column[:, None] for column in settings.tensors())
+    kept = probabilities
+    if settings.flags.top_k:
+        few = top_k.masked_fill(top_k == 0, kept.shape[1])
+        kept = _from_least(kept, lambda above: above.sum(-1, keepdim=True) < few)
+    if settings.flags.top_p:
+        least = top_p * kept.sum(-1, keepdim=True)
+        nucleus = _from_least(kept, lambda above: (kept * above).sum(-1, keepdim=True) < least)
+        kept = torch.where(top_p < 1, nucleus, kept)
     return kept * (kept >= min_p * kept.amax(-1, keepdim=True))
 
 
