@@ -75,7 +75,9 @@ def test_truncation_never_leaves_its_set(
     above = probabilities > chosen
     if top_k:
         assert int(above.sum()) < top_k
-    kept = probabilities if not top_k else probabilities.sort(descending=True)[0][:top_k]
+    # Tokens as likely as the last of the k stay with it.
+    least = probabilities.sort(descending=True)[0][:top_k][-1] if top_k else 0.0
+    kept = probabilities[probabilities >= least]
     assert float(probabilities[above].sum()) <= top_p * float(kept.sum()) + 1e-5
     assert chosen >= min_p * float(probabilities.max()) - 1e-6
     # T3: the reported log-prob is the full distribution's, not the truncated one's.

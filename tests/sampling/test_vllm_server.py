@@ -149,7 +149,7 @@ def test_what_is_stopped_waits_for_no_server(served: Made) -> None:
 def test_nobody_there_is_one_sentence() -> None:
     with pytest.raises(ModelError, match="has not answered"):
         connect(["http://127.0.0.1:9"], timeout=0.1)
-    with pytest.raises(ValidationError, match="as http"):
+    with pytest.raises(ValidationError, match=r"servers.0\n.*pattern"):
         VllmConfig(mode="server", servers=("localhost",))
 
 
