@@ -257,6 +257,13 @@ def test_what_padded_rows_cannot_do_is_refused() -> None:
         draw_all(short, [ask(0, 0, max_new_tokens=18)], make_engine)
 
 
+def test_padded_rows_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = PaddedEngine._feed
+    monkeypatch.setattr(PaddedEngine, "_feed", lambda *given: feed(*given) * torch.nan)
+    with pytest.raises(ModelError, match="logits differ by nan"):
+        draw_all(Policy(tiny_model(), native=False), [ask(0, 0)], make_engine)
+
+
 @torch.no_grad()
 def test_nothing_that_a_step_touches_moves() -> None:
     wanted = [ask(i % 2, i) for i in range(8)]

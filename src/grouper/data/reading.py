@@ -199,8 +199,7 @@ def _as_written(rows: Iterable[Row], schema: Iterable[Any]) -> Iterator[Row]:
     # Arrow calls 64 bits a double.
     short = {f.name: f.type.to_pandas_dtype() for f in schema if f.type in ("float", "halffloat")}
     for row in rows:
-        known = {name: kind for name, kind in short.items() if row[name] is not None}
-        yield {**row, **{name: float(str(kind(row[name]))) for name, kind in known.items()}}
+        yield row | {n: float(str(k(row[n]))) for n, k in short.items() if row[n] is not None}
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
