@@ -166,17 +166,17 @@ def as_model_error(what: str, *, fix: str, where: str = "", memory: bool = False
     """Report what another library raises in this block.
 
     Args:
-        what: cannot be done.
-        fix: what to do.
+        what: the problem.
+        fix: what to do about it.
         where: as in `GrouperError`.
-        memory: also where memory runs out, for which `fix` has advice.
+        memory: also report that memory ran out, where `fix` has advice for that.
 
     Raises:
         ModelError: `what`, and the first line of why.
     """
     try:
         yield
-    except Exception as error:  # of any class where a model does not fit
+    except Exception as error:  # models and libraries raise any class
         if isinstance(error, GrouperError) or (is_out_of_memory(error) and not memory):
             raise
         raise ModelError(f"{what}: {first_line(error)}", where=where, fix=fix) from error

@@ -304,7 +304,8 @@ def test_a_run_that_was_stopped_is_not_compared_in_silence(grouper, run, tmp_pat
     for file in (other / "evaluations").glob("grpo.*"):
         file.unlink()
     said = grouper("compare", run, other).err
-    assert f"not measured after the same phase: {run} after grpo, {other} after sft." in said
+    phases = f"{run} after grpo, {other} after sft"
+    assert f"these runs were not measured after the same phase: {phases}." in said
     summary = other / "evaluations" / "sft.json"
     assert "phase" not in grouper("compare", run, summary).err
     summary.with_suffix(".jsonl.gz").unlink()

@@ -187,7 +187,10 @@ def test_a_recipe_has_few_names() -> None:
     ("settings", "message"),
     [
         ({"vllm": {"servers": ["cuda:1"]}}, "servers are only for mode: server"),
-        ({"vllm": {"mode": "server", "servers": ["localhost"]}}, "as http://127.0.0.1:8765"),
+        (
+            {"vllm": {"mode": "server", "servers": ["localhost"]}},
+            "a GPU .cuda:1., a server .http://127.0.0.1:8765. or auto",
+        ),
     ],
 )
 def test_what_vllm_cannot_do_is_refused_at_once(settings: dict[str, Any], message: str) -> None:

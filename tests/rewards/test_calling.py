@@ -413,7 +413,7 @@ def test_what_is_not_one_number_is_refused_whatever_it_is(value: Any) -> None:
     ("error", "told"),
     [
         (ValueError("one\n\n  two\n"), "ValueError: one two"),
-        (type("Odd", (Exception,), {"__str__": None})(), "Odd: a Odd that cannot be shown"),
+        (type("Odd", (Exception,), {"__str__": None})(), "Odd: <Odd that cannot be shown>"),
     ],
 )
 def test_whatever_it_raises_is_one_paragraph(error: Exception, told: str) -> None:

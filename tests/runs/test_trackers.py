@@ -78,7 +78,7 @@ def test_what_it_raises_need_not_have_a_text(caplog):
         raise type("Odd", (Exception,), {"__str__": None})
 
     close_all([Background("odd", build)])
-    assert "(reported once): Odd: a Odd that cannot be shown" in caplog.text
+    assert "(reported once): Odd: <Odd that cannot be shown>" in caplog.text
 
 
 def test_a_sink_that_cannot_be_made_is_told_and_nothing_waits_for_it(caplog):

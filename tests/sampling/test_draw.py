@@ -139,7 +139,7 @@ def test_truncated_rows_are_drawn_in_plain_operations(
 
 
 def truncate_by_order(probabilities: Tensor, settings: DrawSettings) -> Tensor:
-    """The definition, in the order of the probabilities."""
+    """The definition, in the order of the probabilities; ties are cut by index."""
     ordered, order = probabilities.sort(-1, descending=True)
     rank = torch.arange(ordered.shape[1], device=ordered.device)
     keep = (rank < settings.top_k[:, None]) | (settings.top_k[:, None] == 0)
@@ -151,6 +151,11 @@ def truncate_by_order(probabilities: Tensor, settings: DrawSettings) -> Tensor:
     keep &= ordered >= settings.min_p[:, None] * ordered[:, :1]
     keep[:, 0] = True
     return torch.zeros_like(probabilities).scatter(1, order, ordered * keep)
+
+
+def test_tokens_as_likely_as_the_last_one_of_top_k_stay() -> None:
+    shares = torch.tensor([[0.4, 0.2, 0.2, 0.1, 0.1]])
+    assert truncate(shares, settings(1, top_k=2)).tolist() == [[*shares[0, :3].tolist(), 0.0, 0.0]]
 
 
 @given(

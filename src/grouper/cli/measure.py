@@ -364,10 +364,10 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
         found = stages(places[0], on=on)
     else:
         recorded = {place: _recorded(place, on) for place in every}
-        after = {place: one.phase for place, one in recorded.items() if not _is_summary(place)}
+        after = {run: recorded[run].phase for run in every if (run / "run.json").exists()}
         if len({*after.values()}) > 1:  # perhaps one of them was stopped
-            phases = ", ".join(f"{place} after {phase}" for place, phase in after.items())
-            warn(f"they were not measured after the same phase: {phases}.")
+            phases = ", ".join(f"{run} after {phase}" for run, phase in after.items())
+            warn(f"these runs were not measured after the same phase: {phases}.")
         measured = [[recorded[place] for place in arm] for arm in places]
         found = _pooled(dict(zip(_arm_names(places), measured, strict=True)))
     if as_json:

@@ -255,7 +255,7 @@ class OptimizerConfig(Section):
     betas: Pair = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
-    """not of norms and biases"""
+    """norms and biases are left out"""
     max_grad_norm: PositiveFloat | None = 1.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_ratio: Fraction = 0.0

@@ -199,7 +199,8 @@ def _as_written(rows: Iterable[Row], schema: Iterable[Any]) -> Iterator[Row]:
     # Arrow calls 64 bits a double.
     short = {f.name: f.type.to_pandas_dtype() for f in schema if f.type in ("float", "halffloat")}
     for row in rows:
-        yield row | {n: float(str(k(row[n]))) for n, k in short.items() if row[n] is not None}
+        known = [name for name in short if row[name] is not None]
+        yield {**row, **{name: float(str(short[name](row[name]))) for name in known}}
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {

@@ -134,7 +134,7 @@ def read_adapter(path: str) -> dict[str, Any] | None:
         raise ModelError(
             f"{str(file)!r} is of an adapter of the kind {kind}, not LoRA",
             where="the adapter",
-            fix="Merge it into its base model with PEFT, and name the folder of that.",
+            fix="Use a LoRA adapter, or merge this one with PEFT where its kind can be merged.",
         )
     begun = str(config.get("init_lora_weights"))
     if begun.lower().startswith(_CHANGES_THE_BASE):

@@ -216,7 +216,7 @@ def weightless_policy(
         config: as in `load_policy`.
         shape: of the whole model.
         device: whose defaults count.
-        path: what would be loaded, where it may be an adapter.
+        path: what would be loaded; a saved adapter stays beside the weights, never merged.
 
     Raises:
         ModelError: as in `load_policy`.

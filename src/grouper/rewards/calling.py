@@ -419,7 +419,7 @@ def _text(value: Any, form: Callable[[Any], str]) -> str:
     try:
         return form(value)
     except Exception:  # noqa: BLE001 - an integer of more than 4,300 digits, or a user's own class
-        return f"a {type(value).__name__} that cannot be shown"
+        return f"<{type(value).__name__} that cannot be shown>"
 
 
 # --- async functions -----------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def _on_rank0(
     def called(self: Any, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Value:
         def alone() -> Value:
             if read_json(self._info, _GONE).get("host") != self._host:
-                raise RunFolderError(_GONE, where=str(self.path), fix="Put it back, and --resume.")
+                raise RunFolderError(_GONE, where=str(self.path), fix="Put it back, then --resume.")
             return method(self, *args, **kwargs)
 
         processes: ProcessGroup = self.processes
