@@ -24,8 +24,7 @@ ONE_THREAD := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 COMPILED := PYTHONDONTWRITEBYTECODE=
 PYTEST := $(OFFLINE) $(ONE_THREAD) $(COMPILED) $(BIN)/python -m pytest
 # Two processes share the tests, a file at a time, in the order of the folders (else files of one
-# long test come last, and the other process waits). Those that measure time or use both cores by
-# themselves come after, one by one.
+# long test come last, and the other process waits).
 SHARED := --numprocesses $${TEST_PROCESSES:-2} --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -44,8 +43,7 @@ test: $(READY)  ## the fast tests: a few minutes on two cores
 	@$(PYTEST) -m "not slow" $(SHARED)
 
 test-slow: $(READY)  ## only the longer tests: kills, whole recipes, learning
-	@$(PYTEST) $(SHARED) -m "slow and not alone"
-	@$(PYTEST) -m "slow and alone"
+	@$(PYTEST) -m slow $(SHARED)
 
 test-all: $(READY)  ## both
 	@$(PYTEST)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from codebase import TOP, belongs, layer_of, modules
 
 HEAVY = ("torch", "transformers", "peft", "accelerate", "datasets", "pyarrow", "pandas")
@@ -101,6 +102,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
     assert _loaded_by(names, (*HEAVY, "matplotlib", "sympy")) == ""
 
 
+@pytest.mark.slow  # 5 s
 def test_importing_everything_loads_no_other_framework() -> None:
     names = [m.name for m in modules()]
     assert _loaded_by(names, NEVER) == ""

@@ -84,11 +84,7 @@ def needs_hub(command: str) -> bool:
 
 
 COMMANDS = printed()
-LOCAL = [
-    pytest.param(command, marks=[pytest.mark.alone] if "threads=2" in command else [])
-    for command in COMMANDS
-    if not needs_hub(command)
-]
+LOCAL = [command for command in COMMANDS if not needs_hub(command)]
 
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]

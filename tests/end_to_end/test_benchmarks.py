@@ -59,16 +59,17 @@ def test_a_factor_has_its_exponents() -> None:
     assert 0.8 < found["exponent_of_the_arithmetic"]["step"] < 1
 
 
-@pytest.mark.timeout(900)  # about two minutes on an idle core
-def test_a_tenth_of_the_kills_the_secrets_and_the_memory(tmp_path: Path) -> None:
-    parts = {"--kills": 10, "--inside": 3, "--paired": 2, "--steps": 200}
+@pytest.mark.timeout(900)  # about a minute on an idle core
+def test_a_few_of_the_kills_the_secrets_and_the_memory(tmp_path: Path) -> None:
+    """One kill of each kind; tests/invariants/test_kills.py has more."""
+    parts = {"--kills": 3, "--inside": 1, "--paired": 1, "--steps": 200}
     sizes = [text for part, size in parts.items() for text in (part, str(size))]
     output_of("reliability.py", *sizes, "--output", str(tmp_path / "found.json"))
     found = json.loads((tmp_path / "found.json").read_text())
     kills, secrets, memory = found["kills"], found["secrets"], found["memory"]
-    assert [row["differ"] for row in kills["runs"]] == [[]] * 10
-    assert sum("written" in row for row in kills["runs"]) == 3
-    assert sum(row["processes"] == 2 for row in kills["runs"]) == 2
+    assert [row["differ"] for row in kills["runs"]] == [[]] * 3
+    assert sum("written" in row for row in kills["runs"]) == 1
+    assert sum(row["processes"] == 2 for row in kills["runs"]) == 1
     assert secrets["found_in_an_ordinary_child"] == secrets["planted"] == 3
     assert secrets["failures_recorded"] > 0
     assert secrets["workers"] > 0

@@ -22,8 +22,6 @@ from safetensors.torch import load_file
 
 from grouper.runs.lock import is_running
 
-pytestmark = pytest.mark.alone  # two or four processes at a time
-
 GANG = Path(__file__).parent / "gang.py"
 
 SMALL = [

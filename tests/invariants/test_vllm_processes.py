@@ -27,7 +27,7 @@ sys.path.insert(0, str(SAMPLING))
 
 from fake_vllm import PASSWORD, FakeServer, FakeVllm
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 REAL = os.environ.get("GROUPER_VLLM") == "1"
 VLLM = ["sampling.engine=vllm", "sampling.vllm.mode=server"]

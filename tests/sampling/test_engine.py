@@ -39,7 +39,11 @@ from grouper.sampling.weights import SamplingWeights
 from grouper.types import Completion, SamplingParams
 
 STOPS = (2, 5)
-MODELS = ["qwen2", "qwen2-sliding", "qwen3", "llama", "mistral", "gemma2", "gemma3", "gpt2"]
+MODELS = [
+    *("qwen2-sliding", "qwen3", "gemma2", "gpt2"),
+    # What these have, one of those has, too.
+    *(pytest.param(f, marks=pytest.mark.slow) for f in ("qwen2", "llama", "mistral", "gemma3")),
+]
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 needs_library = pytest.mark.skipif(library() is None, reason="no C++ compiler, or kernels are off")
 
