@@ -285,6 +285,21 @@ def test_an_edited_reward_is_refused_by_name_unless_allowed(workplace: Path) -> 
 
 
 @pytest.mark.slow
+def test_the_best_on_other_validation_problems_gives_way_to_the_next(workplace: Path) -> None:
+    path = run("cut", "skip_grpo=true", "sft.steps=2") / "sft"
+    file = path / "checkpoint-2" / STATE_FILE
+    state = json.loads(file.read_text())
+    state["best"] |= {"step": 2, "accuracy": 1.0}  # as problems that were easy would leave it
+    file.write_text(json.dumps(state))
+    changes = ["skip_grpo=true", "sft.steps=4", "data.validation.options.count=5"]
+    recipe = load_recipe("demo", [*SMALL, "output_dir=cut", *changes])
+    with Run(recipe, Progress(), resume=True, allow_changes=True) as open_run:
+        train(open_run)
+    best = json.loads((path / "final" / STATE_FILE).read_text())["best"]
+    assert best["accuracy"] == 0.0
+
+
+@pytest.mark.slow
 def test_a_run_without_the_kernels_is_told_that_its_numbers_differ(
     workplace: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -572,9 +572,8 @@ def mark_best(folder: Path, best: BestScore) -> None:
     found: dict[str, Any] = {"step": best.step, "validation_accuracy": best.accuracy}
     if best.interval is not None:
         found |= dict(zip(("low", "high"), best.interval, strict=True))
-    text = json.dumps(found) + "\n"
     if not (folder / BEST_FILE).exists():
-        write_atomic(folder / BEST_FILE, text.encode())
+        write_atomic(folder / BEST_FILE, f"{json.dumps(found)}\n".encode())
 
 
 # Room on the disk
@@ -582,8 +581,7 @@ def mark_best(folder: Path, best: BestScore) -> None:
 
 def weight_bytes(policy: Policy) -> int:
     """Bytes of what is saved of a policy: the adapter alone, or all weights, tied ones once."""
-    alone = policy.adapter is None
-    saved = policy.model.parameters() if alone else policy.trainable().values()
+    saved = policy.model.parameters() if policy.adapter is None else policy.trainable().values()
     return sum(value.nbytes for value in saved)
 
 
