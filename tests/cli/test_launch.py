@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Timer
+from typing import Any
 
 import pytest
 import torch
 from conftest import Grouper
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from grouper.cli import train
-from grouper.cli.train import require_devices
+from grouper.cli.train import PATIENCE, SIGNALS, launch, require_devices
 from grouper.errors import ConfigError
 
 
@@ -67,3 +73,63 @@ def test_the_command_asks_before_it_starts_any(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(train, "launch", lambda *_: pytest.fail("processes were started"))
     grouper("run", "demo", "--nproc", "2").refused("2 processes", "has 1", "--nproc 1 or fewer")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], int]]:
+    """Launches two processes that run a shell script instead of the command; the exit code."""
+    before = [
+        (number, signal.getsignal(number)) for number in map(signal.Signals.__getitem__, SIGNALS)
+    ]
+    script = tmp_path / "python"
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")
+
+    def run(text: str) -> int:
+        script.write_text(f"#!/bin/sh\n{text}\n")
+        script.chmod(0o755)
+        return launch(2, [])
+
+    yield run
+    for number, handler in before:
+        signal.signal(number, handler)
+
+
+def test_a_process_that_was_killed_is_named(
+    started: Callable[[str], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It can say nothing itself; where memory runs out, the system kills one."""
+    assert started("test $RANK = 0 || kill -9 $$; exec sleep 60") == 128 + signal.SIGKILL
+    assert "process 1 of 2 was ended by SIGKILL" in capsys.readouterr().err
+    assert started("test $RANK = 0 && exit 3; exec sleep 60") == 3
+    assert capsys.readouterr().err == ""
+
+
+def test_a_signal_is_passed_on_and_a_step_may_take_its_time(
+    started: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, closed = SubprocessContext.close, list[Any]()
+
+    def close(self: SubprocessContext, *how: Any, **more: Any) -> None:
+        closed.append((*how, *more.values()))
+        honest(self, *how, **more)
+
+    monkeypatch.setattr(SubprocessContext, "close", close)
+    Timer(0.5, signal.raise_signal, [signal.SIGTERM]).start()
+    assert started("trap 'sleep 0.3; exit 130' TERM; while :; do sleep 0.1; done") == 130
+    assert closed == [(signal.SIGTERM, PATIENCE)]
+
+
+def test_the_third_signal_ends_what_is_stuck(started: Callable[[str], int]) -> None:
+    for seconds in (0.5, 0.8, 1.1):
+        Timer(seconds, signal.raise_signal, [signal.SIGINT]).start()
+    begun = time.monotonic()
+    assert started("trap '' INT; exec sleep 60") == 130
+    assert time.monotonic() - begun < 20
+
+
+def test_what_nohup_has_set_stays(started: Callable[[str], int]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert started("exit 0") == 0
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -216,7 +216,7 @@ def _run(arguments: list[str]) -> int:
             fix = "Free some space where its output goes, and where temporary files and caches are."
             code = _tell(GrouperError(what, fix=fix)) if full else SIGPIPE_EXIT
         elif _comes_from(error, click.exceptions.Abort, KeyboardInterrupt, EOFError):
-            click.echo("Stopped.", err=True)
+            click.echo("" if is_follower() else "Stopped.", err=True, nl=not is_follower())
             code = 130
         elif is_out_of_memory(error):
             what = f"memory ran out ({first_line(error).rstrip('.')})"
@@ -242,11 +242,12 @@ def _tell(error: GrouperError) -> int:
 
     Every process finds a mistake in the recipe, and one paragraph is enough: followers wait.
     """
-    who = ""
+    prefix = "" if isinstance(error, Interrupted) else "error: "
     if is_follower():
         time.sleep(HEAD_START)
-        who = f"[rank {os.environ['RANK']}] "
-    prefix = who if isinstance(error, Interrupted) else f"{who}error: "
+        prefix = f"[rank {os.environ['RANK']}] {prefix}"
+        if isinstance(error, Interrupted):  # all of them are
+            return error.exit_code
     for problem in (error, *error.others):
         click.echo(click.style(prefix, fg="red", bold=True) + problem.paragraph(), err=True)
     return error.exit_code

@@ -21,7 +21,7 @@ from grouper.cli.opening import open_recipe, run_folder_of, show_plan
 from grouper.cli.text import is_follower, show, warn
 from grouper.config.loading import recipe_hash, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, Interrupted
 from grouper.models.folders import RECIPE_FILE
 from grouper.rewards.calling import load_hook
 from grouper.runs.folder import RunFolder
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 # The default folder of runs.
 RUNS = str(Recipe.model_fields["output_dir"].default)
+# Seconds that processes have to end once they are asked to, as much as a process that is stuck has.
+PATIENCE = 1800
+# What asks them to.
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 # Linux: a signal when the parent process dies.
 PR_SET_PDEATHSIG = 1
 
@@ -232,33 +236,67 @@ def require_devices(processes: int, device: str) -> None:
 def launch(processes: int, arguments: Sequence[str]) -> int:
     """Run `grouper ARGUMENTS` as several processes on this machine; returns the exit code.
 
-    The same as `torchrun --standalone --nproc-per-node N -m grouper ...`, without its summary:
-    the processes' own messages say what went wrong.
+    The same as `torchrun --standalone --nproc-per-node N -m grouper ...`, with two differences:
+    signals are passed on and the processes may take as long as a step takes to end, where torchrun
+    kills them after 30 seconds; and they alone say what went wrong, as long as they can.
 
     Args:
         processes: how many.
         arguments: of the command; each process finds that it is one of several.
     """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.utils.distributed import create_c10d_store
+    from torch.distributed.launcher.api import LaunchConfig
 
     # Shared out, or every process would start as many threads as the machine has cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    heeded = [n for n in SIGNALS if signal.getsignal(getattr(signal, n)) is not signal.SIG_IGN]
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(heeded)  # without `nohup`'s
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        monitor_interval=0.2,
-        # A command that failed fails again, and one with --overwrite would delete what it saved.
-        max_restarts=0,
+    # Where they meet, on a port that the system has given to this launch alone.
+    store = create_c10d_store(True, "127.0.0.1", wait_for_workers=False)
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    ranks = [str(rank) for rank in range(processes)]
+    asked: list[signal.Signals] = []
+    with tempfile.TemporaryDirectory(prefix="grouper-") as folder:
+        logs = DefaultLogsSpecs(folder)
+        context = start_processes(
+            "grouper",
+            sys.executable,
+            args=dict.fromkeys(range(processes), ("-m", "grouper", *arguments)),
+            envs=dict(enumerate({**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in ranks)),
+            logs_specs=logs,
+            numa_options=LaunchConfig(1, 1, processes, logs_specs=logs).numa_options,
+        )
+        while True:
+            try:
+                if asked:  # the third time there is no waiting
+                    passed_on = asked[-1] if len(asked) < 3 else signal.SIGKILL
+                    context.close(passed_on, timeout=PATIENCE)
+                    return Interrupted.exit_code
+                result = context.wait(period=0.2)
+                break
+            except SignalException as error:
+                asked.append(error.sigval)
+    failures = result.failures.values() if result is not None else ()
+    if not failures:
+        return 0
+    # Those that were ended because of it are not the first, nor do they die as suddenly.
+    first = min(failures, key=lambda f: (f.exitcode == -signal.SIGTERM, f.timestamp, f.exitcode))
+    if first.exitcode > 0:
+        return first.exitcode
+    click.echo(
+        f"error: process {first.local_rank} of {processes} was ended by "
+        f"{signal.Signals(-first.exitcode).name}, and the others with it. Where nobody sends "
+        "SIGKILL, the system does, when memory runs out (`dmesg` says so). Go on with --resume.",
+        err=True,
     )
-    try:
-        elastic_launch(config, sys.executable)("-m", "grouper", *arguments)
-    except ChildFailedError as error:
-        code: int = error.get_first_failure()[1].exitcode
-        return code if code > 0 else 128 - code  # ended by a signal: as the shell says it
-    return 0
+    return 128 - first.exitcode  # as the shell says it
