@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import tiny_model
@@ -12,14 +13,15 @@ from transformers import AutoTokenizer
 from grouper.api import prepare
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
-from grouper.errors import ModelError
+from grouper.errors import ConfigError, ModelError
 from grouper.evaluation import evaluate as evaluating
 from grouper.grading import Grader
 from grouper.models.loading import quiet
+from grouper.models.process_group import ProcessGroup
 from grouper.rewards import RewardStack
 from grouper.runs.progress import Progress
 from grouper.sampling.native import NativeSampler
-from grouper.training.run import Run, check_models
+from grouper.training.run import Run, check_models, require_alike
 
 
 @pytest.fixture
@@ -141,3 +143,17 @@ def test_what_is_refused_late_leaves_nothing_running(
     monkeypatch.undo()
     with Run(plain, Progress(quiet=True)):
         """The lock is free."""
+
+
+def test_machines_with_other_files_are_refused() -> None:
+    """Each would draw its share of other problems, and the gradient would be nobody's."""
+
+    class Two(ProcessGroup):
+        size = 2
+
+        def gather(self, value: Any) -> list[Any]:
+            return [value, {"recipe": "1", "data.train": "b"}]
+
+    require_alike(Two(), {"recipe": "1", "data.train": "b"})
+    with pytest.raises(ConfigError, match=r"process 1 has other files .*: data.train a -> b"):
+        require_alike(Two(), {"recipe": "1", "data.train": "a"})

@@ -9,7 +9,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -27,7 +27,12 @@ from grouper.evaluation.compare import metrics_line
 from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
 from grouper.models.device import find_device, on_device
-from grouper.models.folders import on_this_machine, read_adapter, require_model_folder
+from grouper.models.folders import (
+    identity_of,
+    on_this_machine,
+    read_adapter,
+    require_model_folder,
+)
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
@@ -36,7 +41,7 @@ from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.runs.folder import ANSWERS_FILE, STATE_FILE
 from grouper.runs.progress import Progress, setup_logging
 from grouper.runs.recorder import Recorder
-from grouper.runs.records import RunInfo, host
+from grouper.runs.records import RunInfo, describe_changes, host, that_differ
 from grouper.sampling.base import ModelSampler, Sampler, draw_seed
 from grouper.sampling.engines import Samplers
 from grouper.sampling.vllm import VllmSampler
@@ -92,6 +97,12 @@ class Run:
             sets = load_problem_sets(recipe)
         # The rewards, trackers and hooks, the user's own among them.
         named = [r.name for r in recipe.rewards] + [t.name for t in recipe.tracking.trackers]
+        code = code_fingerprints([*named, *recipe.hooks])
+        if self.processes.size > 1:
+            paths = filter(None, (recipe.model.path, recipe.grpo.start_from))
+            models = {path: identity_of(path) for path in paths if Path(path).is_dir()}
+            data = {f"data.{name}": mark for name, mark in sets.fingerprints.items()}
+            require_alike(self.processes, {"recipe": self.hash, **data, **code, **models})
         self.folder = Recorder(
             recipe,
             self.processes,
@@ -100,7 +111,7 @@ class Run:
                 recipe_hash=self.hash,
                 versions=describe_versions(recipe),
                 fingerprints=sets.fingerprints,
-                code=code_fingerprints([*named, *recipe.hooks]),
+                code=code,
                 host=host(recipe.threads or torch.get_num_threads(), self.processes.size),
             ),
         )
@@ -175,7 +186,7 @@ class Run:
         decode = partial(self.prepared.tokenizer.decode, skip_special_tokens=False)
         self.token_text = cache(lambda token: decode([token]))
         """The text of a token id, special ones included."""
-        for text in self.prepared.check_rewards():
+        for text in self.processes.on_rank0(self.prepared.check_rewards):
             log.warning(text)
         self._sampler: tuple[Policy, ModelSampler] | None = None
         self._replica: ParallelPolicy | None = None
@@ -438,6 +449,26 @@ class Run:
 def validation_name(phase: str, step: int) -> str:
     """The name of the evaluation on the validation problems after a step."""
     return f"validation-{phase}-{step:06d}"
+
+
+def require_alike(processes: ProcessGroup, facts: Mapping[str, Any]) -> None:
+    """Refuse processes of several machines that have other files under the same names.
+
+    Args:
+        processes: all of them call this.
+        facts: of this process: what it trains with -> a hash of it.
+
+    Raises:
+        ConfigError: on every process, if one has other facts than rank 0.
+    """
+    first, *others = processes.gather(facts)
+    for rank, theirs in enumerate(others, start=1):
+        if changes := that_differ(first, theirs):
+            raise ConfigError(
+                f"process {rank} has other files than process 0: {describe_changes(changes)}",
+                where="torchrun",
+                fix="Start the same recipe with the same data, models and code on every machine.",
+            )
 
 
 def _needs_start(recipe: Recipe, run: Path) -> bool:
