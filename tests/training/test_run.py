@@ -21,7 +21,7 @@ from grouper.models.process_group import ProcessGroup
 from grouper.rewards import RewardStack
 from grouper.runs.progress import Progress
 from grouper.sampling.native import NativeSampler
-from grouper.training.run import Run, check_models, require_alike
+from grouper.training.run import Run, check_models, require_alike, require_shareable
 
 
 @pytest.fixture
@@ -157,3 +157,15 @@ def test_machines_with_other_files_are_refused() -> None:
     require_alike(Two(), {"recipe": "1", "data.train": "b"})
     with pytest.raises(ConfigError, match=r"process 1 has other files .*: data.train a -> b"):
         require_alike(Two(), {"recipe": "1", "data.train": "a"})
+
+
+def test_what_cannot_be_split_is_refused_before_anything_is_loaded() -> None:
+    """Both ended in a traceback: of the first step, and where the sampler's copy was made."""
+    recipe = load_recipe("demo").override("parallel=fsdp", "sft.optimizer.name=adamw_8bit")
+    with pytest.raises(ConfigError, match=r"^sft.optimizer.name: weights in 4 bits and the state"):
+        require_shareable(recipe, 2)
+    require_shareable(recipe.override("parallel=ddp"), 2)
+    require_shareable(recipe.override("skip_sft=true"), 2)
+    four = recipe.override("skip_sft=true", "model.quantization=4bit", "model.lora={rank: 4}")
+    with pytest.raises(ConfigError, match=r"^model.quantization: "):
+        require_shareable(four, 2)

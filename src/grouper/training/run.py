@@ -88,8 +88,8 @@ class Run:
         self.processes = join_processes()
         self.hash = recipe_hash(recipe)
         find_device(recipe.device)
-        if self.processes.size > 1 and recipe.sampling.engine == "vllm":
-            self._require_servers()
+        if self.processes.size > 1:
+            require_shareable(recipe, self.processes.size)
         check_models(recipe, recipe.run_folder, resume=resume)
         for hook in recipe.hooks:
             load_hook(hook)
@@ -123,24 +123,6 @@ class Run:
             self.folder.close()
             self._discard()
             raise
-
-    def _require_servers(self) -> None:
-        """Raise `ConfigError` unless every process can reach the vLLM of the recipe."""
-        size, vllm = self.processes.size, self.recipe.sampling.vllm
-        if vllm.mode == "colocate":
-            raise ConfigError(
-                f"mode colocate is for one training process, and there are {size}: each of them "
-                "would need a vLLM of its own",
-                where="sampling.vllm.mode",
-                fix="Use sampling.vllm.mode=server, or leave --nproc out.",
-            )
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-        if here < size and not all("://" in place for place in vllm.servers or ("auto",)):
-            raise ConfigError(
-                "the run is on several machines, and a server that it starts is seen by one alone",
-                where="sampling.vllm.servers",
-                fix="Start servers with grouper serve-rollouts, and give their addresses.",
-            )
 
     def _discard(self) -> None:
         """Remove a folder that this run has created: the next attempt finds no old recipe."""
@@ -449,6 +431,43 @@ class Run:
 def validation_name(phase: str, step: int) -> str:
     """The name of the evaluation on the validation problems after a step."""
     return f"validation-{phase}-{step:06d}"
+
+
+def require_shareable(recipe: Recipe, size: int) -> None:
+    """Refuse settings that several processes cannot share.
+
+    Args:
+        recipe: of the run.
+        size: processes, two or more.
+
+    Raises:
+        ConfigError: each would start a vLLM of its own, or cannot reach the other's; or weights are
+            to be split that are quantised, or whose optimizer cannot step a part of them.
+    """
+    vllm, here = recipe.sampling.vllm, int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    if recipe.sampling.engine == "vllm" and vllm.mode == "colocate":
+        raise ConfigError(
+            f"mode colocate is for one training process, and there are {size}: each of them "
+            "would need a vLLM of its own",
+            where="sampling.vllm.mode",
+            fix="Use sampling.vllm.mode=server, or leave --nproc out.",
+        )
+    reachable = all("://" in place for place in vllm.servers or ("auto",))
+    if recipe.sampling.engine == "vllm" and here < size and not reachable:
+        raise ConfigError(
+            "the run is on several machines, and a server that it starts is seen by one alone",
+            where="sampling.vllm.servers",
+            fix="Start servers with grouper serve-rollouts, and give their addresses.",
+        )
+    eight = [p for p in recipe.phases if getattr(recipe, p).optimizer.name == "adamw_8bit"]
+    whole = [f"{phase}.optimizer.name" for phase in eight]
+    whole += ["model.quantization"] if recipe.model.quantization is not None else []
+    if recipe.parallel == "fsdp" and whole:
+        raise ConfigError(
+            "weights in 4 bits and the state of adamw_8bit cannot be split over processes",
+            where=whole[0],
+            fix="Leave it out, or set parallel to ddp.",
+        )
 
 
 def require_alike(processes: ProcessGroup, facts: Mapping[str, Any]) -> None:
