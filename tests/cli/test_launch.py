@@ -33,6 +33,18 @@ def test_the_first_speaks_at_once_and_the_others_after_it(
     assert waited == [3.0]
 
 
+def test_the_first_alone_writes_to_standard_output(
+    grouper: Grouper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `torchrun -m grouper eval --json` prints is one document."""
+    monkeypatch.setattr("os._exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert grouper("recipes", "formats").out
+    monkeypatch.setenv("RANK", "1")
+    assert grouper("recipes", "formats").out == ""
+
+
 def test_a_process_that_was_started_starts_no_more(
     grouper: Grouper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -172,7 +172,8 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads warn after a fork
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed (`>&-`), and the next file that is opened would get its number
+        # Rank 0 alone speaks. Of what is closed (`>&-`) the next file would get the number.
+        if stream is None or (name == "stdout" and is_follower()):
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115, PTH123 - until the end
         elif name != "stdin" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a locale may not know every letter
@@ -216,7 +217,8 @@ def _run(arguments: list[str]) -> int:
             fix = "Free some space where its output goes, and where temporary files and caches are."
             code = _tell(GrouperError(what, fix=fix)) if full else SIGPIPE_EXIT
         elif _comes_from(error, click.exceptions.Abort, KeyboardInterrupt, EOFError):
-            click.echo("" if is_follower() else "Stopped.", err=True, nl=not is_follower())
+            if not is_follower():
+                click.echo("Stopped.", err=True)
             code = 130
         elif is_out_of_memory(error):
             what = f"memory ran out ({first_line(error).rstrip('.')})"

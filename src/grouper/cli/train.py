@@ -194,8 +194,7 @@ def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool, verbose: boo
     setup_logging(None, console=None if is_follower() else progress.console)
     with Run(recipe, progress, **intent) as opened:
         result = train(opened)
-    if not is_follower():
-        _report(recipe, result)
+    _report(recipe, result)
 
 
 def _report(recipe: Recipe, result: RunResult) -> None:
