@@ -21,7 +21,8 @@ from grouper.models.process_group import ProcessGroup
 from grouper.rewards import RewardStack
 from grouper.runs.progress import Progress
 from grouper.sampling.native import NativeSampler
-from grouper.training.run import Run, check_models, require_alike, require_shareable
+from grouper.training import run as running
+from grouper.training.run import Run, check_models, require_shareable
 
 
 @pytest.fixture
@@ -145,18 +146,20 @@ def test_what_is_refused_late_leaves_nothing_running(
         """The lock is free."""
 
 
-def test_machines_with_other_files_are_refused() -> None:
+def test_machines_with_other_files_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Each would draw its share of other problems, and the gradient would be nobody's."""
 
     class Two(ProcessGroup):
         size = 2
 
         def gather(self, value: Any) -> list[Any]:
-            return [value, {"recipe": "1", "data.train": "b"}]
+            return [{**value, "train": "a"}, {**value, "train": "b"}]
 
-    require_alike(Two(), {"recipe": "1", "data.train": "b"})
-    with pytest.raises(ConfigError, match=r"process 1 has other files .*: data.train a -> b"):
-        require_alike(Two(), {"recipe": "1", "data.train": "a"})
+    monkeypatch.setattr(running, "join_processes", Two)
+    with pytest.raises(ConfigError, match=r"processes differ from the first one: train a -> b"):
+        Run(load_recipe("demo").override(f"output_dir={tmp_path}"), Progress(quiet=True))
 
 
 def test_what_cannot_be_split_is_refused_before_anything_is_loaded() -> None:

@@ -198,7 +198,7 @@ def _run(arguments: list[str]) -> int:
     Not click's own `main`, which ends with code 1 where the reader of a pipe has left.
     """
     try:
-        with cli.make_context("grouper", list(arguments), obj=arguments) as context:
+        with cli.make_context("grouper", list(arguments)) as context:
             result = cli.invoke(context)
             sys.stdout.flush()
             code = result if isinstance(result, int) else 0
@@ -244,12 +244,11 @@ def _tell(error: GrouperError) -> int:
 
     Every process finds a mistake in the recipe, and one paragraph is enough: followers wait.
     """
-    prefix = "" if isinstance(error, Interrupted) else "error: "
+    stopped = isinstance(error, Interrupted)  # all of them are
+    prefix = "" if stopped else "error: "
     if is_follower():
         time.sleep(HEAD_START)
         prefix = f"[rank {os.environ['RANK']}] {prefix}"
-        if isinstance(error, Interrupted):  # all of them are
-            return error.exit_code
-    for problem in (error, *error.others):
+    for problem in () if stopped and is_follower() else (error, *error.others):
         click.echo(click.style(prefix, fg="red", bold=True) + problem.paragraph(), err=True)
     return error.exit_code

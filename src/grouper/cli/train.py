@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import signal
+import subprocess
 import sys
 import tempfile
-import uuid
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,12 +30,8 @@ from grouper.runs.trackers import check_trackers
 if TYPE_CHECKING:
     from grouper.training.phases import RunResult
 
-# The default folder of runs.
-RUNS = str(Recipe.model_fields["output_dir"].default)
-# Seconds that processes have to end once they are asked to, as much as a process that is stuck has.
-PATIENCE = 1800
-# What asks them to.
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+# Seconds that the other processes have to end where one has failed.
+GRACE = 30
 # Linux: a signal when the parent process dies.
 PR_SET_PDEATHSIG = 1
 
@@ -105,13 +101,14 @@ def _run_all(
         RunFolder(one.run_folder).check(recipe_hash(one), resolved_yaml(one), **intent)
     if nproc > 1 and "WORLD_SIZE" not in os.environ:
         require_devices(nproc, runs[0].device)
-        if len(runs) == 1:
-            sys.exit(launch(nproc, click.get_current_context().find_root().obj))
-        switches = {**intent, "quiet": quiet, "verbose": verbose}
+        given = {**intent, "quiet": quiet, "verbose": verbose}
+        switches = [f"--{name.replace('_', '-')}" for name, on in given.items() if on]
         for one in runs:
-            _launch_one(
-                nproc, one, [f"--{n.replace('_', '-')}" for n, on in switches.items() if on]
-            )
+            with tempfile.TemporaryDirectory(prefix="grouper-") as folder:
+                file = Path(folder) / f"{one.name}.yaml"
+                file.write_text(resolved_yaml(one), encoding="utf-8")
+                if code := launch(nproc, ["run", str(file), *switches]):
+                    sys.exit(code)
         return
     for one in runs:
         _train(one, intent, quiet=quiet, verbose=verbose)
@@ -129,20 +126,10 @@ def _seeds(recipe: Recipe, count: int) -> list[Recipe]:
             where="--seeds",
             fix="Call it without torchrun; --nproc starts the processes of each run.",
         )
-    seeds = range(recipe.seed, recipe.seed + count)
     return [
         recipe.model_copy(update={"seed": seed, "name": f"{recipe.name}-seed{seed}"})
-        for seed in seeds
+        for seed in range(recipe.seed, recipe.seed + count)
     ]
-
-
-def _launch_one(processes: int, recipe: Recipe, switches: Sequence[str]) -> None:
-    """One run in several processes; this one ends with them where they fail."""
-    with tempfile.TemporaryDirectory(prefix="grouper-") as folder:
-        file = Path(folder) / f"{recipe.name}.yaml"
-        file.write_text(resolved_yaml(recipe), encoding="utf-8")
-        if code := launch(processes, ["run", str(file), *switches]):
-            sys.exit(code)
 
 
 def _named(
@@ -166,8 +153,9 @@ def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dirs: tuple[
     """The folder of the run of that name; the name of a recipe stays what it is."""
     if "/" in name or Path(name).suffix or name in shipped_recipes():
         return name
+    usual = str(Recipe.model_fields["output_dir"].default)
     keys = [text.partition("=")[2] for text in overrides if text.startswith("output_dir=")]
-    folder = Path([RUNS, *keys, *output_dirs][-1]).expanduser() / name
+    folder = Path([usual, *keys, *output_dirs][-1]).expanduser() / name
     return str(folder) if (folder / RECIPE_FILE).is_file() else name
 
 
@@ -235,67 +223,58 @@ def require_devices(processes: int, device: str) -> None:
 def launch(processes: int, arguments: Sequence[str]) -> int:
     """Run `grouper ARGUMENTS` as several processes on this machine; returns the exit code.
 
-    The same as `torchrun --standalone --nproc-per-node N -m grouper ...`, with two differences:
-    signals are passed on and the processes may take as long as a step takes to end, where torchrun
-    kills them after 30 seconds; and they alone say what went wrong, as long as they can.
+    As `torchrun --standalone --nproc-per-node N -m grouper ...`, except that a signal is passed on
+    and the processes may finish their step, however long it takes, where torchrun kills them after
+    30 seconds; that one of them that was killed is named; and that no other summary is printed.
 
     Args:
         processes: how many.
         arguments: of the command; each process finds that it is one of several.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
-    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.utils.distributed import create_c10d_store
-    from torch.distributed.launcher.api import LaunchConfig
 
     # Shared out, or every process would start as many threads as the machine has cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    heeded = [n for n in SIGNALS if signal.getsignal(getattr(signal, n)) is not signal.SIG_IGN]
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(heeded)  # without `nohup`'s
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # Where they meet, on a port that the system has given to this launch alone.
     store = create_c10d_store(True, "127.0.0.1", wait_for_workers=False)
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-    ranks = [str(rank) for rank in range(processes)]
-    asked: list[signal.Signals] = []
-    with tempfile.TemporaryDirectory(prefix="grouper-") as folder:
-        logs = DefaultLogsSpecs(folder)
-        context = start_processes(
-            "grouper",
-            sys.executable,
-            args=dict.fromkeys(range(processes), ("-m", "grouper", *arguments)),
-            envs=dict(enumerate({**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in ranks)),
-            logs_specs=logs,
-            numa_options=LaunchConfig(1, 1, processes, logs_specs=logs).numa_options,
-        )
-        while True:
-            try:
-                if asked:  # the third time there is no waiting
-                    passed_on = asked[-1] if len(asked) < 3 else signal.SIGKILL
-                    context.close(passed_on, timeout=PATIENCE)
-                    return Interrupted.exit_code
-                result = context.wait(period=0.2)
-                break
-            except SignalException as error:
-                asked.append(error.sigval)
-    failures = result.failures.values() if result is not None else ()
-    if not failures:
-        return 0
-    # Those that were ended because of it are not the first, nor do they die as suddenly.
-    first = min(failures, key=lambda f: (f.exitcode == -signal.SIGTERM, f.timestamp, f.exitcode))
-    if first.exitcode > 0:
-        return first.exitcode
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    shared |= {"TORCHELASTIC_RUN_ID": str(os.getpid()), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    command, started = [sys.executable, "-m", "grouper", *arguments], []
+    for rank in map(str, range(processes)):
+        env = {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}
+        started.append(subprocess.Popen(command, env=env, start_new_session=True))
+    asked: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        asked.append(number)
+        for one in started:  # the third time there is no waiting
+            one.send_signal(number if len(asked) < 3 else signal.SIGKILL)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it
+            signal.signal(number, pass_on)
+    while not any(codes := [one.poll() for one in started]) and None in codes:
+        time.sleep(0.1)
+    for one in started if any(codes) and not asked else ():
+        one.terminate()
+    for one in started:
+        try:
+            one.wait(None if asked else GRACE)
+        except subprocess.TimeoutExpired:
+            one.kill()
+    return Interrupted.exit_code if asked else _exit_code(codes)
+
+
+def _exit_code(codes: Sequence[int | None]) -> int:
+    """Of a launch, from those of its processes when the first one ended; None: it had not."""
+    code = min(filter(None, codes), default=0)
+    if code >= 0:
+        return code
     click.echo(
-        f"error: process {first.local_rank} of {processes} was ended by "
-        f"{signal.Signals(-first.exitcode).name}, and the others with it. Where nobody sends "
-        "SIGKILL, the system does, when memory runs out (`dmesg` says so). Go on with --resume.",
+        f"error: process {codes.index(code)} of {len(codes)} was ended by "
+        f"{signal.Signals(-code).name}, and the others with it. Where nobody sends SIGKILL, the "
+        "system does, when memory runs out (`dmesg` says so). Go on with --resume.",
         err=True,
     )
-    return 128 - first.exitcode  # as the shell says it
+    return 128 - code  # as the shell says it

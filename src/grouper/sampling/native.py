@@ -123,8 +123,7 @@ class NativeSampler:
             self._kept.release()
             self._kept = None
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def _engine_for(self, policy: Policy, size: CacheSize) -> BaseEngine:
         """The engine of the previous call if it can serve this one, else a new one."""

@@ -9,10 +9,9 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -22,17 +21,12 @@ from rich.text import Text
 
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, Interrupted, ModelError, PreflightError
+from grouper.errors import ConfigError, Interrupted, ModelError, PreflightError, installed
 from grouper.evaluation.compare import metrics_line
 from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
 from grouper.models.device import find_device, on_device
-from grouper.models.folders import (
-    identity_of,
-    on_this_machine,
-    read_adapter,
-    require_model_folder,
-)
+from grouper.models.folders import on_this_machine, read_adapter, require_model_folder
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
@@ -98,11 +92,14 @@ class Run:
         # The rewards, trackers and hooks, the user's own among them.
         named = [r.name for r in recipe.rewards] + [t.name for t in recipe.tracking.trackers]
         code = code_fingerprints([*named, *recipe.hooks])
-        if self.processes.size > 1:
-            paths = filter(None, (recipe.model.path, recipe.grpo.start_from))
-            models = {path: identity_of(path) for path in paths if Path(path).is_dir()}
-            data = {f"data.{name}": mark for name, mark in sets.fingerprints.items()}
-            require_alike(self.processes, {"recipe": self.hash, **data, **code, **models})
+        # Of several machines each could have other files, and draw for other problems.
+        facts = self.processes.gather({"recipe": self.hash, **sets.fingerprints, **code})
+        if changes := next(filter(None, (that_differ(facts[0], one) for one in facts)), None):
+            raise ConfigError(
+                f"processes differ from the first one: {describe_changes(changes)}",
+                where="torchrun",
+                fix="Start the same recipe with the same data and code on every machine.",
+            )
         self.folder = Recorder(
             recipe,
             self.processes,
@@ -115,6 +112,7 @@ class Run:
                 host=host(recipe.threads or torch.get_num_threads(), self.processes.size),
             ),
         )
+        self.path = self.folder.path
         try:
             self._prepare(recipe, sets)
         except BaseException:  # Ctrl-C, too, must leave no process, lock or unfinished folder
@@ -179,10 +177,6 @@ class Run:
         self._ahead: Future[Any] | None = None
         self._previous: dict[int, Any] = {}
 
-    @property
-    def path(self) -> Path:
-        return self.folder.path
-
     def load(self, path: str) -> Policy:
         """As `Prepared.load`, with its progress displayed."""
         with self.display.track(f"loading {path}"):
@@ -240,8 +234,7 @@ class Run:
         """Release the policy that was trained last, and the sampler's copy of it."""
         self._forget_sampler()
         self._replica = None
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def evaluate(self, policy: Policy, *, phase: str, step: int, split: str) -> EvaluationResult:
         """Measure a policy on the test or validation problems and record it."""
@@ -470,26 +463,6 @@ def require_shareable(recipe: Recipe, size: int) -> None:
         )
 
 
-def require_alike(processes: ProcessGroup, facts: Mapping[str, Any]) -> None:
-    """Refuse processes of several machines that have other files under the same names.
-
-    Args:
-        processes: all of them call this.
-        facts: of this process: what it trains with -> a hash of it.
-
-    Raises:
-        ConfigError: on every process, if one has other facts than rank 0.
-    """
-    first, *others = processes.gather(facts)
-    for rank, theirs in enumerate(others, start=1):
-        if changes := that_differ(first, theirs):
-            raise ConfigError(
-                f"process {rank} has other files than process 0: {describe_changes(changes)}",
-                where="torchrun",
-                fix="Start the same recipe with the same data, models and code on every machine.",
-            )
-
-
 def _needs_start(recipe: Recipe, run: Path) -> bool:
     """Whether the run will load `grpo.start_from`: GRPO has not started, or measures its KL."""
     begun = any((run / "grpo").glob(f"*/{STATE_FILE}"))
@@ -554,12 +527,8 @@ def _as_trained(prepared: Prepared) -> Text:
 def describe_versions(recipe: Recipe) -> dict[str, str]:
     """Versions of everything that the numbers of a run on this device depend on."""
     device = find_device(recipe.device)
-    found = {"python": platform.python_version()}
-    for package in ("grouper-rl", "torch", "transformers", "tokenizers", "peft", "math-verify"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
+    packages = ("grouper-rl", "torch", "transformers", "tokenizers", "peft", "math-verify")
+    found = {"python": platform.python_version(), **{name: installed(name) for name in packages}}
     if recipe.model.compute_dtype == "auto":
         found["compute dtype"] = on_device(recipe.model, device.type).compute_dtype
     if device.type == "cpu":
