@@ -236,6 +236,14 @@ def require_extra(package: str, extra: str, *, where: str, instead: str = "") ->
         )
 
 
+def installed(package: str) -> str:
+    """The version of a package, or "not installed"."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
 def require_vllm() -> str:
     """The version of vLLM that is installed.
 

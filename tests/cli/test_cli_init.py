@@ -68,7 +68,7 @@ def test_what_is_written_passes_a_dry_run(grouper: Grouper, model: Path) -> None
     assert (recipe.name, recipe.prompt.format, recipe.model.lora) == ("mine", "xml", None)
     assert [reward.name for reward in recipe.rewards] == ["correctness", "format"]
     assert recipe.sampling.max_new_tokens == 256
-    assert recipe.data.has_validation
+    assert recipe.data.validation_share > 0
 
 
 @pytest.mark.slow

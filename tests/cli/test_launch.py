@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Timer
 
 import pytest
 import torch
 from conftest import Grouper
 
 from grouper.cli import train
-from grouper.cli.train import require_devices
+from grouper.cli.train import launch, require_devices
 from grouper.errors import ConfigError
 
 
@@ -27,10 +31,22 @@ def test_the_first_speaks_at_once_and_the_others_after_it(
     assert waited == [3.0]
 
 
+def test_the_first_alone_writes_to_standard_output(
+    grouper: Grouper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `torchrun -m grouper eval --json` prints is one document."""
+    monkeypatch.setattr("os._exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert grouper("recipes", "formats").out
+    monkeypatch.setenv("RANK", "1")
+    assert grouper("recipes", "formats").out == ""
+
+
 def test_a_process_that_was_started_starts_no_more(
     grouper: Grouper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It has the same arguments as the command that was typed, `--nproc` among them."""
+    """Not even where `--nproc` is typed after torchrun."""
     monkeypatch.chdir(tmp_path)  # where no demonstration has run
     started: list[list[str]] = []
     trained: list[str] = []
@@ -38,7 +54,7 @@ def test_a_process_that_was_started_starts_no_more(
     monkeypatch.setattr(train, "launch", lambda _, arguments: started.append(arguments) or 0)
     monkeypatch.setattr(train, "_train", lambda recipe, *_, **__: trained.append(recipe.name))
     assert grouper("run", "demo", "--nproc", "2").code == 0
-    assert (started, trained) == ([["run", "demo", "--nproc", "2"]], [])
+    assert ([[a[0], Path(a[1]).name] for a in started], trained) == ([["run", "demo.yaml"]], [])
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("os._exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
     assert grouper("run", "demo", "--nproc", "2").code == 0
@@ -67,3 +83,59 @@ def test_the_command_asks_before_it_starts_any(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(train, "launch", lambda *_: pytest.fail("processes were started"))
     grouper("run", "demo", "--nproc", "2").refused("2 processes", "has 1", "--nproc 1 or fewer")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], int]]:
+    """Launches two processes that run a shell script instead of the command; the exit code."""
+    before = [
+        (number, signal.getsignal(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    ]
+    script = tmp_path / "python"
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(text: str) -> int:
+        script.write_text(f"#!/bin/sh\n{text}\n")
+        script.chmod(0o755)
+        return launch(2, [])
+
+    yield run
+    for number, handler in before:
+        signal.signal(number, handler)
+
+
+def test_a_process_that_was_killed_is_named(
+    started: Callable[[str], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It can say nothing itself; where memory runs out, the system kills one."""
+    assert started("test $RANK = 0 || kill -9 $$; exec sleep 60") == 128 + signal.SIGKILL
+    assert "process 1 of 2 was ended by SIGKILL" in capsys.readouterr().err
+    assert started("test $RANK = 0 && exit 3; exec sleep 60") == 3
+    assert capsys.readouterr().err == ""
+
+
+def test_a_signal_is_passed_on_and_a_step_may_take_its_time(
+    started: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that of the other process, where one has ended."""
+    monkeypatch.setattr(train, "GRACE", 0.1)
+    Timer(0.5, signal.raise_signal, [signal.SIGTERM]).start()
+    begun = time.monotonic()
+    assert started("trap 'sleep $((2 * RANK)); exit 130' TERM; while :; do sleep 0.1; done") == 130
+    assert time.monotonic() - begun > 2
+
+
+def test_the_third_signal_ends_what_is_stuck(started: Callable[[str], int]) -> None:
+    for seconds in (0.5, 0.8, 1.1):
+        Timer(seconds, signal.raise_signal, [signal.SIGINT]).start()
+    begun = time.monotonic()
+    assert started("trap '' INT; exec sleep 60") == 130
+    assert time.monotonic() - begun < 20
+
+
+def test_what_nohup_has_set_stays(started: Callable[[str], int]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert started("exit 0") == 0
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

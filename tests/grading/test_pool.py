@@ -523,3 +523,14 @@ def test_a_missed_deadline_is_not_asked_again() -> None:
         started = time.monotonic()
         assert grader.grade([BOXED_HANG], ["5"])[0].verdict is Verdict.TIMEOUT
         assert time.monotonic() - started < 1.9
+
+
+def test_processes_that_train_together_share_the_workers_of_a_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 96)
+    counts = []
+    for processes in ("1", "8", "64"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        counts.append(Grader(BOXED, GradingConfig())._count)
+    assert counts == [24, 3, 1]

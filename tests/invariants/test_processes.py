@@ -464,7 +464,9 @@ def test_sigterm_to_the_launcher_saves_and_ends(tmp_path: Path) -> None:
         time.sleep(0.2)
     run.send_signal(signal.SIGTERM)
     _, errors = run.communicate(timeout=60)
-    assert run.returncode != 0
+    assert run.returncode == 130
+    assert "Traceback" not in errors
+    assert errors.count("stopped on request") == 1, errors
     assert list((tmp_path / "out" / "demo" / "grpo").glob("checkpoint-*")), errors
 
 

@@ -56,6 +56,16 @@ def draw_all(sampler: Sampler, wanted: list[SampleRequest]) -> list[Completion]:
     return [found[i] for i in range(len(wanted))]
 
 
+def test_the_copy_is_refreshed_although_nothing_is_asked() -> None:
+    """Of several processes with split weights some may have no requests, and all take part."""
+    policy = Policy(tiny_model("qwen3"))
+    weights = SamplingWeights(policy, torch.float32, copy_now=True)
+    policy.version += 1
+    assert draw_all(NativeSampler(weights, LetterTokenizer(), stop_token_ids=STOPS), []) == []
+    assert weights._copy is not None
+    assert weights._copy.version == policy.version
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_greedy_equals_generate(family: str) -> None:

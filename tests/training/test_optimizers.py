@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from tiny_models import make_batch, tiny_model
 
 from grouper import errors
@@ -18,7 +17,7 @@ from grouper.models.process_group import ProcessGroup
 from grouper.training import checkpoint
 from grouper.training.checkpoint import load_optimizer, save_optimizer
 from grouper.training.optimizers import SCHEDULES, Optimizer, make_optimizer, schedule
-from grouper.training.parallel import FullySharded, ParallelPolicy
+from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import sft_objective, update
 
 needs_bitsandbytes = pytest.mark.needs_package("bitsandbytes", extra="quantized")
@@ -213,16 +212,3 @@ def test_every_step_of_a_schedule_does_something(name: Any, warmup: int, total: 
     assert max(scales) <= 1
     if name == "linear" and warmup < total:
         assert scales[-1] == pytest.approx(1 / (total - warmup))
-
-
-@needs_bitsandbytes
-def test_8_bit_moments_of_split_weights_are_refused() -> None:
-    """The first step ended in a traceback of bitsandbytes."""
-    policy = wide_policy()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        FullySharded(policy, ProcessGroup())
-        with pytest.raises(ConfigError, match="adamw_8bit cannot step weights that are split"):
-            make_optimizer(policy, config("adamw_8bit"))
-    finally:
-        dist.destroy_process_group()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_models import tiny_model
@@ -12,14 +13,16 @@ from transformers import AutoTokenizer
 from grouper.api import prepare
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
-from grouper.errors import ModelError
+from grouper.errors import ConfigError, ModelError
 from grouper.evaluation import evaluate as evaluating
 from grouper.grading import Grader
 from grouper.models.loading import quiet
+from grouper.models.process_group import ProcessGroup
 from grouper.rewards import RewardStack
 from grouper.runs.progress import Progress
 from grouper.sampling.native import NativeSampler
-from grouper.training.run import Run, check_models
+from grouper.training import run as running
+from grouper.training.run import Run, check_models, require_shareable
 
 
 @pytest.fixture
@@ -141,3 +144,31 @@ def test_what_is_refused_late_leaves_nothing_running(
     monkeypatch.undo()
     with Run(plain, Progress(quiet=True)):
         """The lock is free."""
+
+
+def test_machines_with_other_files_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each would draw its share of other problems, and the gradient would be nobody's."""
+
+    class Two(ProcessGroup):
+        size = 2
+
+        def gather(self, value: Any) -> list[Any]:
+            return [{**value, "train": "a"}, {**value, "train": "b"}]
+
+    monkeypatch.setattr(running, "join_processes", Two)
+    with pytest.raises(ConfigError, match=r"processes differ from the first one: train a -> b"):
+        Run(load_recipe("demo").override(f"output_dir={tmp_path}"), Progress(quiet=True))
+
+
+def test_what_cannot_be_split_is_refused_before_anything_is_loaded() -> None:
+    """Both ended in a traceback: of the first step, and where the sampler's copy was made."""
+    recipe = load_recipe("demo").override("parallel=fsdp", "sft.optimizer.name=adamw_8bit")
+    with pytest.raises(ConfigError, match=r"^sft.optimizer.name: weights in 4 bits and the state"):
+        require_shareable(recipe, 2)
+    require_shareable(recipe.override("parallel=ddp"), 2)
+    require_shareable(recipe.override("skip_sft=true"), 2)
+    four = recipe.override("skip_sft=true", "model.quantization=4bit", "model.lora={rank: 4}")
+    with pytest.raises(ConfigError, match=r"^model.quantization: "):
+        require_shareable(four, 2)

@@ -9,7 +9,7 @@ import platform
 import re
 from dataclasses import asdict
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from grouper.cli.text import definitions, show_json, table, warn
 from grouper.cli.text import show as print_rich
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, GrouperError, counted
+from grouper.errors import ConfigError, GrouperError, counted, installed
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import require_writable
 from grouper.models.folders import RECIPE_FILE
@@ -179,10 +179,7 @@ def _environment() -> dict[str, dict[str, str]]:
     extras: dict[str, str] = {}
     for need in requires("grouper-rl") or ():
         package, extra = re.findall(r"^[\w-]+", need)[0], re.search(r"extra == \W(\w+)", need)
-        try:
-            found = version(package)
-        except PackageNotFoundError:
-            found = "not installed"
+        found = installed(package)
         if extra is None:
             versions[package] = found
         elif extra[1] != "dev":

@@ -172,7 +172,8 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads warn after a fork
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed (`>&-`), and the next file that is opened would get its number
+        # Rank 0 alone speaks. Of what is closed (`>&-`) the next file would get the number.
+        if stream is None or (name == "stdout" and is_follower()):
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115, PTH123 - until the end
         elif name != "stdin" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a locale may not know every letter
@@ -197,7 +198,7 @@ def _run(arguments: list[str]) -> int:
     Not click's own `main`, which ends with code 1 where the reader of a pipe has left.
     """
     try:
-        with cli.make_context("grouper", list(arguments), obj=arguments) as context:
+        with cli.make_context("grouper", list(arguments)) as context:
             result = cli.invoke(context)
             sys.stdout.flush()
             code = result if isinstance(result, int) else 0
@@ -216,7 +217,8 @@ def _run(arguments: list[str]) -> int:
             fix = "Free some space where its output goes, and where temporary files and caches are."
             code = _tell(GrouperError(what, fix=fix)) if full else SIGPIPE_EXIT
         elif _comes_from(error, click.exceptions.Abort, KeyboardInterrupt, EOFError):
-            click.echo("Stopped.", err=True)
+            if not is_follower():
+                click.echo("Stopped.", err=True)
             code = 130
         elif is_out_of_memory(error):
             what = f"memory ran out ({first_line(error).rstrip('.')})"
@@ -242,11 +244,11 @@ def _tell(error: GrouperError) -> int:
 
     Every process finds a mistake in the recipe, and one paragraph is enough: followers wait.
     """
-    who = ""
+    stopped = isinstance(error, Interrupted)  # all of them are
+    prefix = "" if stopped else "error: "
     if is_follower():
         time.sleep(HEAD_START)
-        who = f"[rank {os.environ['RANK']}] "
-    prefix = who if isinstance(error, Interrupted) else f"{who}error: "
-    for problem in (error, *error.others):
+        prefix = f"[rank {os.environ['RANK']}] {prefix}"
+    for problem in () if stopped and is_follower() else (error, *error.others):
         click.echo(click.style(prefix, fg="red", bold=True) + problem.paragraph(), err=True)
     return error.exit_code

@@ -55,7 +55,7 @@ def progress(*, quiet: bool) -> Progress:
     """A progress display, which log messages go to as well."""
     from grouper.runs.progress import Progress, setup_logging
 
-    display = Progress(quiet=quiet)
+    display = Progress(quiet=quiet or is_follower())
     setup_logging(None, console=display.console)
     return display
 
@@ -118,12 +118,10 @@ def evaluate(
     if dry_run:
         _show_sizes(plans, subjects, target)
         return
-    display = progress(quiet=quiet or is_follower())
-    found = _measured(plans, subjects, target, base=base, display=display)
-    if not is_follower():
-        _show_measured(found, as_json=as_json, titles=on is not None)
-        folders = [] if as_json else [target / label / "evaluations" for label in subjects]
-        show(*(f"Items: {folder}" for folder in folders))
+    found = _measured(plans, subjects, target, base=base, display=progress(quiet=quiet))
+    _show_measured(found, as_json=as_json, titles=on is not None)
+    folders = [] if as_json else [target / label / "evaluations" for label in subjects]
+    show(*(f"Items: {folder}" for folder in folders))
 
 
 def _show_measured(found: Mapping[str, Comparison], *, as_json: bool, titles: bool) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import signal
+import subprocess
 import sys
 import tempfile
-import uuid
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from grouper.cli.opening import open_recipe, run_folder_of, show_plan
 from grouper.cli.text import is_follower, show, warn
 from grouper.config.loading import recipe_hash, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, Interrupted
 from grouper.models.folders import RECIPE_FILE
 from grouper.rewards.calling import load_hook
 from grouper.runs.folder import RunFolder
@@ -30,8 +30,8 @@ from grouper.runs.trackers import check_trackers
 if TYPE_CHECKING:
     from grouper.training.phases import RunResult
 
-# The default folder of runs.
-RUNS = str(Recipe.model_fields["output_dir"].default)
+# Seconds that the other processes have to end where one has failed.
+GRACE = 30
 # Linux: a signal when the parent process dies.
 PR_SET_PDEATHSIG = 1
 
@@ -101,13 +101,14 @@ def _run_all(
         RunFolder(one.run_folder).check(recipe_hash(one), resolved_yaml(one), **intent)
     if nproc > 1 and "WORLD_SIZE" not in os.environ:
         require_devices(nproc, runs[0].device)
-        if len(runs) == 1:
-            sys.exit(launch(nproc, click.get_current_context().find_root().obj))
-        switches = {**intent, "quiet": quiet, "verbose": verbose}
+        given = {**intent, "quiet": quiet, "verbose": verbose}
+        switches = [f"--{name.replace('_', '-')}" for name, on in given.items() if on]
         for one in runs:
-            _launch_one(
-                nproc, one, [f"--{n.replace('_', '-')}" for n, on in switches.items() if on]
-            )
+            with tempfile.TemporaryDirectory(prefix="grouper-") as folder:
+                file = Path(folder) / f"{one.name}.yaml"
+                file.write_text(resolved_yaml(one), encoding="utf-8")
+                if code := launch(nproc, ["run", str(file), *switches]):
+                    sys.exit(code)
         return
     for one in runs:
         _train(one, intent, quiet=quiet, verbose=verbose)
@@ -125,20 +126,10 @@ def _seeds(recipe: Recipe, count: int) -> list[Recipe]:
             where="--seeds",
             fix="Call it without torchrun; --nproc starts the processes of each run.",
         )
-    seeds = range(recipe.seed, recipe.seed + count)
     return [
         recipe.model_copy(update={"seed": seed, "name": f"{recipe.name}-seed{seed}"})
-        for seed in seeds
+        for seed in range(recipe.seed, recipe.seed + count)
     ]
-
-
-def _launch_one(processes: int, recipe: Recipe, switches: Sequence[str]) -> None:
-    """One run in several processes; this one ends with them where they fail."""
-    with tempfile.TemporaryDirectory(prefix="grouper-") as folder:
-        file = Path(folder) / f"{recipe.name}.yaml"
-        file.write_text(resolved_yaml(recipe), encoding="utf-8")
-        if code := launch(processes, ["run", str(file), *switches]):
-            sys.exit(code)
 
 
 def _named(
@@ -162,8 +153,9 @@ def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dirs: tuple[
     """The folder of the run of that name; the name of a recipe stays what it is."""
     if "/" in name or Path(name).suffix or name in shipped_recipes():
         return name
+    usual = str(Recipe.model_fields["output_dir"].default)
     keys = [text.partition("=")[2] for text in overrides if text.startswith("output_dir=")]
-    folder = Path([RUNS, *keys, *output_dirs][-1]).expanduser() / name
+    folder = Path([usual, *keys, *output_dirs][-1]).expanduser() / name
     return str(folder) if (folder / RECIPE_FILE).is_file() else name
 
 
@@ -190,8 +182,7 @@ def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool, verbose: boo
     setup_logging(None, console=None if is_follower() else progress.console)
     with Run(recipe, progress, **intent) as opened:
         result = train(opened)
-    if not is_follower():
-        _report(recipe, result)
+    _report(recipe, result)
 
 
 def _report(recipe: Recipe, result: RunResult) -> None:
@@ -232,33 +223,58 @@ def require_devices(processes: int, device: str) -> None:
 def launch(processes: int, arguments: Sequence[str]) -> int:
     """Run `grouper ARGUMENTS` as several processes on this machine; returns the exit code.
 
-    The same as `torchrun --standalone --nproc-per-node N -m grouper ...`, without its summary:
-    the processes' own messages say what went wrong.
+    As `torchrun --standalone --nproc-per-node N -m grouper ...`, except that a signal is passed on
+    and the processes may finish their step, however long it takes, where torchrun kills them after
+    30 seconds; that one of them that was killed is named; and that no other summary is printed.
 
     Args:
         processes: how many.
         arguments: of the command; each process finds that it is one of several.
     """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.elastic.utils.distributed import create_c10d_store
 
     # Shared out, or every process would start as many threads as the machine has cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        monitor_interval=0.2,
-        # A command that failed fails again, and one with --overwrite would delete what it saved.
-        max_restarts=0,
+    # Where they meet, on a port that the system has given to this launch alone.
+    store = create_c10d_store(True, "127.0.0.1", wait_for_workers=False)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    shared |= {"TORCHELASTIC_RUN_ID": str(os.getpid()), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    command, started = [sys.executable, "-m", "grouper", *arguments], []
+    for rank in map(str, range(processes)):
+        env = {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}
+        started.append(subprocess.Popen(command, env=env, start_new_session=True))
+    asked: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        asked.append(number)
+        for one in started:  # the third time there is no waiting
+            one.send_signal(number if len(asked) < 3 else signal.SIGKILL)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it
+            signal.signal(number, pass_on)
+    while not any(codes := [one.poll() for one in started]) and None in codes:
+        time.sleep(0.1)
+    for one in started if any(codes) and not asked else ():
+        one.terminate()
+    for one in started:
+        try:
+            one.wait(None if asked else GRACE)
+        except subprocess.TimeoutExpired:
+            one.kill()
+    return Interrupted.exit_code if asked else _exit_code(codes)
+
+
+def _exit_code(codes: Sequence[int | None]) -> int:
+    """Of a launch, from those of its processes when the first one ended; None: it had not."""
+    code = min(filter(None, codes), default=0)
+    if code >= 0:
+        return code
+    click.echo(
+        f"error: process {codes.index(code)} of {len(codes)} was ended by "
+        f"{signal.Signals(-code).name}, and the others with it. Where nobody sends SIGKILL, the "
+        "system does, when memory runs out (`dmesg` says so). Go on with --resume.",
+        err=True,
     )
-    try:
-        elastic_launch(config, sys.executable)("-m", "grouper", *arguments)
-    except ChildFailedError as error:
-        code: int = error.get_first_failure()[1].exitcode
-        return code if code > 0 else 128 - code  # ended by a signal: as the shell says it
-    return 0
+    return 128 - code  # as the shell says it

@@ -203,11 +203,6 @@ class DataConfig(Section):
         if self.validation is not None and self.validation_share:
             yield "give only one of data.validation and data.validation_share"
 
-    @property
-    def has_validation(self) -> bool:
-        """Whether the run has validation problems, of their own or held out of train."""
-        return self.validation is not None or self.validation_share > 0
-
 
 class TagsConfig(Section):
     """The tags of the `tags` format."""

@@ -16,11 +16,10 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from grouper.config.schema import GradingConfig
-from grouper.errors import GradingError, RunFolderError
+from grouper.errors import GradingError, RunFolderError, installed
 from grouper.files import cache_folder, write_atomic
 from grouper.grading import Grader, require_symbolic
 from grouper.grading.equivalence import unreadable
@@ -81,10 +80,7 @@ def _version() -> str:
         if file.is_file():
             digest.update(file.name.encode() + file.read_bytes())
     for package in ("math-verify", "latex2sympy2-extended", "sympy"):
-        try:
-            digest.update(f"{package} {version(package)}".encode())
-        except PackageNotFoundError:
-            digest.update(package.encode())
+        digest.update(f"{package} {installed(package)}".encode())
     return digest.hexdigest()[:16]
 
 

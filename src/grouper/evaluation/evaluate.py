@@ -228,9 +228,9 @@ class _Drawing:
         end = count if seconds is None else min(count, _FIRST_WAVE)
         while True:
             deque(self.draw(self._shared(drawn, end)), maxlen=0)
-            self.processes.gather(None)  # until all have written theirs
             drawn.update(range(end * self.samples))
-            took, *_ = self.processes.gather(max(time.monotonic() - started, 1e-9))
+            # Of the slowest, when all have written theirs.
+            took = max(self.processes.gather(max(time.monotonic() - started, 1e-9)))
             # How many problems, at the speed of those that are done, take `seconds` in all.
             fits = int(end * (seconds or 0) / took)
             if end == count or fits < 1.25 * end:

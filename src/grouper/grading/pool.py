@@ -224,7 +224,8 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         require_symbolic(settings)
         self.contract = contract
         self.settings = settings
-        self._count = workers or max(1, (os.cpu_count() or 1) // 4)
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes with workers of their own
+        self._count = workers or max(1, (os.cpu_count() or 1) // (4 * here))
         self._workers: list[_Worker] = []
         self._requests: _Requests = SimpleQueue()
         self._asked: dict[_Pair, Future[Equivalence]] = {}

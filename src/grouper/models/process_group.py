@@ -26,9 +26,8 @@ class ProcessGroup:
     """0 to `size - 1`; rank 0 writes files and messages."""
     size = 1
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def sum_(self, tensor: Tensor) -> None:
         """Sum a tensor over all processes, in place; every process gets the sum."""
-        return tensor
 
     def gather(self, value: Value) -> list[Value]:
         """The values of all processes by rank, on every process."""

@@ -96,10 +96,9 @@ class NativeSampler:
             PromptError: a prompt and its completion may not fit the model's context.
             ModelError: not even a single sequence fits into memory.
         """
-        if not requests:
-            return
-        check_lengths(requests, self._max_length)
+        # Without requests, too: where weights are split, every process has a part in the copy.
         policy = self._weights.current()
+        check_lengths(requests, self._max_length)
         unanswered = dict(enumerate(requests))
         while unanswered:
             size = CacheSize.of(unanswered.values(), min(self.max_slots, len(unanswered)))
@@ -124,8 +123,7 @@ class NativeSampler:
             self._kept.release()
             self._kept = None
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def _engine_for(self, policy: Policy, size: CacheSize) -> BaseEngine:
         """The engine of the previous call if it can serve this one, else a new one."""

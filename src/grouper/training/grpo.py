@@ -49,8 +49,6 @@ from grouper.types import (
     merge_tallies,
 )
 
-_BROKEN_GRADERS = (Verdict.TIMEOUT, Verdict.CRASH)
-
 
 def grpo_step(run: Run, state: TrainState) -> StepReport:
     """One rollout batch, and the optimizer steps that it has a signal for.
@@ -562,7 +560,7 @@ def _report(
         f"nondeterministic_event: grader {r.grade.verdict.value} on {group.problem.id}"
         for group in rollouts.groups
         for r in group.rollouts
-        if r.grade.verdict in _BROKEN_GRADERS
+        if r.grade.verdict in (Verdict.TIMEOUT, Verdict.CRASH)
     ]
     return StepReport(
         phase="grpo",

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from grouper.errors import ConfigError, require_extra
+from grouper.errors import require_extra
 from grouper.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -107,12 +106,6 @@ def _adamw_8bit(policy: Policy, config: OptimizerConfig) -> Optimizer:
     Tensors of less than 4096 elements keep 32 bits, as the library has it.
     """
     require_extra("bitsandbytes", "quantized", where="optimizer.name")
-    if any(isinstance(parameter, DTensor) for parameter in policy.trainable().values()):
-        raise ConfigError(
-            "adamw_8bit cannot step weights that are split over processes",
-            where="optimizer.name",
-            fix="Set it to adamw, or parallel to ddp.",
-        )
     from bitsandbytes.optim import AdamW8bit
 
     return Optimizer([_adamw(policy.trainable().values(), config, AdamW8bit)])
@@ -155,7 +148,7 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> Optimizer:
     """The optimizer of one phase over the policy's trainable weights.
 
     Raises:
-        ConfigError: the library it comes from is not installed, or does not take split weights.
+        ConfigError: the library it comes from is not installed.
     """
     return OPTIMIZERS[config.name](policy, config)
 

@@ -38,9 +38,8 @@ class TorchProcessGroup(ProcessGroup):
         self.size = dist.get_world_size()
         self._alone = False
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def sum_(self, tensor: Tensor) -> None:
         dist.all_reduce(tensor)
-        return tensor
 
     def gather(self, value: Value) -> list[Value]:
         values: list[Any] = [None] * self.size
@@ -61,10 +60,9 @@ class TorchProcessGroup(ProcessGroup):
                 self._alone = False
         # User errors are raised on every process, so that none is left waiting.
         dist.broadcast_object_list(box, src=0)
-        result: Value
-        result, problem = box
-        if problem is not None:
-            raise problem
+        if box[1] is not None:
+            raise box[1]
+        result: Value = box[0]
         return result
 
 

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -22,7 +21,7 @@ from rich.text import Text
 
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, Interrupted, ModelError, PreflightError
+from grouper.errors import ConfigError, Interrupted, ModelError, PreflightError, installed
 from grouper.evaluation.compare import metrics_line
 from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
@@ -36,7 +35,7 @@ from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.runs.folder import ANSWERS_FILE, STATE_FILE
 from grouper.runs.progress import Progress, setup_logging
 from grouper.runs.recorder import Recorder
-from grouper.runs.records import RunInfo, host
+from grouper.runs.records import RunInfo, describe_changes, host, that_differ
 from grouper.sampling.base import ModelSampler, Sampler, draw_seed
 from grouper.sampling.engines import Samplers
 from grouper.sampling.vllm import VllmSampler
@@ -83,8 +82,8 @@ class Run:
         self.processes = join_processes()
         self.hash = recipe_hash(recipe)
         find_device(recipe.device)
-        if self.processes.size > 1 and recipe.sampling.engine == "vllm":
-            self._require_servers()
+        if self.processes.size > 1:
+            require_shareable(recipe, self.processes.size)
         check_models(recipe, recipe.run_folder, resume=resume)
         for hook in recipe.hooks:
             load_hook(hook)
@@ -92,6 +91,15 @@ class Run:
             sets = load_problem_sets(recipe)
         # The rewards, trackers and hooks, the user's own among them.
         named = [r.name for r in recipe.rewards] + [t.name for t in recipe.tracking.trackers]
+        code = code_fingerprints([*named, *recipe.hooks])
+        # Of several machines each could have other files, and draw for other problems.
+        facts = self.processes.gather({"recipe": self.hash, **sets.fingerprints, **code})
+        if changes := next(filter(None, (that_differ(facts[0], one) for one in facts)), None):
+            raise ConfigError(
+                f"processes differ from the first one: {describe_changes(changes)}",
+                where="torchrun",
+                fix="Start the same recipe with the same data and code on every machine.",
+            )
         self.folder = Recorder(
             recipe,
             self.processes,
@@ -100,10 +108,11 @@ class Run:
                 recipe_hash=self.hash,
                 versions=describe_versions(recipe),
                 fingerprints=sets.fingerprints,
-                code=code_fingerprints([*named, *recipe.hooks]),
+                code=code,
                 host=host(recipe.threads or torch.get_num_threads(), self.processes.size),
             ),
         )
+        self.path = self.folder.path
         try:
             self._prepare(recipe, sets)
         except BaseException:  # Ctrl-C, too, must leave no process, lock or unfinished folder
@@ -112,24 +121,6 @@ class Run:
             self.folder.close()
             self._discard()
             raise
-
-    def _require_servers(self) -> None:
-        """Raise `ConfigError` unless every process can reach the vLLM of the recipe."""
-        size, vllm = self.processes.size, self.recipe.sampling.vllm
-        if vllm.mode == "colocate":
-            raise ConfigError(
-                f"mode colocate is for one training process, and there are {size}: each of them "
-                "would need a vLLM of its own",
-                where="sampling.vllm.mode",
-                fix="Use sampling.vllm.mode=server, or leave --nproc out.",
-            )
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-        if here < size and not all("://" in place for place in vllm.servers or ("auto",)):
-            raise ConfigError(
-                "the run is on several machines, and a server that it starts is seen by one alone",
-                where="sampling.vllm.servers",
-                fix="Start servers with grouper serve-rollouts, and give their addresses.",
-            )
 
     def _discard(self) -> None:
         """Remove a folder that this run has created: the next attempt finds no old recipe."""
@@ -175,7 +166,7 @@ class Run:
         decode = partial(self.prepared.tokenizer.decode, skip_special_tokens=False)
         self.token_text = cache(lambda token: decode([token]))
         """The text of a token id, special ones included."""
-        for text in self.prepared.check_rewards():
+        for text in self.processes.on_rank0(self.prepared.check_rewards):
             log.warning(text)
         self._sampler: tuple[Policy, ModelSampler] | None = None
         self._replica: ParallelPolicy | None = None
@@ -185,10 +176,6 @@ class Run:
         self._validators: Samplers | None = None
         self._ahead: Future[Any] | None = None
         self._previous: dict[int, Any] = {}
-
-    @property
-    def path(self) -> Path:
-        return self.folder.path
 
     def load(self, path: str) -> Policy:
         """As `Prepared.load`, with its progress displayed."""
@@ -247,8 +234,7 @@ class Run:
         """Release the policy that was trained last, and the sampler's copy of it."""
         self._forget_sampler()
         self._replica = None
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def evaluate(self, policy: Policy, *, phase: str, step: int, split: str) -> EvaluationResult:
         """Measure a policy on the test or validation problems and record it."""
@@ -440,6 +426,43 @@ def validation_name(phase: str, step: int) -> str:
     return f"validation-{phase}-{step:06d}"
 
 
+def require_shareable(recipe: Recipe, size: int) -> None:
+    """Refuse settings that several processes cannot share.
+
+    Args:
+        recipe: of the run.
+        size: processes, two or more.
+
+    Raises:
+        ConfigError: each would start a vLLM of its own, or cannot reach the other's; or weights are
+            to be split that are quantised, or whose optimizer cannot step a part of them.
+    """
+    vllm, here = recipe.sampling.vllm, int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    if recipe.sampling.engine == "vllm" and vllm.mode == "colocate":
+        raise ConfigError(
+            f"mode colocate is for one training process, and there are {size}: each of them "
+            "would need a vLLM of its own",
+            where="sampling.vllm.mode",
+            fix="Use sampling.vllm.mode=server, or leave --nproc out.",
+        )
+    reachable = all("://" in place for place in vllm.servers or ("auto",))
+    if recipe.sampling.engine == "vllm" and here < size and not reachable:
+        raise ConfigError(
+            "the run is on several machines, and a server that it starts is seen by one alone",
+            where="sampling.vllm.servers",
+            fix="Start servers with grouper serve-rollouts, and give their addresses.",
+        )
+    eight = [p for p in recipe.phases if getattr(recipe, p).optimizer.name == "adamw_8bit"]
+    whole = [f"{phase}.optimizer.name" for phase in eight]
+    whole += ["model.quantization"] if recipe.model.quantization is not None else []
+    if recipe.parallel == "fsdp" and whole:
+        raise ConfigError(
+            "weights in 4 bits and the state of adamw_8bit cannot be split over processes",
+            where=whole[0],
+            fix="Leave it out, or set parallel to ddp.",
+        )
+
+
 def _needs_start(recipe: Recipe, run: Path) -> bool:
     """Whether the run will load `grpo.start_from`: GRPO has not started, or measures its KL."""
     begun = any((run / "grpo").glob(f"*/{STATE_FILE}"))
@@ -504,12 +527,8 @@ def _as_trained(prepared: Prepared) -> Text:
 def describe_versions(recipe: Recipe) -> dict[str, str]:
     """Versions of everything that the numbers of a run on this device depend on."""
     device = find_device(recipe.device)
-    found = {"python": platform.python_version()}
-    for package in ("grouper-rl", "torch", "transformers", "tokenizers", "peft", "math-verify"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
+    packages = ("grouper-rl", "torch", "transformers", "tokenizers", "peft", "math-verify")
+    found = {"python": platform.python_version(), **{name: installed(name) for name in packages}}
     if recipe.model.compute_dtype == "auto":
         found["compute dtype"] = on_device(recipe.model, device.type).compute_dtype
     if device.type == "cpu":

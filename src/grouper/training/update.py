@@ -417,8 +417,7 @@ def _start_again(policy: Policy, limits: Sequence[int | ModelError]) -> None:
     policy.zero_grad(set_to_none=True)
     keep_no_engines()
     gc.collect()
-    if policy.device.type == "cuda":
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
 
 
 def _smaller(part: TrainBatch, policy: Policy, reason: str) -> int | ModelError:
