@@ -1,8 +1,9 @@
 """The grader: completions in, verdicts out, from any thread, event loop or forked child.
 
-What needs the symbolic stage is handed to warm worker processes, each behind a hard wall-clock
-limit. One thread owns one worker for the life of the pool: it starts the process, hands it one
-request at a time, and on a missed deadline kills it and starts another. Linux kills a worker with
+What needs the symbolic stage is handed to warm worker processes, each with a limit of processor
+time for an answer, so that a busy machine makes no answer wrong. One thread owns one worker for the
+life of the pool: it starts the process, hands it one request at a time, and on a missed deadline
+starts another. Linux kills a worker with
 the thread that started it, so these threads must not be anybody else's.
 """
 
@@ -34,9 +35,11 @@ from grouper.grading.extract import extract, extract_lenient
 from grouper.grading.normalise import canonical, tidy, tidy_reference
 from grouper.types import AnswerContract, Grade, Verdict
 
-_START_SECONDS = 120.0
-# For reading a reference, which takes milliseconds, on however busy a machine.
-_READ_SECONDS = 120.0
+# Seconds to wait, on however busy a machine: for a worker's start, for a reference to be read
+# (which takes milliseconds), and for an answer beyond its processor time.
+_PATIENCE = 120.0
+# Microseconds of processor time, and of the period in which a container may take them.
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 # Memory that one worker may take.
 MEMORY_MB = 2048
 # Exit statuses of a worker killed from outside; its own limits end it in other ways.
@@ -49,12 +52,22 @@ _Pair = tuple[str | None, str]
 _Requests = SimpleQueue[tuple[_Pair, Future[Equivalence]] | None]
 
 
+def processors() -> int:
+    """The processors that this process may use: a job or a container often gets few of many."""
+    affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
+    found = len(affinity(0)) if affinity else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no control group, or no limit in it
+        quota, period = CPU_MAX.read_text(encoding="ascii").split()
+        found = min(found, max(1, int(quota) // int(period)))
+    return found
+
+
 class _Worker(threading.Thread):
     """One process and its two pipes; replaced whenever it misses a deadline or ends.
 
     Args:
         requests: shared by all workers of a grader; None ends one of them.
-        seconds: per request, from when the worker takes it up.
+        seconds: of processor time per request.
     """
 
     def __init__(self, requests: _Requests, seconds: float) -> None:
@@ -86,17 +99,17 @@ class _Worker(threading.Thread):
         process = self._living()
         if process is None:
             return _NOT_ASKED
-        seconds = self._seconds if prediction is not None else _READ_SECONDS
+        seconds = self._seconds if prediction is not None else _PATIENCE
         request = {"prediction": prediction, "reference": reference, "seconds": seconds}
         started = time.perf_counter()
-        reply = _exchange(process, json.dumps(request).encode() + b"\n", seconds)
+        reply = _exchange(process, json.dumps(request).encode() + b"\n", seconds + _PATIENCE)
         took = time.perf_counter() - started
         status = process.poll()
         if reply is None or reply["verdict"] == Verdict.CRASH:
             self.kill()
         if reply is not None:
             return Equivalence(Verdict(reply["verdict"]), "symbolic", reply["reason"], took)
-        if status is None:
+        if status in (None, -signal.SIGPROF):
             late = f"no verdict within {seconds:g} s"
             return Equivalence(Verdict.TIMEOUT, "symbolic", late, took)
         if status in _KILLED:
@@ -120,7 +133,7 @@ class _Worker(threading.Thread):
                 stderr=subprocess.DEVNULL,
                 env=_environment(),
             )
-        if _exchange(process, b"", _START_SECONDS) is None:
+        if _exchange(process, b"", _PATIENCE) is None:
             self.kill()
             return None
         return process
@@ -203,7 +216,7 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
     Args:
         contract: where the answer is found.
         settings: deadline, and whether the symbolic stage is on.
-        workers: processes that compare at the same time; 0: one for every four processors.
+        workers: processes that compare at the same time; 0: one for every four `processors`.
 
     Raises:
         GradingError: the symbolic stage is on and Math-Verify is not installed.
@@ -224,7 +237,7 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         require_symbolic(settings)
         self.contract = contract
         self.settings = settings
-        self._count = workers or max(1, (os.cpu_count() or 1) // 4)
+        self._count = workers or max(1, processors() // 4)
         self._workers: list[_Worker] = []
         self._requests: _Requests = SimpleQueue()
         self._asked: dict[_Pair, Future[Equivalence]] = {}
