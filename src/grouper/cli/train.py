@@ -21,7 +21,8 @@ from grouper.cli.opening import open_recipe, run_folder_of, show_plan
 from grouper.cli.text import is_follower, show, warn
 from grouper.config.loading import recipe_hash, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, Interrupted
+from grouper.grading import processors
 from grouper.models.folders import RECIPE_FILE
 from grouper.rewards.calling import load_hook
 from grouper.runs.folder import RunFolder
@@ -233,17 +234,20 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     """Run `grouper ARGUMENTS` as several processes on this machine; returns the exit code.
 
     The same as `torchrun --standalone --nproc-per-node N -m grouper ...`, without its summary:
-    the processes' own messages say what went wrong.
+    the processes' own messages say what went wrong. `-P`: the working folder may hold a random.py.
 
     Args:
         processes: how many.
         arguments: of the command; each process finds that it is one of several.
     """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # Shared out, or every process would start as many threads as the machine has cores.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors() // processes)))
+    # Seconds to finish the step and save after a signal; PyTorch 2.11 kills them after 30.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
@@ -257,8 +261,10 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
         max_restarts=0,
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "grouper", *arguments)
+        elastic_launch(config, sys.executable)("-P", "-m", "grouper", *arguments)
     except ChildFailedError as error:
         code: int = error.get_first_failure()[1].exitcode
         return code if code > 0 else 128 - code  # ended by a signal: as the shell says it
+    except SignalException:  # passed on to the processes, which have saved and said so
+        return Interrupted.exit_code
     return 0
