@@ -256,4 +256,7 @@ def cache_folder() -> Path:
     if own := os.environ.get("GROUPER_CACHE"):
         return Path(own).expanduser()
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "grouper"
+    try:
+        return Path(home).expanduser() / "grouper"
+    except RuntimeError:  # a user without a home, as in a container: nothing can be kept
+        return Path(os.devnull) / "grouper"

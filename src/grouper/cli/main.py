@@ -221,6 +221,9 @@ def _run(arguments: list[str]) -> int:
         elif is_out_of_memory(error):
             what = f"memory ran out ({first_line(error).rstrip('.')})"
             code = _tell(ModelError(what, fix=TABLE["memory"]))
+        elif isinstance(error, RuntimeError) and "home directory" in str(error):  # of `expanduser`
+            what = "a path begins with ~, and the home folder it means is not known"
+            code = _tell(GrouperError(what, fix="Write the whole path."))
         else:
             raise
     return code
