@@ -627,6 +627,7 @@ class Recipe(Section):
     threads: Annotated[Positive | None, ASIDE] = None
     """CPU threads; left out: PyTorch's choice, at most the processors that the process may use"""
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], ASIDE] = "auto"
+    """auto: CUDA where there is a device, else the CPU, also beside mps, which is untested"""
     parallel: Annotated[Literal["ddp", "fsdp"], ASIDE] = "ddp"
     """several processes: fsdp splits the weights over them, ddp copies them"""
     on_finding: Annotated[Literal["warn", "stop"], ASIDE] = "warn"

@@ -44,7 +44,9 @@ CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 MEMORY_MB = 2048
 # Exit statuses of a worker killed from outside; its own limits end it in other ways.
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT)
-_NEEDED = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+_NEEDED = """
+    PATH HOME TMPDIR LANG PYTHONHOME PYTHONUSERBASE PYTHONNOUSERSITE LD_LIBRARY_PATH DYLD_LIBRARY_PATH
+""".split()
 
 
 _Pair = tuple[str | None, str]
