@@ -549,15 +549,18 @@ def test_only_the_processors_of_the_job_and_of_its_container_are_used(
         limit.write_text(text)
         found.append(processors())
     assert found == [8, 8, 2, 1]
-    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(sys, "platform", "darwin")
     limit.unlink()
     assert processors() == 128
 
 
 @pytest.mark.slow
-def test_a_missed_deadline_is_not_asked_again() -> None:
+def test_a_missed_deadline_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes] = []
+    exchange = pool._exchange
+    monkeypatch.setattr(
+        pool, "_exchange", lambda *given: asked.append(given[1]) or exchange(*given)
+    )
     with Grader(BOXED, GradingConfig(timeout_seconds=1)) as grader:
-        grader.grade(*ONE_PAIR)
-        started = time.monotonic()
         assert grader.grade([BOXED_HANG], ["5"])[0].verdict is Verdict.TIMEOUT
-        assert time.monotonic() - started < 1.9
+    assert sum(map(bool, asked)) == 1  # beside the empty one, for the start

@@ -88,7 +88,7 @@ def test_where_there_are_no_locks_the_process_is_looked_for(
         RunLock(tmp_path)
     other.kill()
     other.wait()
-    monkeypatch.setattr(lock, "SETTLE", 0)
+    monkeypatch.setattr(lock.time, "sleep", lambda _: None)
     RunLock(tmp_path).release()
 
 

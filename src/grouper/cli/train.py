@@ -104,11 +104,10 @@ def _run_all(
         require_devices(nproc, runs[0].device)
         if len(runs) == 1:
             sys.exit(launch(nproc, click.get_current_context().find_root().obj))
-        switches = {**intent, "quiet": quiet, "verbose": verbose}
+        given = {**intent, "quiet": quiet, "verbose": verbose}
+        switches = [f"--{name.replace('_', '-')}" for name, on in given.items() if on]
         for one in runs:
-            _launch_one(
-                nproc, one, [f"--{n.replace('_', '-')}" for n, on in switches.items() if on]
-            )
+            _launch_one(nproc, one, switches)
         return
     for one in runs:
         _train(one, intent, quiet=quiet, verbose=verbose)
@@ -256,7 +255,6 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
         run_id=uuid.uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        monitor_interval=0.2,
         # A command that failed fails again, and one with --overwrite would delete what it saved.
         max_restarts=0,
     )

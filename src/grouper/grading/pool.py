@@ -44,9 +44,8 @@ CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 MEMORY_MB = 2048
 # Exit statuses of a worker killed from outside; its own limits end it in other ways.
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT)
-_NEEDED = """
-    PATH HOME TMPDIR LANG PYTHONHOME PYTHONUSERBASE PYTHONNOUSERSITE LD_LIBRARY_PATH DYLD_LIBRARY_PATH
-""".split()
+_NEEDED = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+_NEEDED_TOO = ("LC_", "PYTHONUSERBASE", "PYTHONNOUSERSITE")
 
 
 _Pair = tuple[str | None, str]
@@ -56,8 +55,7 @@ _Requests = SimpleQueue[tuple[_Pair, Future[Equivalence]] | None]
 
 def processors() -> int:
     """The processors that this process may use: a job or a container often gets few of many."""
-    affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
-    found = len(affinity(0)) if affinity else os.cpu_count() or 1
+    found = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):  # no control group, or no limit in it
         quota, period = CPU_MAX.read_text(encoding="ascii").split()
         found = min(found, max(1, int(quota) // int(period)))
@@ -151,15 +149,14 @@ class _Worker(threading.Thread):
         with self._lock:
             process, self.process = self.process, None
         if process is not None:
-            process.kill()
-            process.wait()
-            _close_pipes(process)
+            with process:  # which waits for it, and closes the pipes
+                process.kill()
 
     def abandon(self) -> None:
         """After a fork, in the child: let go of the parent's process without touching it."""
         if self.process is not None:
-            _close_pipes(self.process)
-            self.process.returncode = 0  # not our child: nothing to reap or warn about
+            with self.process:  # which closes the pipes
+                self.process.returncode = 0  # not our child: nothing to reap or warn about
 
 
 def _exchange(
@@ -182,12 +179,6 @@ def _exchange(
         return None
 
 
-def _close_pipes(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-
-
 def _environment() -> dict[str, str]:
     """What Python needs, with the package findable and one thread: a worker has one thing to do.
 
@@ -195,7 +186,7 @@ def _environment() -> dict[str, str]:
     """
     package = str(Path(__file__).resolve().parents[2])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    kept = {n: v for n, v in os.environ.items() if n in _NEEDED or n.startswith("LC_")}
+    kept = {n: v for n, v in os.environ.items() if n in _NEEDED or n.startswith(_NEEDED_TOO)}
     return {**kept, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
@@ -252,22 +243,18 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         Raises:
             ValueError: not one reference per text.
         """
-        outcomes = [self._decide(t, r) for t, r in zip(texts, references, strict=True)]
-        return [outcome if isinstance(outcome, Grade) else outcome.result() for outcome in outcomes]
-
-    def submit(self, text: str, reference: str) -> Future[Grade]:
-        """The future grade, done at once unless a worker is needed. Never raises."""
-        return _to_come(self._decide(text, reference))
+        grades = [self.submit(t, r) for t, r in zip(texts, references, strict=True)]
+        return [grade.result() for grade in grades]
 
     def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
         """The grade of the answer found in any known way (`extract_lenient`).
 
         Its `reason` begins with how the answer was found.
         """
-        return _to_come(self._decide(text, reference, lenient=True))
+        return self.submit(text, reference, lenient=True)
 
-    def _decide(self, text: str, reference: str, *, lenient: bool = False) -> Grade | Future[Grade]:
-        """The grade if the exact stages decide, else a future."""
+    def submit(self, text: str, reference: str, *, lenient: bool = False) -> Future[Grade]:
+        """The future grade, done at once unless a worker is needed. Never raises."""
         started = time.perf_counter()
         answer, how = (extract_lenient if lenient else extract)(text, self.contract)
         if answer is None:
@@ -291,14 +278,15 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
                 seconds=seconds + waited,
             )
 
+        result: Future[Grade] = Future()
         if decided is None:
             judged = self._ask(answer, reference)
             if not judged.done():
-                result: Future[Grade] = Future()
                 judged.add_done_callback(lambda future: result.set_result(graded(future.result())))
                 return result
             decided = judged.result()._replace(seconds=0.0)  # judged before: it cost nothing
-        return graded(decided)
+        result.set_result(graded(decided))
+        return result
 
     def read_reference(self, reference: str) -> str | None:
         """Why the symbolic stage cannot read a reference, or None. Only its spelling counts.
@@ -379,22 +367,13 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
 _graders: weakref.WeakSet[Grader] = weakref.WeakSet()
 
 
-def _to_come(outcome: Grade | Future[Grade]) -> Future[Grade]:
-    if isinstance(outcome, Future):
-        return outcome
-    done: Future[Grade] = Future()
-    done.set_result(outcome)
-    return done
-
-
 def _for_all(do: Callable[[Grader], None]) -> None:
     for grader in list(_graders):
         do(grader)
 
 
 atexit.register(_for_all, Grader.close)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=partial(_for_all, Grader.after_fork))
+os.register_at_fork(after_in_child=partial(_for_all, Grader.after_fork))
 
 
 def require_symbolic(settings: GradingConfig) -> None:

@@ -19,9 +19,6 @@ LOCK_FILE = ".lock"
 # The errors of `flock` on file systems without locks, or without those of folders (EBADF: NFS).
 _UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL, errno.EBADF}
 
-# Seconds, without locks, in which others that began at the same time have written their names.
-SETTLE = 1.0
-
 
 class RunLock:
     """Holds a run folder until it is released, or the process ends, however it ends.
@@ -84,7 +81,7 @@ class RunLock:
             os.pwrite(handle, json.dumps({"pid": self.pid, "host": self._host}).encode(), 0)
             if not locked:  # of those that began at once, only the last to write finds itself
                 os.fsync(handle)
-                time.sleep(SETTLE)
+                time.sleep(1)  # by then they have written
                 if _holder(self._path) != (self.pid, self._host):
                     self._refuse(surely=False)
         except BaseException as error:  # close both, whatever it is
