@@ -253,7 +253,9 @@ def cache_folder() -> Path:
 
     It may not exist yet.
     """
-    if own := os.environ.get("GROUPER_CACHE"):
-        return Path(own).expanduser()
+    own = os.environ.get("GROUPER_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "grouper"
+    try:
+        return Path(own).expanduser() if own else Path(home).expanduser() / "grouper"
+    except RuntimeError:  # a user without a home, as in a container: nothing can be kept
+        return Path(os.devnull) / "grouper"

@@ -272,3 +272,13 @@ def test_a_typo_in_a_command_names_the_nearest(grouper):
 
 def test_the_version_is_printed(grouper):
     assert grouper("--version").out.startswith("grouper 0.")
+
+
+def test_a_home_folder_that_nobody_has_is_one_paragraph(grouper):
+    grouper("runs", "~nobody-of-this-name/outputs").refused("~ in a path has no folder here")
+
+
+def test_windows_gets_a_sentence():
+    program = "import sys; sys.platform = 'win32'; import grouper.cli"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.stderr.startswith(b"error: Grouper runs on Linux and macOS.")

@@ -20,7 +20,7 @@ import pytest
 
 from grouper.config.schema import GradingConfig
 from grouper.errors import GradingError
-from grouper.grading import Grader, grade, pool, require_symbolic
+from grouper.grading import Grader, grade, pool, processors, require_symbolic
 from grouper.types import AnswerContract, AnswerKind, Grade, Verdict
 
 BOXED = AnswerContract(kind=AnswerKind.BOXED)
@@ -104,7 +104,7 @@ def test_every_grade_says_how_long_it_took_and_equal_grades_stay_equal() -> None
         )
         assert 0 < exact.seconds < 0.1
         assert 0 < symbolic.seconds < 0.5  # neither the worker's start nor the wait for it
-        assert 0.5 <= hung.seconds < 0.7
+        assert 0.4 < hung.seconds < 10  # 0.5 s of the processor, which others may be using
         (again,) = grader.grade([SYMBOLIC[0]], [SYMBOLIC[1]])
         assert again.seconds < 0.01  # remembered
         assert again == symbolic
@@ -516,19 +516,60 @@ def test_two_workers_killed_over_one_answer_are_a_crash() -> None:
         assert grader.grade([r"\boxed{\sqrt{18}}"], [r"3\sqrt{2}"])[0].correct
 
 
-@pytest.mark.slow
-def test_a_missed_deadline_is_not_asked_again() -> None:
-    with Grader(BOXED, GradingConfig(timeout_seconds=1)) as grader:
+def test_a_worker_that_waits_for_a_processor_misses_no_deadline() -> None:
+    with Grader(BOXED, GradingConfig(timeout_seconds=0.5)) as grader:
         grader.grade(*ONE_PAIR)
-        started = time.monotonic()
+        (pid,) = grader.worker_pids
+        os.kill(pid, signal.SIGSTOP)
+        future = grader.submit(r"\boxed{\sqrt{20}}", r"2\sqrt{5}")
+        time.sleep(0.8)
+        os.kill(pid, signal.SIGCONT)
+        assert future.result(timeout=20).correct
+
+
+def test_a_hard_limit_of_processor_time_leaves_the_grader_working() -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_CPU, (100, 100));"
+        "from grouper.grading import Grader; from grouper.config.schema import GradingConfig;"
+        "from grouper.types import *;"
+        "Grader(AnswerContract(kind=AnswerKind.BOXED), GradingConfig()).start()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_only_the_processors_of_the_job_and_of_its_container_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    limit = tmp_path / "cpu.max"
+    monkeypatch.setattr(pool, "CPU_MAX", limit)
+    found = [processors()]
+    for text in ("max 100000\n", "250000 100000\n", "50000 100000\n"):
+        limit.write_text(text)
+        found.append(processors())
+    assert found == [8, 8, 2, 1]
+    monkeypatch.setattr(sys, "platform", "darwin")
+    limit.unlink()
+    assert processors() == 128
+
+
+@pytest.mark.slow
+def test_a_missed_deadline_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes] = []
+    exchange = pool._exchange
+    monkeypatch.setattr(
+        pool, "_exchange", lambda *given: asked.append(given[1]) or exchange(*given)
+    )
+    with Grader(BOXED, GradingConfig(timeout_seconds=1)) as grader:
         assert grader.grade([BOXED_HANG], ["5"])[0].verdict is Verdict.TIMEOUT
-        assert time.monotonic() - started < 1.9
+    assert sum(map(bool, asked)) == 1  # beside the empty one, for the start
 
 
 def test_processes_that_train_together_share_the_workers_of_a_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 96)
+    monkeypatch.setattr(pool, "processors", lambda: 96)
     counts = []
     for processes in ("1", "8", "64"):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)

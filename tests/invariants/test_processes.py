@@ -436,9 +436,11 @@ def test_a_killed_launcher_takes_its_processes_with_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sigterm_to_the_launcher_saves_and_ends(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(ODD)
+    (tmp_path / "random.py").write_text("raise SystemExit('not the one that is meant')")
     run = subprocess.Popen(
         [
             sys.executable,
+            "-P",
             "-m",
             "grouper",
             "run",

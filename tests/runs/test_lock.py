@@ -84,11 +84,24 @@ def test_where_there_are_no_locks_the_process_is_looked_for(
     tmp_path: Path, other, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock.fcntl, "flock", no_locks)
-    with pytest.raises(RunFolderError, match=f"process {other.pid}"):
+    with pytest.raises(RunFolderError, match=f"process {other.pid}.*is something else, delete"):
         RunLock(tmp_path)
     other.kill()
     other.wait()
+    monkeypatch.setattr(lock.time, "sleep", lambda _: None)
     RunLock(tmp_path).release()
+
+
+def test_of_several_that_begin_at_once_without_locks_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile(_: float) -> None:
+        (tmp_path / LOCK_FILE).write_text(json.dumps({"pid": 7, "host": "node7"}))
+
+    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
+    monkeypatch.setattr(lock.time, "sleep", meanwhile)
+    with pytest.raises(RunFolderError, match="process 7 on node7 is writing"):
+        RunLock(tmp_path)
 
 
 def test_of_a_process_on_another_machine_nobody_knows(

@@ -31,13 +31,14 @@ from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import (
     Objective,
     UpdateResult,
+    _tally,
     accumulate_gradient,
     grpo_objective,
     sft_objective,
     update,
     validation_loss,
 )
-from grouper.types import Demonstration
+from grouper.types import Demonstration, Tally
 
 GRPO = grpo_objective(GRPOConfig())
 
@@ -488,3 +489,19 @@ def test_it_is_the_mean_over_tokens_whatever_the_budget() -> None:
         assert loss.mean == pytest.approx(expected, rel=1e-6)
         assert loss.count == sum(len(d.token_ids) for d in shown)
         assert loss.max >= loss.mean >= loss.min > 0
+
+
+class _OnMps(torch.Tensor):
+    """Refuses float64, as that device does."""
+
+    def double(self) -> Any:
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+
+    def cpu(self) -> Any:
+        return self.as_subclass(torch.Tensor)
+
+
+def test_a_device_without_float64_can_be_measured() -> None:
+    values = torch.tensor([[1.0, 2.0, 6.0]]).as_subclass(_OnMps)
+    tally = _tally(values, torch.tensor([[True, False, True]]))
+    assert tally == Tally(7.0, 2.0, 1.0, 6.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.resources
 import io
 import logging
 import os
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from grouper.cli.flags import flag_named, hint, normalised
 from grouper.cli.flags import options as flag_options
@@ -29,14 +27,12 @@ from grouper.errors import (
     first_line,
     is_out_of_memory,
 )
+from grouper.files import table
 from grouper.models.allocator import prefer_expandable_segments
 
 Row = dict[str, Any]
 
-TABLE: Row = yaml.load(
-    (importlib.resources.files("grouper.cli") / "commands.yaml").read_text(encoding="utf-8"),
-    Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader),  # noqa: S506 - either one is safe
-)
+TABLE: Row = table("grouper.cli", "commands.yaml")
 
 # Options of a command that stand first in its help.
 FIRST = 5
@@ -223,6 +219,8 @@ def _run(arguments: list[str]) -> int:
         elif is_out_of_memory(error):
             what = f"memory ran out ({first_line(error).rstrip('.')})"
             code = _tell(ModelError(what, fix=TABLE["memory"]))
+        elif isinstance(error, RuntimeError) and "home directory" in str(error):  # of `expanduser`
+            code = _tell(GrouperError("~ in a path has no folder here", fix="Write it in full."))
         else:
             raise
     return code

@@ -22,6 +22,7 @@ from grouper.cli.text import is_follower, show, warn
 from grouper.config.loading import recipe_hash, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, Interrupted
+from grouper.grading import processors
 from grouper.models.folders import RECIPE_FILE
 from grouper.rewards.calling import load_hook
 from grouper.runs.folder import RunFolder
@@ -234,13 +235,14 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.utils.distributed import create_c10d_store
 
     # Shared out, or every process would start as many threads as the machine has cores.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors() // processes)))
     # Where they meet, on a port that the system has given to this launch alone.
     store = create_c10d_store(True, "127.0.0.1", wait_for_workers=False)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     shared |= {"TORCHELASTIC_RUN_ID": str(os.getpid()), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
-    command, started = [sys.executable, "-m", "grouper", *arguments], []
+    # -P: the working folder may hold a random.py.
+    command, started = [sys.executable, "-P", "-m", "grouper", *arguments], []
     for rank in map(str, range(processes)):
         env = {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}
         started.append(subprocess.Popen(command, env=env, start_new_session=True))

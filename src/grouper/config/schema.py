@@ -500,6 +500,7 @@ class GradingConfig(Section):
     """How answers are compared."""
 
     timeout_seconds: PositiveFloat = 2.0
+    """processor time of the symbolic stage for an answer"""
     symbolic: bool = True
     """the Math-Verify stage; false: numbers and text only"""
 
@@ -619,8 +620,9 @@ class Recipe(Section):
     push_to: Annotated[str | None, ASIDE] = None
     """owner/name on the Hub: each checkpoint is pushed as a revision, the result with its card"""
     threads: Annotated[Positive | None, ASIDE] = None
-    """CPU threads; left out: PyTorch's choice"""
+    """CPU threads; left out: PyTorch's choice, at most the processors that the process may use"""
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], ASIDE] = "auto"
+    """auto: CUDA where there is a device, else the CPU, also beside mps, which is untested"""
     parallel: Annotated[Literal["ddp", "fsdp"], ASIDE] = "ddp"
     """several processes: fsdp splits the weights over them, ddp copies them"""
     on_finding: Annotated[Literal["warn", "stop"], ASIDE] = "warn"

@@ -12,7 +12,6 @@ import hashlib
 import importlib.resources
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -21,7 +20,7 @@ from pathlib import Path
 from grouper.config.schema import GradingConfig
 from grouper.errors import GradingError, RunFolderError, installed
 from grouper.files import cache_folder, write_atomic
-from grouper.grading import Grader, require_symbolic
+from grouper.grading import Grader, processors, require_symbolic
 from grouper.grading.equivalence import unreadable
 from grouper.grading.normalise import tidy
 from grouper.grading.numbers import read_number
@@ -59,7 +58,7 @@ def check_references(answers: Iterable[str]) -> Verdicts:
     path = cache_folder() / f"references-{_version()}.json"
     known = _read(path)
     if unknown := [answer for answer in hard if answer not in known]:
-        workers = max(1, min(os.cpu_count() or 1, len(unknown) // PER_WORKER))
+        workers = max(1, min(processors(), len(unknown) // PER_WORKER))
         contract = AnswerContract(kind=AnswerKind.BOXED)
         with (
             Grader(contract, GradingConfig(), workers=workers) as grader,

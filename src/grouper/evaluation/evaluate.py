@@ -9,9 +9,9 @@ import contextlib
 import gc
 import logging
 import multiprocessing
-import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -39,12 +39,12 @@ from grouper.evaluation.items import (
 )
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import delete, write_lines
-from grouper.grading import by_text_alone
+from grouper.grading import Grader, by_text_alone, processors
 from grouper.models.process_group import ProcessGroup, share_of
 from grouper.rewards import Notes, RewardStack
 from grouper.rewards.builtin import format_holds
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
-from grouper.sampling.graded import Grader, grade_as_drawn
+from grouper.sampling.graded import grade_as_drawn
 from grouper.types import (
     AnswerFormat,
     AnswerKind,
@@ -473,9 +473,8 @@ def has_a_processor() -> bool:
     Not on a machine with CUDA: a copy of a process that has used it may not touch it, and none is
     needed, since the processor waits for the GPU.
     """
-    here = getattr(os, "sched_getaffinity", lambda _: ())(0)
-    daemon = multiprocessing.current_process().daemon
-    return len(here) > 1 and not daemon and not torch.cuda.is_available()
+    safe = sys.platform == "linux" and not multiprocessing.current_process().daemon
+    return safe and processors() > 1 and not torch.cuda.is_available()
 
 
 class Beside:

@@ -12,6 +12,7 @@ from grouper.grading.pool import (
     Grader,
     by_text_alone,
     grade,
+    processors,
     require_symbolic,
 )
 
@@ -22,5 +23,6 @@ __all__ = [
     "extract",
     "extract_lenient",
     "grade",
+    "processors",
     "require_symbolic",
 ]

@@ -1,8 +1,9 @@
 """The grader: completions in, verdicts out, from any thread, event loop or forked child.
 
-What needs the symbolic stage is handed to warm worker processes, each behind a hard wall-clock
-limit. One thread owns one worker for the life of the pool: it starts the process, hands it one
-request at a time, and on a missed deadline kills it and starts another. Linux kills a worker with
+What needs the symbolic stage is handed to warm worker processes, each with a limit of processor
+time for an answer, so that a busy machine makes no answer wrong. One thread owns one worker for the
+life of the pool: it starts the process, hands it one request at a time, and on a missed deadline
+starts another. Linux kills a worker with
 the thread that started it, so these threads must not be anybody else's.
 """
 
@@ -34,14 +35,17 @@ from grouper.grading.extract import extract, extract_lenient
 from grouper.grading.normalise import canonical, tidy, tidy_reference
 from grouper.types import AnswerContract, Grade, Verdict
 
-_START_SECONDS = 120.0
-# For reading a reference, which takes milliseconds, on however busy a machine.
-_READ_SECONDS = 120.0
+# Seconds to wait, on however busy a machine: for a worker's start, for a reference to be read
+# (which takes milliseconds), and for an answer beyond its processor time.
+_PATIENCE = 120.0
+# Microseconds of processor time, and of the period in which a container may take them.
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 # Memory that one worker may take.
 MEMORY_MB = 2048
 # Exit statuses of a worker killed from outside; its own limits end it in other ways.
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGQUIT)
 _NEEDED = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+_NEEDED_TOO = ("LC_", "PYTHONUSERBASE", "PYTHONNOUSERSITE")
 
 
 _Pair = tuple[str | None, str]
@@ -49,12 +53,21 @@ _Pair = tuple[str | None, str]
 _Requests = SimpleQueue[tuple[_Pair, Future[Equivalence]] | None]
 
 
+def processors() -> int:
+    """The processors that this process may use: a job or a container often gets few of many."""
+    found = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no control group, or no limit in it
+        quota, period = CPU_MAX.read_text(encoding="ascii").split()
+        found = min(found, max(1, int(quota) // int(period)))
+    return found
+
+
 class _Worker(threading.Thread):
     """One process and its two pipes; replaced whenever it misses a deadline or ends.
 
     Args:
         requests: shared by all workers of a grader; None ends one of them.
-        seconds: per request, from when the worker takes it up.
+        seconds: of processor time per request.
     """
 
     def __init__(self, requests: _Requests, seconds: float) -> None:
@@ -86,17 +99,17 @@ class _Worker(threading.Thread):
         process = self._living()
         if process is None:
             return _NOT_ASKED
-        seconds = self._seconds if prediction is not None else _READ_SECONDS
+        seconds = self._seconds if prediction is not None else _PATIENCE
         request = {"prediction": prediction, "reference": reference, "seconds": seconds}
         started = time.perf_counter()
-        reply = _exchange(process, json.dumps(request).encode() + b"\n", seconds)
+        reply = _exchange(process, json.dumps(request).encode() + b"\n", seconds + _PATIENCE)
         took = time.perf_counter() - started
         status = process.poll()
         if reply is None or reply["verdict"] == Verdict.CRASH:
             self.kill()
         if reply is not None:
             return Equivalence(Verdict(reply["verdict"]), "symbolic", reply["reason"], took)
-        if status is None:
+        if status in (None, -signal.SIGPROF):
             late = f"no verdict within {seconds:g} s"
             return Equivalence(Verdict.TIMEOUT, "symbolic", late, took)
         if status in _KILLED:
@@ -120,7 +133,7 @@ class _Worker(threading.Thread):
                 stderr=subprocess.DEVNULL,
                 env=_environment(),
             )
-        if _exchange(process, b"", _START_SECONDS) is None:
+        if _exchange(process, b"", _PATIENCE) is None:
             self.kill()
             return None
         return process
@@ -136,15 +149,14 @@ class _Worker(threading.Thread):
         with self._lock:
             process, self.process = self.process, None
         if process is not None:
-            process.kill()
-            process.wait()
-            _close_pipes(process)
+            with process:  # which waits for it, and closes the pipes
+                process.kill()
 
     def abandon(self) -> None:
         """After a fork, in the child: let go of the parent's process without touching it."""
         if self.process is not None:
-            _close_pipes(self.process)
-            self.process.returncode = 0  # not our child: nothing to reap or warn about
+            with self.process:  # which closes the pipes
+                self.process.returncode = 0  # not our child: nothing to reap or warn about
 
 
 def _exchange(
@@ -167,12 +179,6 @@ def _exchange(
         return None
 
 
-def _close_pipes(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-
-
 def _environment() -> dict[str, str]:
     """What Python needs, with the package findable and one thread: a worker has one thing to do.
 
@@ -180,7 +186,7 @@ def _environment() -> dict[str, str]:
     """
     package = str(Path(__file__).resolve().parents[2])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    kept = {n: v for n, v in os.environ.items() if n in _NEEDED or n.startswith("LC_")}
+    kept = {n: v for n, v in os.environ.items() if n in _NEEDED or n.startswith(_NEEDED_TOO)}
     return {**kept, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
@@ -203,7 +209,7 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
     Args:
         contract: where the answer is found.
         settings: deadline, and whether the symbolic stage is on.
-        workers: processes that compare at the same time; 0: one for every four processors.
+        workers: processes that compare at the same time; 0: one for every four `processors`.
 
     Raises:
         GradingError: the symbolic stage is on and Math-Verify is not installed.
@@ -225,7 +231,7 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         self.contract = contract
         self.settings = settings
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes with workers of their own
-        self._count = workers or max(1, (os.cpu_count() or 1) // (4 * here))
+        self._count = workers or max(1, processors() // (4 * here))
         self._workers: list[_Worker] = []
         self._requests: _Requests = SimpleQueue()
         self._asked: dict[_Pair, Future[Equivalence]] = {}
@@ -238,22 +244,18 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         Raises:
             ValueError: not one reference per text.
         """
-        outcomes = [self._decide(t, r) for t, r in zip(texts, references, strict=True)]
-        return [outcome if isinstance(outcome, Grade) else outcome.result() for outcome in outcomes]
-
-    def submit(self, text: str, reference: str) -> Future[Grade]:
-        """The future grade, done at once unless a worker is needed. Never raises."""
-        return _to_come(self._decide(text, reference))
+        grades = [self.submit(t, r) for t, r in zip(texts, references, strict=True)]
+        return [grade.result() for grade in grades]
 
     def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
         """The grade of the answer found in any known way (`extract_lenient`).
 
         Its `reason` begins with how the answer was found.
         """
-        return _to_come(self._decide(text, reference, lenient=True))
+        return self.submit(text, reference, lenient=True)
 
-    def _decide(self, text: str, reference: str, *, lenient: bool = False) -> Grade | Future[Grade]:
-        """The grade if the exact stages decide, else a future."""
+    def submit(self, text: str, reference: str, *, lenient: bool = False) -> Future[Grade]:
+        """The future grade, done at once unless a worker is needed. Never raises."""
         started = time.perf_counter()
         answer, how = (extract_lenient if lenient else extract)(text, self.contract)
         if answer is None:
@@ -277,14 +279,15 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
                 seconds=seconds + waited,
             )
 
+        result: Future[Grade] = Future()
         if decided is None:
             judged = self._ask(answer, reference)
             if not judged.done():
-                result: Future[Grade] = Future()
                 judged.add_done_callback(lambda future: result.set_result(graded(future.result())))
                 return result
             decided = judged.result()._replace(seconds=0.0)  # judged before: it cost nothing
-        return graded(decided)
+        result.set_result(graded(decided))
+        return result
 
     def read_reference(self, reference: str) -> str | None:
         """Why the symbolic stage cannot read a reference, or None. Only its spelling counts.
@@ -365,22 +368,13 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
 _graders: weakref.WeakSet[Grader] = weakref.WeakSet()
 
 
-def _to_come(outcome: Grade | Future[Grade]) -> Future[Grade]:
-    if isinstance(outcome, Future):
-        return outcome
-    done: Future[Grade] = Future()
-    done.set_result(outcome)
-    return done
-
-
 def _for_all(do: Callable[[Grader], None]) -> None:
     for grader in list(_graders):
         do(grader)
 
 
 atexit.register(_for_all, Grader.close)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=partial(_for_all, Grader.after_fork))
+os.register_at_fork(after_in_child=partial(_for_all, Grader.after_fork))
 
 
 def require_symbolic(settings: GradingConfig) -> None:

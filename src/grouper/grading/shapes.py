@@ -271,7 +271,10 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
     kinds = {prediction.kind, reference.kind}
     if kinds == {"atom"}:
         return same(prediction.text, reference.text)
-    if _other_label(prediction.label, reference.label):
+    labels = prediction.label, reference.label
+    # `A = (1, 2)` for `B = (1, 2)`; but `P` and `(x, y)` may name the same point.
+    alike = labels[0].startswith("(") == labels[1].startswith("(")
+    if all(labels) and alike and not same_label(*labels):
         return False
     if kinds <= {"list", "set"} or kinds == {"quantity"}:
         if _named_apart(prediction) != _named_apart(reference):
@@ -286,12 +289,6 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
     bare = kinds == {"list", "tuple"} and "()" in (prediction.text, reference.text)
     alike = (prediction.kind, prediction.text) == (reference.kind, reference.text)
     return (bare or alike) and _in_order(prediction.items, reference.items, same)
-
-
-def _other_label(prediction: str, reference: str) -> bool:
-    """`A = (1, 2)` for `B = (1, 2)`; but `P` and `(x, y)` may name the same point."""
-    alike = prediction.startswith("(") == reference.startswith("(")
-    return bool(prediction and reference and alike) and not same_label(prediction, reference)
 
 
 _ITEM_LABEL = re.compile(r"(\\?[A-Za-z]+)(?:_\{?\w+\}?)? ?=", re.ASCII)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import math
 import os
 import re
 import resource
@@ -602,7 +601,7 @@ def serve(parent: int, megabytes: int) -> int:
         megabytes: memory that this process may take.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    if sys.platform == "linux":  # elsewhere the closed input and the CPU limit do it
+    if sys.platform == "linux":  # elsewhere the closed input and the deadline do it
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it is dead already
             return 1
@@ -614,10 +613,8 @@ def serve(parent: int, megabytes: int) -> int:
     print(json.dumps({"ready": True}), file=replies)
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        # A backstop for a parent that is gone: twice this request's time at most, then a kill.
-        seconds = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) + 2 * request["seconds"]
-        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds) + 1, hard))
+        # Of processor time; then SIGPROF ends the process, with a parent or without one.
+        signal.setitimer(signal.ITIMER_PROF, request["seconds"])
         try:
             verdict, _, reason, _ = _answer(request)
         except (MemoryError, RecursionError) as error:
@@ -625,6 +622,7 @@ def serve(parent: int, megabytes: int) -> int:
             return 1  # what ran out of memory may have left the libraries in any state
         except Exception as error:  # noqa: BLE001 - sympy raises anything on odd input; data, not a bug
             verdict, reason = Verdict.UNPARSEABLE, f"{type(error).__name__}: {error}"[:200]
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps({"verdict": verdict.value, "reason": reason}), file=replies)
     return 0
 

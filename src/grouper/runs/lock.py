@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import platform
+import time
 from pathlib import Path
 
 from grouper.errors import RunFolderError
@@ -67,7 +68,8 @@ class RunLock:
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         folder = -1
         try:
-            if not _flock(handle) and _is_alive(_holder(self._path)):
+            locked = _flock(handle)
+            if not locked and _is_alive(_holder(self._path)):
                 self._refuse(surely=False)
             # Whoever held it may have removed the file before we got the lock on it.
             if not self._path.exists() or os.fstat(handle).st_ino != self._path.stat().st_ino:
@@ -77,6 +79,11 @@ class RunLock:
             _flock(folder)
             os.ftruncate(handle, 0)
             os.pwrite(handle, json.dumps({"pid": self.pid, "host": self._host}).encode(), 0)
+            if not locked:  # of those that began at once, only the last to write finds itself
+                os.fsync(handle)
+                time.sleep(1)  # by then they have written
+                if _holder(self._path) != (self.pid, self._host):
+                    self._refuse(surely=False)
         except BaseException as error:  # close both, whatever it is
             for opened in (folder, handle):
                 with contextlib.suppress(OSError):
@@ -91,18 +98,16 @@ class RunLock:
         """Raise, naming the holder.
 
         Args:
-            surely: the operating system says that it is running; otherwise it may be a process of
-                another machine that has ended.
+            surely: the operating system says that it is running; otherwise the process may have
+                ended on another machine, or its number may be another's by now.
         """
         holder = _holder(self._path)
         who = "another process" if holder is None else f"process {holder[0]} on {holder[1]}"
-        elsewhere = not surely and holder is not None and holder[1] != platform.node()
-        raise RunFolderError(
-            f"{who} is writing this {self._what}",
-            where=str(self._path.parent),
-            fix="Wait for it or stop it, or choose another name or output_dir."
-            + (f" If that process has ended, delete {self._path}." if elsewhere else ""),
-        )
+        fix = "Wait for it or stop it, or choose another name or output_dir."
+        if not surely:
+            fix += f" If that process has ended or is something else, delete {self._path}."
+        what = f"{who} is writing this {self._what}"
+        raise RunFolderError(what, where=str(self._path.parent), fix=fix)
 
 
 # The locks of this process, by their files.

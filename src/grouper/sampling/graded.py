@@ -7,21 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
+from grouper.grading import Grader
 from grouper.models.process_group import ProcessGroup, share_of
 from grouper.sampling.base import Sampler, SampleRequest
 from grouper.types import Completion, Grade, Verdict
-
-
-class Grader(Protocol):
-    """What drawing needs of a grader; grading goes on while the next one is sampled."""
-
-    def submit(self, text: str, reference: str) -> Future[Grade]:
-        """Grade a completion's text against a reference answer; never raises."""
-
-    def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
-        """The same, with the answer taken from anywhere in the text, in any format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

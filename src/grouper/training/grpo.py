@@ -24,13 +24,14 @@ from grouper.algorithms.losses import kl_k1
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
 from grouper.evaluation.items import checked
+from grouper.grading import Grader
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards import Notes, RewardStack
 from grouper.runs import records
 from grouper.runs.recorder import TokenLog
 from grouper.runs.samples import format_sample
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
-from grouper.sampling.graded import Grader, draw_and_grade
+from grouper.sampling.graded import draw_and_grade
 from grouper.sampling.vllm import VllmSampler
 from grouper.training.checkpoint import AHEAD_FILE, TrainState
 from grouper.training.metrics import rollout_tallies, status_of

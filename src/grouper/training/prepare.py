@@ -21,7 +21,7 @@ from grouper.data import ProblemSet
 from grouper.errors import ConfigError, ModelError
 from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.result import EvaluationResult
-from grouper.grading import Grader, require_symbolic
+from grouper.grading import Grader, processors, require_symbolic
 from grouper.models.device import find_device
 from grouper.models.folders import require_model_folder
 from grouper.models.loading import (
@@ -85,8 +85,8 @@ class Prepared:
         self, recipe: Recipe, sets: ProblemSets, *, model: str | None = None, quiet: bool = False
     ) -> None:
         find_device(recipe.device)
-        if recipe.threads is not None:
-            torch.set_num_threads(recipe.threads)
+        # PyTorch does not know of a container's limit, and waits for threads that may not run.
+        torch.set_num_threads(recipe.threads or min(torch.get_num_threads(), processors()))
         require_symbolic(recipe.grading)
         self.recipe, self._quiet = recipe, quiet
         self.warnings: list[str] = []

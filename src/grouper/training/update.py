@@ -196,7 +196,7 @@ class Objective:
 
 def _tally(values: Tensor, mask: Tensor) -> Tally:
     """Tally of the masked values of [R, T]."""
-    picked = values.detach()[mask].double()
+    picked = values.detach()[mask].cpu().double()  # mps has no float64
     if not picked.numel():
         return Tally.of([])
     low, high = picked.aminmax()
@@ -264,7 +264,7 @@ def grpo_objective(config: GRPOConfig, see: See | None = None) -> Objective:
             # Beyond the bound that the advantage pushes it towards.
             above = (ratio > 1 + bounds.high) & (advantages > 0)
             clipped = above | ((ratio < 1 - bounds.low) & (advantages < 0))
-            tallies["policy/clip_fraction"] = _tally(clipped.double(), mask)
+            tallies["policy/clip_fraction"] = _tally(clipped, mask)
         if see is not None:
             see(batch, old, clipped)
         if batch.sampler_logprobs is not None:
