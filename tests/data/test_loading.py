@@ -259,7 +259,7 @@ def test_a_hub_name_goes_through_datasets(monkeypatch):
 
     asked = []
 
-    def load_dataset(name, subset, *, split):
+    def load_dataset(name, subset, *, split, streaming):
         asked.append((name, subset, split))
         answer = "#### 1" if name == "openai/gsm8k" else "1"
         return [{"question": "a", "answer": answer}]
