@@ -14,6 +14,7 @@ import click
 from grouper.cli.measure import progress
 from grouper.cli.opening import open_recipe, read_rows, require_new, run_of
 from grouper.cli.text import write_rows
+from grouper.data.reading import source_named
 from grouper.errors import DataError, counted
 from grouper.models.folders import (
     model_in,
@@ -247,5 +248,6 @@ def synthesize(
     display = progress(quiet=quiet)
     rows, drawn = api.synthesize(opened, subject, output, samples=samples, display=display)
     click.echo(f"{output}: {counted(rows, 'right answer')} of {counted(drawn, 'completion')}.")
-    sft = f"{{source: file, path: {output}, columns: {{response: response}}}}"
-    click.echo(f"Train on them with 'data.sft={sft}'.")
+    kind = source_named(str(output))["source"]
+    columns = ", columns: {response: response}" if kind == "file" else ""
+    click.echo(f"Train on them with 'data.sft={{source: {kind}, path: {output}{columns}}}'.")
