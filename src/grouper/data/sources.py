@@ -124,7 +124,8 @@ def _boxed_answer(row: Fields) -> Fields:
     if row["answer"] is not None and _HASHED.search(row["answer"]):
         return _gsm8k(row)
     if row["answer"] is not None:
-        return {**row, "solution": None if solution == row["answer"] else solution}
+        same = (solution or "").strip() == row["answer"].strip()
+        return {**row, "solution": None if same else solution}
     if solution is None:
         raise ValueError("the answer is empty")
     if len(solution) < 40 and read_number(tidy(solution)) is not None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from grouper.config.schema import PromptConfig, TagsConfig
-from grouper.errors import PromptError, did_you_mean
+from grouper.errors import PromptError, require_known
 from grouper.files import table
 from grouper.types import AnswerContract, AnswerFormat, AnswerKind
 
@@ -83,12 +83,8 @@ def make_format(config: PromptConfig) -> AnswerFormat:
 
 def _shipped(config: PromptConfig) -> AnswerFormat:
     """The format with its own instruction."""
-    if config.format not in FORMATS:
-        raise PromptError(
-            f"there is no prompt format {config.format!r}",
-            where="prompt.format",
-            fix=did_you_mean(config.format, FORMATS),
-        )
+    where = "prompt.format"
+    require_known("prompt format", config.format, FORMATS, where=where, error=PromptError)
     if config.format == "tags":
         return _with_tags(config.tags or TagsConfig())
     if config.tags is not None:
