@@ -34,12 +34,7 @@ QUESTION_COLUMNS = ("question", "problem", "prompt")
 ADDED = ("response", "extracted", "finish_reason", "tokens", "sample")
 
 
-def generate(model: str, **how: Any) -> None:
-    """Answer one question, a file of them, or those typed."""
-    _answer(model, **how)
-
-
-def _answer(
+def generate(
     model: str,
     *,
     recipe: str | None,
@@ -52,7 +47,7 @@ def _answer(
     converse: bool = False,
     **sampling: Any,
 ) -> None:
-    """Check everything that can be checked before the model is loaded; then answer."""
+    """Answer one question, a file of them, or those typed; first check all that can be checked."""
     if question is not None and input_file is not None:
         raise click.UsageError("Give --question or --input, not both.")
     if output_file is not None and input_file is None:
@@ -171,7 +166,7 @@ def _read_lines(generator: Generator) -> None:
 
 def chat(model: str, **how: Any) -> None:
     """Converse in the terminal; the reasoning is dimmed, the answer is not."""
-    _answer(model, **how, samples=1, converse=True)
+    generate(model, **how, samples=1, converse=True)
 
 
 def _converse(generator: Generator) -> None:

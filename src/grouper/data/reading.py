@@ -224,10 +224,8 @@ def _reader(path: Path) -> Callable[[Path], Iterator[Row]]:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    shown = (f for f in folder.iterdir() if f.is_file() and not f.name.startswith("."))
-    return sorted(f for f in shown if f.suffix.lower() in READERS)
+    """Those that are not hidden; none where there is no such folder."""
+    return sorted(f for f in folder.glob("[!.]*") if f.is_file() and f.suffix.lower() in READERS)
 
 
 def _split_files(folder: Path, split: str) -> Sequence[Path]:

@@ -71,14 +71,21 @@ def make_format(config: PromptConfig) -> AnswerFormat:
     """The format that a recipe's `prompt` section describes.
 
     Raises:
-        PromptError: unknown format, or tags for a format that has its own.
+        PromptError: unknown format, tags for a format that has its own, an instruction or a chat
+            template for one that has no place for it.
     """
     fmt = _shipped(config)
-    return replace(
+    fmt = replace(
         fmt,
         system=fmt.system if config.system is None else config.system,
         chat=fmt.chat if config.template == "auto" else config.template,
     )
+    plain = fmt.chat == "plain"
+    if plain and fmt.system and "{system}" not in fmt.plain:
+        raise PromptError(f"the format {fmt.name} has no instruction", where="prompt.system")
+    if not plain and fmt.contract.kind is AnswerKind.PATTERN:
+        raise PromptError(f"the format {fmt.name} is plain text alone", where="prompt.template")
+    return fmt
 
 
 def _shipped(config: PromptConfig) -> AnswerFormat:
