@@ -691,16 +691,14 @@ def synthesize(
         GrouperError: the model or the problems cannot be loaded, or the file not written.
     """
     target, problems = Path(path).expanduser(), require_part(recipe, "train")
-    asked = {
-        p.id: {"question": p.question} if p.prompt is None else {"prompt": p.prompt}
-        for p in problems.problems
-    }
+    asked = {p.id: p.question for p in problems.problems}
+    verbatim = {p.id for p in problems.problems if p.prompt is not None}
 
     def rows_of(result: EvaluationResult) -> list[dict[str, Any]]:
         return [
             {
                 "id": f"{item.problem_id}#{item.sample}",
-                **asked[item.problem_id],
+                "prompt" if item.problem_id in verbatim else "question": asked[item.problem_id],
                 "answer": item.answer,
                 "response": item.completion,
                 "problem_id": item.problem_id,

@@ -90,8 +90,7 @@ def make_format(config: PromptConfig) -> AnswerFormat:
 
 def _shipped(config: PromptConfig) -> AnswerFormat:
     """The format with its own instruction."""
-    where = "prompt.format"
-    require_known("prompt format", config.format, FORMATS, where=where, error=PromptError)
+    require_known("prompt format", config.format, FORMATS, "prompt.format", PromptError)
     if config.format == "tags":
         return _with_tags(config.tags or TagsConfig())
     if config.tags is not None:
