@@ -230,10 +230,13 @@ def test_a_whole_response_is_trained_word_for_word():
 
 
 def test_a_response_in_another_layout_is_refused():
-    """Trained, it would unteach the tags that the rewards look for."""
+    """Trained, it would unteach the tags or the box that the rewards look for."""
     problem = Problem(id="a", question="q", answer="2", source="a", response="</think> 2")
     with pytest.raises(PromptError, match="a lacks <answer>, </answer> of the format r1-zero"):
         completion_text(problem, FORMATS["r1-zero"])
     with pytest.raises(PromptError, match="lacks <reasoning>"):
         completion_text(problem, FORMATS["xml"])
-    assert completion_text(problem, FORMATS["boxed"]) == "</think> 2"
+    with pytest.raises(PromptError, match=r"lacks \\boxed of the format boxed"):
+        completion_text(problem, FORMATS["boxed"])
+    boxed = replace(problem, response=r"</think> \boxed2")
+    assert completion_text(boxed, FORMATS["boxed"]) == boxed.response

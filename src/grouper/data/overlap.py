@@ -53,8 +53,7 @@ def find_overlap(
         shared = (runs[run] for run in _runs(problem, words) if run in runs)
         trained_id = same or next(shared, None)
         if trained_id is not None:
-            equal = same is not None
-            leak = Overlap(held_out_id=problem.id, trained_id=trained_id, same_question=equal)
+            leak = Overlap(held_out_id=problem.id, trained_id=trained_id, same_question=bool(same))
             found.append(leak)
     return tuple(found)
 

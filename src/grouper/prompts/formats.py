@@ -105,8 +105,7 @@ def _shipped(config: PromptConfig) -> AnswerFormat:
 def warn_about_system(config: PromptConfig) -> list[str]:
     """A warning if the user's own instruction does not name what the rewards look for."""
     fmt = make_format(config)
-    wanted = [*(fmt.tags or ()), *([r"\boxed"] if fmt.contract.kind is AnswerKind.BOXED else [])]
-    missing = [text for text in wanted if text not in fmt.system + fmt.prefix]
+    missing = [text for text in fmt.marks if text not in fmt.system + fmt.prefix]
     if not missing or fmt.system == _shipped(config).system:
         return []
     warning = (

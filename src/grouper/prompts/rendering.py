@@ -303,7 +303,7 @@ def completion_text(problem: Problem, fmt: AnswerFormat) -> str:
     """
     if problem.response is not None:
         # After this format's prompt another layout would unteach this one.
-        missing = [tag for tag in fmt.tags or () if tag not in fmt.prefix + problem.response]
+        missing = [mark for mark in fmt.marks if mark not in fmt.prefix + problem.response]
         if missing and problem.prompt is None:
             raise PromptError(
                 f"the response of {problem.id} lacks {', '.join(missing)} of the format {fmt.name}",
