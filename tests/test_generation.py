@@ -12,7 +12,9 @@ from tiny_models import ScriptedSampler
 from grouper import api
 from grouper.api import append_jsonl, load_generator, solve, stream, synthesize
 from grouper.config.loading import load_recipe
+from grouper.config.schema import SourceConfig
 from grouper.data import load_problems
+from grouper.data.reading import source_named
 from grouper.errors import ConfigError, DataError, ModelError, RunFolderError
 from grouper.models.process_group import ProcessGroup
 from grouper.prompts import make_format
@@ -198,3 +200,20 @@ def test_right_answers_become_demonstrations(lora_run, tmp_path, monkeypatch):
     again = load_problems(trained.data.sft, seed=0, fmt=make_format(recipe.prompt))
     assert not again.quarantined
     assert [p.response for p in again.problems] == [row["response"] for row in rows]
+
+
+def test_prompts_that_are_used_word_for_word_stay_so(lora_run, tmp_path, monkeypatch):
+    row = {"prompt": "### Task\nNought?\n", "response": r"\boxed{0}"}
+    data, file = tmp_path / "own.jsonl", tmp_path / "right.jsonl"
+    data.write_text(json.dumps(row), encoding="utf-8")
+    recipe = load_recipe(lora_run / "recipe.yaml").override(
+        f"data.train={{source: prompt-response, path: {data}}}", "sampling.max_new_tokens=200"
+    )
+    scripted = ScriptedSampler(lambda *_: "<reasoning>0</reasoning><answer>0</answer>")
+    monkeypatch.setattr(Samplers, "over", lambda self, policy: scripted)
+    assert synthesize(recipe, str(lora_run / "grpo" / "final"), file, samples=1) == (1, 1)
+    assert source_named(str(file)) == {"source": "prompt-response", "path": str(file)}
+    trained = load_problems(SourceConfig(**source_named(str(file))), seed=0)
+    (problem,) = trained.problems
+    assert problem.prompt == row["prompt"]
+    assert (problem.response or "").endswith("<answer>0</answer>")

@@ -672,9 +672,10 @@ def synthesize(
 
     Each line has `question`, `answer` and `response`, and where it comes from: problem, model,
     sample, seed, temperature. `data.sft={source: file, path: FILE, columns: {response:
-    response}}` trains on them. The completions are sampled and graded as an evaluation of the
-    training problems, at the temperature of training; after an interruption the same call
-    continues.
+    response}}` trains on them. Of prompts that are used word for word, `prompt` stands in place of
+    `question`: `{source: prompt-response, path: FILE}`. The completions are sampled and graded as
+    an evaluation of the training problems, at the temperature of training; after an interruption
+    the same call continues.
 
     Args:
         recipe: whose problems, prompts, sampling and grading.
@@ -690,13 +691,14 @@ def synthesize(
         GrouperError: the model or the problems cannot be loaded, or the file not written.
     """
     target, problems = Path(path).expanduser(), require_part(recipe, "train")
-    questions = {problem.id: problem.question for problem in problems.problems}
+    asked = {p.id: p.question for p in problems.problems}
+    verbatim = {p.id for p in problems.problems if p.prompt is not None}
 
     def rows_of(result: EvaluationResult) -> list[dict[str, Any]]:
         return [
             {
                 "id": f"{item.problem_id}#{item.sample}",
-                "question": questions[item.problem_id],
+                "prompt" if item.problem_id in verbatim else "question": asked[item.problem_id],
                 "answer": item.answer,
                 "response": item.completion,
                 "problem_id": item.problem_id,
@@ -711,5 +713,5 @@ def synthesize(
             if item.correct and item.finish_reason is not FinishReason.LENGTH
         ]
 
-    asked = _as_trained(recipe, samples, rewards=True)
-    return _draw_rows(asked, model, target, rows_of, problems=problems, display=display)
+    sampled = _as_trained(recipe, samples, rewards=True)
+    return _draw_rows(sampled, model, target, rows_of, problems=problems, display=display)

@@ -196,6 +196,14 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def require_known(
+    what: str, name: str, known: Iterable[str], where: str, error: type[GrouperError] = ConfigError
+) -> None:
+    """Raise `error`, with the nearest valid names, unless `name` is among those `known`."""
+    if name not in known:
+        raise error(f"there is no {what} {name!r}", where=where, fix=did_you_mean(name, known))
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence naming the nearest valid names.
 

@@ -125,6 +125,11 @@ class AnswerFormat:
         _require(all(places), f"format {self.name}: the template has no reasoning or no answer")
         _require("{question}" in self.plain, f"format {self.name}: the prompt has no question")
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        r"""What an answer is found by: the tags, or `\boxed`; none for a pattern."""
+        return self.tags or ((r"\boxed",) if self.contract.kind is AnswerKind.BOXED else ())
+
     def completion(self, reasoning: str, answer: str) -> str:
         """A completion in this format, less the prefix."""
         before, _, rest = self.template.partition("{reasoning}")

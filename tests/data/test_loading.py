@@ -95,6 +95,17 @@ def test_the_notation_of_gsm8k_is_known_in_any_file(tmp_path, column):
     assert [p.solution for p in found] == ["He has 12.\nThen 6.", "Some."]
 
 
+def test_a_box_in_the_answer_column_is_the_answer(tmp_path):
+    rows = [
+        {"question": "a?", "answer": "Two and one, so there are \\boxed{3} ways."},
+        {"question": "b?", "answer": "$\\boxed{4}$"},
+        {"question": "c?", "answer": "Thus \\boxed{5}", "solution": "Count them."},
+    ]
+    found = load("file", path=write_jsonl(tmp_path / "a.jsonl", rows)).problems
+    assert [p.answer for p in found] == ["3", "4", "5"]
+    assert [p.solution for p in found] == [rows[0]["answer"], None, "Count them."]
+
+
 def test_a_solution_beside_an_answer_in_the_notation_of_gsm8k_is_kept(tmp_path):
     rows = [{"question": "a?", "answer": "#### 6", "solution": "Half of 12 is 6."}]
     (problem,) = load("file", path=write_jsonl(tmp_path / "a.jsonl", rows)).problems
@@ -259,7 +270,7 @@ def test_a_hub_name_goes_through_datasets(monkeypatch):
 
     asked = []
 
-    def load_dataset(name, subset, *, split):
+    def load_dataset(name, subset, *, split, streaming):
         asked.append((name, subset, split))
         answer = "#### 1" if name == "openai/gsm8k" else "1"
         return [{"question": "a", "answer": answer}]

@@ -69,13 +69,31 @@ def test_shards_are_read_in_order_and_no_other_split_with_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "parts"), [(["0-of-2.jsonl"], 2), (["0-of-1.jsonl", "0-of-1.csv"], 1)]
+    ("names", "reason"),
+    [
+        (["-0-of-2.jsonl"], "1 file of a split in 2 parts"),
+        (["-0-of-1.jsonl", "-0-of-1.csv"], "2 files of a split in 1 part"),
+        ([".jsonl", ".csv"], "2 files of a split in 1 part"),
+    ],
 )
-def test_a_split_with_parts_that_are_missing_or_there_twice_is_refused(tmp_path, names, parts):
+def test_a_split_with_parts_that_are_missing_or_there_twice_is_refused(tmp_path, names, reason):
     for name in names:
-        write(tmp_path / f"train-{name}")
-    with pytest.raises(DataError, match=f"{len(names)} files of a split in {parts} parts"):
+        write(tmp_path / f"train{name}")
+    with pytest.raises(DataError, match=reason):
         find_file(tmp_path, split="train", subset=None)
+
+
+def test_hidden_files_are_no_data(tmp_path):
+    shown = write(tmp_path / "train" / "a.jsonl")
+    (tmp_path / "train" / "._a.jsonl").write_bytes(b"\xff what a file system left beside it")
+    assert find_file(tmp_path, split="train", subset=None) == [shown]
+
+
+def test_a_cell_of_a_csv_file_may_be_long(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"question,solution\n1+1?,{'so ' * 100_000}\n")
+    (row,) = read_files([path])
+    assert len(row["solution"]) == 300_000
 
 
 def test_a_csv_row_with_a_bare_comma_is_set_aside_and_not_shifted(tmp_path):

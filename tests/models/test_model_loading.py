@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from grouper import errors
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ConfigError, ModelError
-from grouper.models.folders import require_model_folder
+from grouper.models.folders import ADAPTER_FILE, require_model_folder
 from grouper.models.loading import (
     context_length,
     load_policy,
@@ -61,8 +61,13 @@ def test_a_saved_policy_loads_bit_for_bit(folder: Path, tmp_path: Path) -> None:
 
 def test_end_ids_come_from_the_generation_config_and_nothing_else_does(folder: Path) -> None:
     assert stop_ids_of(str(folder)) == [2, 5]
+    adapter = folder.parent / "of-peft"  # which writes none
+    adapter.mkdir()
+    settings = {"peft_type": "LORA", "base_model_name_or_path": str(folder)}
+    (adapter / ADAPTER_FILE).write_text(json.dumps(settings))
+    assert stop_ids_of(str(adapter)) == [2, 5]
     (folder / "generation_config.json").unlink()
-    assert stop_ids_of(str(folder)) == []
+    assert stop_ids_of(str(folder)) == stop_ids_of(str(adapter)) == []
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "vit"])

@@ -183,6 +183,10 @@ def test_question_only_is_the_question_and_nothing_else():
     [
         ({"format": "xlm"}, "Did you mean 'xml'"),
         ({"format": "xml", "tags": {}}, "has its own tags"),
+        ({"format": "question-only", "system": "Box it."}, "question-only has no instruction"),
+        ({"format": "gsm8k-5-shot", "system": "Be brief."}, "gsm8k-5-shot has no instruction"),
+        ({"format": "gsm8k-5-shot", "template": "chat"}, "gsm8k-5-shot is plain text alone"),
+        ({"format": "minerva-4-shot", "template": "install"}, "plain text alone"),
     ],
 )
 def test_bad_settings_are_prompt_errors(config, message):
@@ -226,10 +230,13 @@ def test_a_whole_response_is_trained_word_for_word():
 
 
 def test_a_response_in_another_layout_is_refused():
-    """Trained, it would unteach the tags that the rewards look for."""
+    """Trained, it would unteach the tags or the box that the rewards look for."""
     problem = Problem(id="a", question="q", answer="2", source="a", response="</think> 2")
     with pytest.raises(PromptError, match="a lacks <answer>, </answer> of the format r1-zero"):
         completion_text(problem, FORMATS["r1-zero"])
     with pytest.raises(PromptError, match="lacks <reasoning>"):
         completion_text(problem, FORMATS["xml"])
-    assert completion_text(problem, FORMATS["boxed"]) == "</think> 2"
+    with pytest.raises(PromptError, match=r"lacks \\boxed of the format boxed"):
+        completion_text(problem, FORMATS["boxed"])
+    boxed = replace(problem, response=r"</think> \boxed2")
+    assert completion_text(boxed, FORMATS["boxed"]) == boxed.response

@@ -115,8 +115,9 @@ def test_a_template_that_loses_the_question_is_a_prompt_error():
         render(PROBLEM, XML, tokenizer)
 
 
+@pytest.mark.parametrize("question", ["2+2?", "k"])
 @pytest.mark.parametrize("format_name", ["xml", "think"])
-def test_a_thinking_block_opened_by_the_template_is_left_to_the_format(format_name):
+def test_a_thinking_block_opened_by_the_template_is_left_to_the_format(format_name, question):
     """`enable_thinking` templates: the assistant's turn begins with the format's prefix only."""
     tokenizer = fixtures.thinks_by_default().tokenizer
     raw = tokenizer.apply_chat_template(
@@ -124,7 +125,8 @@ def test_a_thinking_block_opened_by_the_template_is_left_to_the_format(format_na
     )
     assert raw.endswith("<think>\n")
     fmt = make_format(PromptConfig(format=format_name))
-    assert render(PROBLEM, fmt, tokenizer).text.endswith("<|im_start|>assistant\n")
+    problem = replace(PROBLEM, question=question)
+    assert render(problem, fmt, tokenizer).text.endswith("<|im_start|>assistant\n")
 
 
 def test_a_question_that_ends_in_a_thinking_tag_is_kept():
@@ -148,6 +150,15 @@ def test_a_template_that_strips_thinking_cannot_hurt_a_demonstration():
     demonstration = demonstrate(PROBLEM, fmt, fixture.tokenizer, fixture.id("<|im_end|>"))
     assert fixture.tokenizer.decode(demonstration.token_ids[:-1]) == text
     assert text.startswith("<think>\n2+2=4.\n</think>")
+
+
+@pytest.mark.parametrize("name", ["think", "r1-zero"])
+def test_tags_of_the_format_are_never_put_around_tags(name):
+    problem = replace(PROBLEM, solution="<think> 2+2=4 </think> <answer> 4 </answer>")
+    with pytest.raises(PromptError, match=r"holds <think>, </think>, <answer>.*response"):
+        completion_text(problem, FORMATS[name])
+    # A whole completion, which a box ends, keeps its thoughts.
+    assert "<think> 2+2" in completion_text(problem, FORMATS["boxed"])
 
 
 @pytest.mark.parametrize(("adds_bos", "expected"), [(True, [257]), (False, [])])
@@ -213,6 +224,16 @@ def test_a_completion_that_does_not_survive_is_refused():
     assert encode_completion(tokenizer, "cafe", "a/0") == byte_ids("cafe")
     with pytest.raises(PromptError, match="does not survive"):
         encode_completion(tokenizer, "café", "a/0")
+
+
+def test_a_normal_form_changes_no_number():
+    tokenizer = fixtures.no_template().tokenizer
+    from tokenizers import normalizers
+
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    assert encode_completion(tokenizer, "\N{FULLWIDTH DIGIT TWO}...", "a/0") == byte_ids("2...")
+    with pytest.raises(PromptError, match="would be trained as '103'"):
+        encode_completion(tokenizer, "10\N{SUPERSCRIPT THREE}", "a/0")
 
 
 # --- the chat template that a recipe can install -------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,13 @@ def test_a_base_models_own_chat_template_is_kept(finished_run: Path, name: str, 
         tokenizer = AutoTokenizer.from_pretrained(source)
         tokenizer.chat_template = CHATS[chat]
         alone = export._make_portable(prepared, tokenizer)
+        problem = Problem(id="q", question="1+1?", answer="2", source="test")
+        prompt = render(problem, prepared.format, prepared.tokenizer)
+        # What is exported may be measured again, or trained on with another instruction.
+        assert render(problem, prepared.format, tokenizer).token_ids == prompt.token_ids
+        other = replace(prepared.format, system="Do.")
+        expected = render(problem, other, prepared.tokenizer)
+        assert render(problem, other, tokenizer).token_ids == expected.token_ids
     # Where the template opens a thinking block that training leaves out, it says that it cannot.
     assert alone is (chat != "thinks")
     assert (tokenizer.chat_template == CHATS[chat]) is not alone

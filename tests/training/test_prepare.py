@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer
 
 from grouper.advice import run_plan
 from grouper.config.loading import load_recipe
+from grouper.data import ProblemSet
 from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.runs.progress import Progress
 from grouper.training.prepare import Prepared
@@ -147,6 +149,17 @@ def test_prompts_that_leave_nothing(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"max_total_tokens: prompts of up to \d+ tokens leave"):
         Run(recipe, Progress(quiet=True))
+
+
+def test_validation_problems_need_no_solution_that_can_be_shown(run, caplog):
+    problem = replace(run.prepared.train[0][0], solution="<reasoning>2</reasoning>")
+    held_out = ProblemSet(name="v", problems=(problem,))
+    sets = replace(load_problem_sets(run.recipe), validation=held_out)
+    with Prepared(run.recipe, sets, model=run.prepared.model_path) as prepared:
+        assert len(prepared.validation) == 1
+        assert prepared.demonstrations
+        assert not prepared.validation_demonstrations
+    assert "data.validation: no demonstration is left of 1 problems" in caplog.text
 
 
 def test_sft_and_rollouts_start_from_identical_prompts(shared_data, tmp_path):

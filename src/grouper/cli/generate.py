@@ -14,6 +14,7 @@ import click
 from grouper.cli.measure import progress
 from grouper.cli.opening import open_recipe, read_rows, require_new, run_of
 from grouper.cli.text import write_rows
+from grouper.data.reading import source_named
 from grouper.errors import DataError, counted
 from grouper.models.folders import (
     model_in,
@@ -33,12 +34,7 @@ QUESTION_COLUMNS = ("question", "problem", "prompt")
 ADDED = ("response", "extracted", "finish_reason", "tokens", "sample")
 
 
-def generate(model: str, **how: Any) -> None:
-    """Answer one question, a file of them, or those typed."""
-    _answer(model, **how)
-
-
-def _answer(
+def generate(
     model: str,
     *,
     recipe: str | None,
@@ -51,7 +47,7 @@ def _answer(
     converse: bool = False,
     **sampling: Any,
 ) -> None:
-    """Check everything that can be checked before the model is loaded; then answer."""
+    """Answer one question, a file of them, or those typed; first check all that can be checked."""
     if question is not None and input_file is not None:
         raise click.UsageError("Give --question or --input, not both.")
     if output_file is not None and input_file is None:
@@ -170,7 +166,7 @@ def _read_lines(generator: Generator) -> None:
 
 def chat(model: str, **how: Any) -> None:
     """Converse in the terminal; the reasoning is dimmed, the answer is not."""
-    _answer(model, **how, samples=1, converse=True)
+    generate(model, **how, samples=1, converse=True)
 
 
 def _converse(generator: Generator) -> None:
@@ -247,5 +243,6 @@ def synthesize(
     display = progress(quiet=quiet)
     rows, drawn = api.synthesize(opened, subject, output, samples=samples, display=display)
     click.echo(f"{output}: {counted(rows, 'right answer')} of {counted(drawn, 'completion')}.")
-    sft = f"{{source: file, path: {output}, columns: {{response: response}}}}"
-    click.echo(f"Train on them with 'data.sft={sft}'.")
+    kind = source_named(str(output))["source"]
+    columns = ", columns: {response: response}" if kind == "file" else ""
+    click.echo(f"Train on them with 'data.sft={{source: {kind}, path: {output}{columns}}}'.")

@@ -16,7 +16,7 @@ from grouper.cli.opening import open_recipe, read_rows, require_new, run_folder_
 from grouper.cli.text import short, some, warn, write_rows
 from grouper.config.schema import GradingConfig, Recipe
 from grouper.data.references import check_references
-from grouper.errors import ConfigError, DataError, GrouperError, counted, did_you_mean
+from grouper.errors import ConfigError, DataError, GrouperError, counted, require_known
 from grouper.grading import Grader, by_text_alone, extract, extract_lenient
 from grouper.prompts.formats import FORMATS, TURN_MARKERS, make_format
 from grouper.rewards import build_rewards
@@ -116,12 +116,7 @@ def _looks_like(text: str) -> str:
 def _contract(name: str) -> AnswerContract:
     if name in OTHERS:
         return AnswerContract(kind=OTHERS[name], turn_markers=TURN_MARKERS)
-    if name not in FORMATS:
-        raise ConfigError(
-            f"there is no prompt format {name!r}",
-            where="--format",
-            fix=did_you_mean(name, [*FORMATS, *OTHERS]),
-        )
+    require_known("prompt format", name, [*FORMATS, *OTHERS], where="--format")
     return FORMATS[name].contract
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grouper.errors import RewardError, did_you_mean
+from grouper.errors import RewardError, require_known
 from grouper.files import table
 
 PREFIX = "stack:"
@@ -38,10 +38,7 @@ def named_stack(name: str) -> Stack:
     Raises:
         RewardError: there is none.
     """
-    if name not in STACKS:
-        raise RewardError(
-            f"there is no stack {name!r}", where="rewards", fix=did_you_mean(name, STACKS)
-        )
+    require_known("stack", name, STACKS, where="rewards", error=RewardError)
     return STACKS[name]
 
 

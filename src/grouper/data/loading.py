@@ -24,7 +24,7 @@ from grouper.data.problems import (
 from grouper.data.reading import UnreadableRow, find_file, iterate_files, read_hub, shuffled
 from grouper.data.references import check_references
 from grouper.data.sources import FIELDS, SOURCES, Columns, Row, Source, choose_columns, read_fields
-from grouper.errors import ConfigError, DataError, did_you_mean, raise_all
+from grouper.errors import ConfigError, DataError, did_you_mean, raise_all, require_known
 from grouper.types import AnswerFormat, Problem
 
 Item = TypeVar("Item")
@@ -99,13 +99,8 @@ def _load_one(
 
 def check_source(config: RowsConfig, *, where: str) -> None:
     """Check what takes no reading. Raises `ConfigError` with every problem."""
-    source = SOURCES.get(config.source)
-    if source is None:
-        raise ConfigError(
-            f"there is no data source {config.source!r}",
-            where=f"{where}.source",
-            fix=did_you_mean(config.source, SOURCES),
-        )
+    require_known("data source", config.source, SOURCES, where=f"{where}.source")
+    source = SOURCES[config.source]
     problems = [
         ConfigError(
             f"{name!r} is not a field of a problem",
@@ -137,10 +132,9 @@ def _split(config: RowsConfig) -> str:
     """The split to read: the recipe's, that of a single file, or the source's default."""
     if config.split is not None:
         return config.split
-    if config.path is not None and config.source != "hub":
-        path = Path(config.path).expanduser()
-        if path.is_file():
-            return path.stem if config.source != "file" else ""
+    path = Path(config.path or "").expanduser()
+    if config.source != "hub" and path.is_file():
+        return path.stem if config.source != "file" else ""
     return SOURCES[config.source].splits[0]
 
 

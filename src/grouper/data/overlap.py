@@ -53,22 +53,26 @@ def find_overlap(
         shared = (runs[run] for run in _runs(problem, words) if run in runs)
         trained_id = same or next(shared, None)
         if trained_id is not None:
-            found.append(
-                Overlap(
-                    held_out_id=problem.id, trained_id=trained_id, same_question=same is not None
-                )
-            )
+            leak = Overlap(held_out_id=problem.id, trained_id=trained_id, same_question=bool(same))
+            found.append(leak)
     return tuple(found)
+
+
+# Signs count as words, those of Unicode too, and so do the brackets of numbers: 8-(4-2) is not
+# 8-4-2, nor 5! 5, |-5| -5, .5 5, or f'(x) f(x).
+_WORD = re.compile(
+    r"[^\W_]+|[-+*/^=<>|\xac\xb1\xb7\xd7\xf7\u2032\u2190-\u22ff\u2308-\u230b]"
+    r"|\((?=[\d(-])|(?<=[\d)])[)!%]|(?<!\d)\.(?=\d)|'(?='*\()"
+)
 
 
 def question_words(text: str) -> tuple[str, ...]:
     """A question without case, punctuation and spaces: what makes two questions the same."""
-    # Signs count as words, and so do the brackets of numbers: 8-(4-2) is not 8-4-2, nor 5! 5.
-    return tuple(re.findall(r"[^\W_]+|[-+*/^=<>]|\((?=[\d(-])|(?<=[\d)])[)!%]", text.lower()))
+    return tuple(_WORD.findall(text.lower().replace("\N{MINUS SIGN}", "-")))
 
 
 def _runs(problem: Problem, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    if problem.source == "arithmetic":
+    if problem.source == "arithmetic" and "steps" in problem.columns:
         return
     for start in range(len(words) - RUN_LENGTH + 1):
         yield words[start : start + RUN_LENGTH]

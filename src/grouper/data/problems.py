@@ -15,12 +15,13 @@ import numpy as np
 
 from grouper.config.schema import RowsConfig
 from grouper.data.overlap import question_words
+from grouper.data.sources import BOXED
 from grouper.errors import DataError, RunFolderError
 from grouper.files import write_atomic
 from grouper.grading import grade
 from grouper.prompts import FORMATS
 from grouper.rewards.builtin import format_holds, plain_number
-from grouper.types import AnswerContract, AnswerFormat, AnswerKind, Problem
+from grouper.types import AnswerFormat, Problem
 
 Problems = Sequence[Problem]
 
@@ -149,9 +150,6 @@ def _row_of(problem: Problem) -> dict[str, Any]:
     return {**problem.columns, **{name: text for name, text in fields.items() if text is not None}}
 
 
-_BOXED = AnswerContract(kind=AnswerKind.BOXED)
-
-
 def apply_filters(
     problems: ProblemSet, config: RowsConfig, fmt: AnswerFormat | None = None
 ) -> ProblemSet:
@@ -214,9 +212,9 @@ def grade_shown(problem: Problem, fmt: AnswerFormat | None = None) -> bool | Non
         return right and format_holds(problem.response, fmt)
     if "demonstrated_answer" in problem.columns:
         shown = rf"\boxed{{{problem.columns['demonstrated_answer']}}}"
-        return grade(shown, problem.answer, _BOXED).correct
+        return grade(shown, problem.answer, BOXED).correct
     if problem.solution is not None and r"\boxed" in problem.solution:
-        return grade(problem.solution, problem.answer, _BOXED).correct
+        return grade(problem.solution, problem.answer, BOXED).correct
     return None if problem.solution is not None else False
 
 

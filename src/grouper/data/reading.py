@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from grouper.data.sources import SOURCES, Row
-from grouper.errors import DataError, did_you_mean
+from grouper.errors import DataError, counted, did_you_mean
 
 Item = TypeVar("Item")
 
@@ -163,6 +163,7 @@ def _reason(error: ValueError | RecursionError) -> str:
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(2**31 - 1)  # a cell may hold a long solution
     with path.open(encoding="utf-8-sig", newline="") as file:
         # Strictly: a quote that is never closed would swallow the rows after it in silence.
         rows = csv.DictReader(file, strict=True)
@@ -223,21 +224,21 @@ def _reader(path: Path) -> Callable[[Path], Iterator[Row]]:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(f for f in folder.iterdir() if f.is_file() and f.suffix.lower() in READERS)
+    """Those that are not hidden; none where there is no such folder."""
+    return sorted(f for f in folder.glob("[!.]*") if f.is_file() and f.suffix.lower() in READERS)
 
 
 def _split_files(folder: Path, split: str) -> Sequence[Path]:
-    files = _data_files(folder)
-    exact = [f for f in files if f.stem == split]
-    sharded = [f for f in files if f.stem.startswith(f"{split}-")]
-    count = re.search(r"-of-(\d+)$", sharded[0].stem) if sharded and not exact else None
-    if count and int(count[1]) != len(sharded):
-        what = f"there are {len(sharded)} files of a split in {int(count[1])} parts"
+    found = _data_files(folder)
+    exact = [f for f in found if f.stem == split]
+    files = exact or [f for f in found if f.stem.startswith(f"{split}-")]
+    count = re.search(r"-of-(\d+)$", files[0].stem) if files else None
+    parts = 1 if exact else int(count[1]) if count else len(files)
+    if parts != len(files):
+        what = f"there are {counted(len(files), 'file')} of a split in {counted(parts, 'part')}"
         fix = "Fetch those that are missing, remove another copy, or name one file as `path`."
         raise DataError(what, where=f"{folder}/{split}", fix=fix)
-    return exact[:1] or sharded or _data_files(folder / split)
+    return files or _data_files(folder / split)
 
 
 def read_hub(
@@ -263,10 +264,8 @@ def read_hub(
     """
     import datasets
 
-    # Only where it is set: a stand-in of a test need not accept it.
-    more: dict[str, Any] = {"streaming": True} if streaming else {}
     try:
-        rows = datasets.load_dataset(name, subset, split=split, **more)
+        rows = datasets.load_dataset(name, subset, split=split, streaming=streaming)
         if commits is not None:  # what the cache has of a set on the Hub lies in COMMIT/
             files = " ".join(file["filename"] for file in getattr(rows, "cache_files", ()))
             commits.extend(dict.fromkeys(re.findall(r"/([0-9a-f]{40})/", files)))

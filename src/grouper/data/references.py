@@ -18,13 +18,13 @@ from functools import cache
 from pathlib import Path
 
 from grouper.config.schema import GradingConfig
+from grouper.data.sources import BOXED
 from grouper.errors import GradingError, RunFolderError, installed
 from grouper.files import cache_folder, write_atomic
 from grouper.grading import Grader, processors, require_symbolic
 from grouper.grading.equivalence import unreadable
 from grouper.grading.normalise import tidy
 from grouper.grading.numbers import read_number
-from grouper.types import AnswerContract, AnswerKind
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +59,8 @@ def check_references(answers: Iterable[str]) -> Verdicts:
     known = _read(path)
     if unknown := [answer for answer in hard if answer not in known]:
         workers = max(1, min(processors(), len(unknown) // PER_WORKER))
-        contract = AnswerContract(kind=AnswerKind.BOXED)
         with (
-            Grader(contract, GradingConfig(), workers=workers) as grader,
+            Grader(BOXED, GradingConfig(), workers=workers) as grader,
             ThreadPoolExecutor(workers) as threads,
         ):
             checked = dict(zip(unknown, threads.map(grader.read_reference, unknown), strict=True))

@@ -118,23 +118,22 @@ def _boxed_answer(row: Fields) -> Fields:
     r"""The answer column where there is one, else the last `\boxed{}` of the solution.
 
     A solution that is only a number is the answer: some sets name the column so. Of a worked
-    solution that ends in `#### 72`, in either column, the answer is 72.
+    solution that ends in `#### 72` or has a box, in either column, the answer is what stands there.
     """
-    solution = row["solution"]
-    if row["answer"] is not None and _HASHED.search(row["answer"]):
-        return _gsm8k(row)
-    if row["answer"] is not None:
-        return {**row, "solution": None if solution == row["answer"] else solution}
-    if solution is None:
+    text, solution = row["answer"] or row["solution"], row["solution"]
+    if text is None:
         raise ValueError("the answer is empty")
-    if len(solution) < 40 and read_number(tidy(solution)) is not None:
-        return {**row, "answer": solution, "solution": None}
-    found = extract(solution, BOXED)
-    if found.answer is None and _HASHED.search(solution):
-        return _gsm8k({**row, "answer": solution})
-    if found.answer is None:
+    if _HASHED.search(text):
+        return _gsm8k({**row, "answer": text})
+    found = extract(text, BOXED)
+    if found.answer is not None:
+        worked = None if re.match(r"\W*boxed\b", text) else text
+        return {**row, "answer": found.answer, "solution": solution or worked}
+    is_number = len(text) < 40 and read_number(tidy(text)) is not None
+    if row["answer"] is None and not is_number:
         raise ValueError(f"no answer column, and in the solution: {found.reason}")
-    return {**row, "answer": found.answer}
+    same = (solution or "").strip() == text.strip()
+    return {**row, "answer": text, "solution": None if same else solution}
 
 
 def _without_thinking_tags(row: Fields) -> Fields:

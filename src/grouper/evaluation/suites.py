@@ -11,7 +11,7 @@ from typing import Any
 from grouper.config.schema import PromptConfig, Recipe, SourceConfig
 from grouper.data.reading import source_named
 from grouper.data.sources import SOURCES
-from grouper.errors import ConfigError, did_you_mean
+from grouper.errors import ConfigError, did_you_mean, require_known
 from grouper.files import table
 from grouper.prompts import FORMATS
 
@@ -94,12 +94,8 @@ def recipe_on(
     Raises:
         ConfigError: there is no such format, or a value that cannot be.
     """
-    if prompt is not None and prompt not in FORMATS:
-        raise ConfigError(
-            f"there is no prompt format {prompt!r}",
-            where="--prompt",
-            fix=did_you_mean(prompt, FORMATS),
-        )
+    if prompt is not None:
+        require_known("prompt format", prompt, FORMATS, where="--prompt")
     asked = recipe.prompt if prompt is None else PromptConfig(format=prompt)
     given = {name: value for name, value in changes.items() if value is not None}
     own = {"samples": 1, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}

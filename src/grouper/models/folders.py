@@ -11,7 +11,7 @@ from typing import Any
 from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe
 from grouper.config.schema import DataConfig, ModelConfig, PromptConfig, Recipe, SourceConfig
-from grouper.errors import ConfigError, ModelError, did_you_mean
+from grouper.errors import ConfigError, ModelError, require_known
 from grouper.files import read_json
 from grouper.prompts import FORMATS
 
@@ -262,12 +262,8 @@ def recipe_for(model: str, recipe: Recipe | None = None, format_name: str | None
     Raises:
         ConfigError: neither is there and no format was given, or there is no such format.
     """
-    if format_name is not None and format_name not in FORMATS:
-        raise ConfigError(
-            f"there is no prompt format {format_name!r}",
-            where="--format",
-            fix=did_you_mean(format_name, FORMATS),
-        )
+    if format_name is not None:
+        require_known("prompt format", format_name, FORMATS, where="--format")
     if recipe is None:
         if run := run_of(model):
             recipe = load_recipe(run / RECIPE_FILE)

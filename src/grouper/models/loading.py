@@ -144,13 +144,16 @@ def context_length(shape: PretrainedConfig) -> int | None:
 
 
 def stop_ids_of(path: str, revision: str | None = None) -> list[int]:
-    """The end ids of a model's generation config; nothing else of it is ever used."""
-    try:
-        source = str(Path(path).expanduser())
-        ids = transformers.GenerationConfig.from_pretrained(source, revision=revision).eos_token_id
-    except OSError:  # a model without a generation config
-        return []
-    return [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
+    """The end ids of a model's generation config; nothing else of it is ever used.
+
+    PEFT saves none beside an adapter: there it is that of the base model.
+    """
+    read = transformers.GenerationConfig.from_pretrained
+    for place in dict.fromkeys((path, base_of(path))):
+        with contextlib.suppress(OSError):  # there is none
+            ids = read(str(Path(place).expanduser()), revision=revision).eos_token_id
+            return [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
+    return []
 
 
 # --- policies ------------------------------------------------------------------------------------

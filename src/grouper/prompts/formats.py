@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from grouper.config.schema import PromptConfig, TagsConfig
-from grouper.errors import PromptError, did_you_mean
+from grouper.errors import PromptError, require_known
 from grouper.files import table
 from grouper.types import AnswerContract, AnswerFormat, AnswerKind
 
@@ -71,24 +71,26 @@ def make_format(config: PromptConfig) -> AnswerFormat:
     """The format that a recipe's `prompt` section describes.
 
     Raises:
-        PromptError: unknown format, or tags for a format that has its own.
+        PromptError: unknown format, tags for a format that has its own, an instruction or a chat
+            template for one that has no place for it.
     """
     fmt = _shipped(config)
-    return replace(
+    fmt = replace(
         fmt,
         system=fmt.system if config.system is None else config.system,
         chat=fmt.chat if config.template == "auto" else config.template,
     )
+    plain = fmt.chat == "plain"
+    if plain and fmt.system and "{system}" not in fmt.plain:
+        raise PromptError(f"the format {fmt.name} has no instruction", where="prompt.system")
+    if not plain and fmt.contract.kind is AnswerKind.PATTERN:
+        raise PromptError(f"the format {fmt.name} is plain text alone", where="prompt.template")
+    return fmt
 
 
 def _shipped(config: PromptConfig) -> AnswerFormat:
     """The format with its own instruction."""
-    if config.format not in FORMATS:
-        raise PromptError(
-            f"there is no prompt format {config.format!r}",
-            where="prompt.format",
-            fix=did_you_mean(config.format, FORMATS),
-        )
+    require_known("prompt format", config.format, FORMATS, "prompt.format", PromptError)
     if config.format == "tags":
         return _with_tags(config.tags or TagsConfig())
     if config.tags is not None:
@@ -103,8 +105,7 @@ def _shipped(config: PromptConfig) -> AnswerFormat:
 def warn_about_system(config: PromptConfig) -> list[str]:
     """A warning if the user's own instruction does not name what the rewards look for."""
     fmt = make_format(config)
-    wanted = [*(fmt.tags or ()), *([r"\boxed"] if fmt.contract.kind is AnswerKind.BOXED else [])]
-    missing = [text for text in wanted if text not in fmt.system + fmt.prefix]
+    missing = [text for text in fmt.marks if text not in fmt.system + fmt.prefix]
     if not missing or fmt.system == _shipped(config).system:
         return []
     warning = (

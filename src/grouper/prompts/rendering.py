@@ -198,8 +198,9 @@ def _render_chat(
             where="the tokenizer",
             fix="Use `prompt.template: plain`.",
         ) from cause
-    end = text.rindex(question.strip()) + len(question.strip())
-    return text[:end] + OPENED_THINKING.sub("", text[end:]), messages
+    if not text.rstrip().endswith(question.strip()):  # a tag at its own end stays
+        text = OPENED_THINKING.sub("", text)
+    return text, messages
 
 
 def _apply_template(
@@ -297,11 +298,12 @@ def completion_text(problem: Problem, fmt: AnswerFormat) -> str:
     `demonstrated_answer` where the source has one, or the reference.
 
     Raises:
-        PromptError: the problem has no worked solution, or a response in another layout.
+        PromptError: the problem has no worked solution, one that holds tags of the format, or a
+            response in another layout.
     """
     if problem.response is not None:
         # After this format's prompt another layout would unteach this one.
-        missing = [tag for tag in fmt.tags or () if tag not in fmt.prefix + problem.response]
+        missing = [mark for mark in fmt.marks if mark not in fmt.prefix + problem.response]
         if missing and problem.prompt is None:
             raise PromptError(
                 f"the response of {problem.id} lacks {', '.join(missing)} of the format {fmt.name}",
@@ -310,6 +312,13 @@ def completion_text(problem: Problem, fmt: AnswerFormat) -> str:
         return problem.response
     if not (problem.solution or "").strip():
         raise PromptError(f"problem {problem.id} has no worked solution", where="data.sft")
+    held = [tag for tag in fmt.tags or () if tag in (problem.solution or "")]
+    if held:  # they would stand there twice
+        raise PromptError(
+            f"the worked solution of {problem.id} holds {', '.join(held)}, which the format "
+            f"{fmt.name} puts around it; a whole completion is `columns: {{response: ...}}`",
+            where="data.sft",
+        )
     return right_completion(problem, fmt, problem.columns.get("demonstrated_answer"))
 
 
@@ -345,9 +354,13 @@ def encode_completion(tokenizer: Tokenizer, text: str, problem_id: str) -> list[
 
 
 def _survives(tokenizer: Tokenizer, ids: list[int], text: str) -> bool:
-    # Tokenizers may put text into a Unicode normal form; that changes no tag and no number.
-    decoded = _decoded_in_mid_sequence(tokenizer, ids)
-    return unicodedata.normalize("NFKC", decoded) == unicodedata.normalize("NFKC", text)
+    # Tokenizers may put text into a Unicode normal form, which must change no number: ten to the
+    # third, with a raised 3, is not 103.
+    decoded, form = _decoded_in_mid_sequence(tokenizer, ids), unicodedata.normalize
+    if decoded == text or form("NFKC", decoded) != form("NFKC", text):
+        return decoded == text
+    kinds = ("<super>", "<sub>", "<fraction>")
+    return not any(unicodedata.decomposition(c).startswith(kinds) for c in {*text} - {*decoded})
 
 
 def _decoded_in_mid_sequence(tokenizer: Tokenizer, ids: list[int]) -> str:

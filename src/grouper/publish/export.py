@@ -191,16 +191,17 @@ def _make_portable(prepared: Prepared, tokenizer: Any) -> bool:
     elif fmt.chat == "install" or not isinstance(before, str):
         tokenizer.chat_template = prepared.tokenizer.chat_template
     else:
-        first = f"[{{'role': 'system', 'content': {json.dumps(fmt.system)}}}] + messages"
+        first = f"[{{'role': 'system', 'content': {json.dumps(fmt.system)}}}]"
+        instructed = (
+            "{%- if messages[0]['role'] != 'system' -%}"
+            f"{{%- set messages = {first} + messages -%}}{{%- endif -%}}"
+        )
         if [message["role"] for message in prompts[0].messages or ()] == ["user"]:
-            joined = f"{json.dumps(fmt.system + chr(10) * 2)} + messages[0]['content']"
-            first = f"[{{'role': 'user', 'content': {joined}}}] + messages[1:]"
-        tokenizer.chat_template = before
-        if fmt.system:
-            tokenizer.chat_template = (
-                "{%- if messages[0]['role'] != 'system' -%}"
-                f"{{%- set messages = {first} -%}}{{%- endif -%}}{tokenizer.chat_template}"
-            )
+            # An instruction that is given, by us as well, goes where that of training went.
+            joined = "messages[0]['content'] + '\n\n' + messages[1]['content']"
+            first = f"[{{'role': 'user', 'content': {joined}}}]"
+            instructed += f"{{%- set messages = {first} + messages[2:] -%}}"
+        tokenizer.chat_template = instructed + before if fmt.system else before
         if fmt.prefix:
             opened = f"{{{{- {json.dumps(fmt.prefix)} -}}}}"
             tokenizer.chat_template += f"{{%- if add_generation_prompt -%}}{opened}{{%- endif -%}}"

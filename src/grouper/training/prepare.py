@@ -18,7 +18,7 @@ import torch
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import EvaluationConfig, Recipe, SamplingConfig
 from grouper.data import ProblemSet
-from grouper.errors import ConfigError, ModelError
+from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.result import EvaluationResult
 from grouper.grading import Grader, processors, require_symbolic
@@ -153,7 +153,11 @@ class Prepared:
         if sets.sft is not None and not recipe.skip_sft:
             self.demonstrations = self._demonstrations(sets.sft, "sft")
             if sets.validation is not None and any(p.solution for p in sets.validation.problems):
-                self.validation_demonstrations = self._demonstrations(sets.validation, "validation")
+                try:
+                    found = self._demonstrations(sets.validation, "validation")
+                    self.validation_demonstrations = found
+                except PromptError as error:  # a loss less to look at
+                    log.warning("data.validation: %s.", error.what)
         if train is None or sets.train is None:
             train = self._prompts(sets.train, "train")
         self.train = train
