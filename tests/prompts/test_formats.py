@@ -183,10 +183,13 @@ def test_question_only_is_the_question_and_nothing_else():
     [
         ({"format": "xlm"}, "Did you mean 'xml'"),
         ({"format": "xml", "tags": {}}, "has its own tags"),
-        ({"format": "question-only", "system": "Box it."}, "question-only has no instruction"),
-        ({"format": "gsm8k-5-shot", "system": "Be brief."}, "gsm8k-5-shot has no instruction"),
-        ({"format": "gsm8k-5-shot", "template": "chat"}, "gsm8k-5-shot is plain text alone"),
-        ({"format": "minerva-4-shot", "template": "install"}, "plain text alone"),
+        (
+            {"format": "question-only", "system": "Box it."},
+            "question-only has no place",
+        ),
+        ({"format": "gsm8k-5-shot", "system": "Be brief."}, "gsm8k-5-shot has no place"),
+        ({"format": "gsm8k-5-shot", "template": "chat"}, "examples of the format gsm8k-5-shot"),
+        ({"format": "minerva-4-shot", "template": "install"}, "are plain text"),
     ],
 )
 def test_bad_settings_are_prompt_errors(config, message):

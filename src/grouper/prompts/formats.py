@@ -82,9 +82,11 @@ def make_format(config: PromptConfig) -> AnswerFormat:
     )
     plain = fmt.chat == "plain"
     if plain and fmt.system and "{system}" not in fmt.plain:
-        raise PromptError(f"the format {fmt.name} has no instruction", where="prompt.system")
+        what = f"the format {fmt.name} has no place for an instruction in plain text"
+        raise PromptError(what, where="prompt.system", fix="Leave it out.")
     if not plain and fmt.contract.kind is AnswerKind.PATTERN:
-        raise PromptError(f"the format {fmt.name} is plain text alone", where="prompt.template")
+        what = f"the examples of the format {fmt.name} are plain text"
+        raise PromptError(what, where="prompt.template", fix="Leave it out.")
     return fmt
 
 
