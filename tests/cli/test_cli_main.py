@@ -277,7 +277,7 @@ def test_the_version_is_printed(grouper):
 
 
 def test_a_home_folder_that_nobody_has_is_one_paragraph(grouper):
-    grouper("runs", "~nobody-of-this-name/outputs").refused("~ in a path has no folder here")
+    grouper("runs", "~nobody-of-this-name/outputs").refused("the ~ in a path stands for no folder")
 
 
 def test_windows_gets_a_sentence():

@@ -111,7 +111,7 @@ def test_a_process_that_was_killed_is_named(
 ) -> None:
     """It can say nothing itself; where memory runs out, the system kills one."""
     assert started("test $RANK = 0 || kill -9 $$; exec sleep 60") == 128 + signal.SIGKILL
-    assert "process 1 of 2 was ended by SIGKILL" in capsys.readouterr().err
+    assert "rank 1 of 2 was ended by SIGKILL" in capsys.readouterr().err
     assert started("test $RANK = 0 && exit 3; exec sleep 60") == 3
     assert capsys.readouterr().err == ""
 

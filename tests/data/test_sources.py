@@ -59,6 +59,21 @@ def test_decimals_are_numbers_with_all_their_digits_and_no_more():
     assert answers == ["12.5", "3", "0.0000001", "-1200", "12345678901234567890123456789.25"]
 
 
+def test_rows_of_verl_are_read_as_they_are(tmp_path):
+    asked = "What is 2+2? Let's think step by step."
+    row = {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": asked}],
+        "reward_model": {"style": "rule", "ground_truth": "4"},
+    }
+    rows = [row | {"extra_info": {"index": 0, "question": "What is 2+2?"}}, row]
+    found = load("file", written(tmp_path / "train.jsonl", rows)).problems
+    assert [(p.question, p.answer) for p in found] == [("What is 2+2?", "4"), (asked, "4")]
+    instructed = [{"role": "system", "content": "Be brief."}, *row["prompt"]]
+    with pytest.raises(DataError, match="'prompt' holds a dict"):
+        load("file", written(tmp_path / "other.jsonl", [row | {"prompt": instructed}]))
+
+
 def test_any_file_reader_knows_these_layouts_too():
     for source in ("numina-tir", "dapo-math/en", "openmath-mini"):
         file = next((LAYOUTS / source).glob("[tc]*.jsonl"))

@@ -220,7 +220,7 @@ def _run(arguments: list[str]) -> int:
             what = f"memory ran out ({first_line(error).rstrip('.')})"
             code = _tell(ModelError(what, fix=TABLE["memory"]))
         elif isinstance(error, RuntimeError) and "home directory" in str(error):  # of `expanduser`
-            code = _tell(GrouperError("~ in a path has no folder here", fix="Write it in full."))
+            code = _tell(GrouperError("the ~ in a path stands for no folder", fix="Write it out."))
         else:
             raise
     return code

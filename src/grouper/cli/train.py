@@ -274,9 +274,9 @@ def _exit_code(codes: Sequence[int | None]) -> int:
     if code >= 0:
         return code
     click.echo(
-        f"error: process {codes.index(code)} of {len(codes)} was ended by "
-        f"{signal.Signals(-code).name}, and the others with it. Where nobody sends SIGKILL, the "
-        "system does, when memory runs out (`dmesg` says so). Go on with --resume.",
+        f"error: rank {codes.index(code)} of {len(codes)} was ended by "
+        f"{signal.Signals(-code).name}, and the others with it. If nobody sent it, the system did, "
+        "because memory ran out (`dmesg` says so). Continue with --resume.",
         err=True,
     )
     return 128 - code  # as the shell says it

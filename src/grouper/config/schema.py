@@ -500,7 +500,7 @@ class GradingConfig(Section):
     """How answers are compared."""
 
     timeout_seconds: PositiveFloat = 2.0
-    """processor time of the symbolic stage for an answer"""
+    """processor time per answer in the symbolic stage"""
     symbolic: bool = True
     """the Math-Verify stage; false: numbers and text only"""
 
@@ -622,7 +622,7 @@ class Recipe(Section):
     threads: Annotated[Positive | None, ASIDE] = None
     """CPU threads; left out: PyTorch's choice, at most the processors that the process may use"""
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], ASIDE] = "auto"
-    """auto: CUDA where there is a device, else the CPU, also beside mps, which is untested"""
+    """auto: CUDA if there is a device, else the CPU; mps is untested, and never chosen by itself"""
     parallel: Annotated[Literal["ddp", "fsdp"], ASIDE] = "ddp"
     """several processes: fsdp splits the weights over them, ddp copies them"""
     on_finding: Annotated[Literal["warn", "stop"], ASIDE] = "warn"

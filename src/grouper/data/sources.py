@@ -285,8 +285,11 @@ _MISSING = {"", "nan", "NaN", "NAN"}
 def _text(value: Any, column: str) -> str | None:
     """Text as it is, numbers in their shortest form (145.0 is `145`), what is missing as None.
 
-    A list is its elements with commas; OlympiadBench has lists of one.
+    A list is its elements with commas; OlympiadBench has lists of one. verl's prompts are lists of
+    the user's message.
     """
+    if isinstance(value, Mapping) and value.get("role") == "user":
+        value = value.get("content")
     if isinstance(value, list) and value:
         parts = [_text(part, column) for part in value]
         return ", ".join(part for part in parts if part is not None) or None

@@ -94,9 +94,8 @@ def recipe_on(
     Raises:
         ConfigError: there is no such format, or a value that cannot be.
     """
-    if prompt is not None:
-        require_known("prompt format", prompt, FORMATS, where="--prompt")
     asked = recipe.prompt if prompt is None else PromptConfig(format=prompt)
+    require_known("prompt format", asked.format, FORMATS, where="--prompt")
     given = {name: value for name, value in changes.items() if value is not None}
     own = {"samples": 1, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     settings = {**own, **suite.sampling, **given, "max_new_tokens": tokens, "rewards": False}

@@ -262,8 +262,6 @@ def recipe_for(model: str, recipe: Recipe | None = None, format_name: str | None
     Raises:
         ConfigError: neither is there and no format was given, or there is no such format.
     """
-    if format_name is not None:
-        require_known("prompt format", format_name, FORMATS, where="--format")
     if recipe is None:
         if run := run_of(model):
             recipe = load_recipe(run / RECIPE_FILE)
@@ -282,6 +280,7 @@ def recipe_for(model: str, recipe: Recipe | None = None, format_name: str | None
             )
     if format_name is None:
         return recipe
+    require_known("prompt format", format_name, FORMATS, where="--format")
     return recipe.model_copy(update={"prompt": PromptConfig(format=format_name)})
 
 
