@@ -674,8 +674,8 @@ def synthesize(
     sample, seed, temperature. `data.sft={source: file, path: FILE, columns: {response:
     response}}` trains on them. Where prompts are used word for word, `prompt` takes the place of
     `question`: `{source: prompt-response, path: FILE}`. The completions are sampled and graded as
-    an evaluation of the training problems, at the temperature of training; after an interruption the
-    same call continues.
+    an evaluation of the training problems, at the temperature of training; after an interruption
+    the same call continues.
 
     Args:
         recipe: whose problems, prompts, sampling and grading.
