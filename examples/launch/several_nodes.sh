@@ -8,6 +8,8 @@
 # HEAD="$(scontrol show hostnames | head -1):29500".
 set -euo pipefail
 
+# Seconds to finish the step and save after a signal; torchrun's own 30 are often too few.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}"
 exec torchrun \
     --nnodes "${NODES:?number of machines}" \
     --nproc-per-node "${GPUS:-1}" \
