@@ -139,6 +139,7 @@ def test_settings_of_one_question(lora_run, generator):
     assert solve(question, generator) == greedy
 
 
+@pytest.mark.slow
 def test_a_question_has_the_room_that_the_call_leaves(generator):
     """The message said to lower max_new_tokens, and doing so changed nothing."""
     context = generator.prepared.context

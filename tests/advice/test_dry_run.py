@@ -41,6 +41,7 @@ def test_the_sizes_are_those_worked_out_by_hand(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_phase_that_is_skipped_is_not_planned(tmp_path):
     recipe = load_recipe("demo", [f"output_dir={tmp_path}", "skip_sft=true"])
     assert not any("demonstrations" in line for line in make_plan(recipe).sizes)
@@ -161,6 +162,7 @@ def test_a_device_that_is_not_there_is_named_with_everything_else(tmp_path, monk
     assert len(caught.value.others) == 1
 
 
+@pytest.mark.slow
 def test_models_that_are_not_here_and_what_takes_their_tokenizer_are_named_as_unchecked(tmp_path):
     demo = load_recipe("demo", [f"output_dir={tmp_path}"])
     lengths = "the lengths of the prompts, which take the model's tokenizer"

@@ -105,6 +105,7 @@ def test_a_folder_with_nothing_but_a_configuration_is_enough(tmp_path: Path) -> 
     assert grpo.cache > 0
 
 
+@pytest.mark.slow
 def test_grpo_alone_is_planned_with_the_model_that_it_starts_from(tmp_path: Path) -> None:
     """The recipe's new model, which is never made then, was planned in its place."""
     tiny_model().config.save_pretrained(tmp_path)
@@ -112,6 +113,7 @@ def test_grpo_alone_is_planned_with_the_model_that_it_starts_from(tmp_path: Path
     assert found.parameters == sum(p.numel() for p in tiny_model().parameters())
 
 
+@pytest.mark.slow
 def test_a_recipe_whose_rows_cannot_be_made_says_why() -> None:
     """It said that the data or the tokenizer were not on this machine."""
     (note,) = plan("sft.max_tokens=5").notes
@@ -146,6 +148,7 @@ def test_cards_say_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert large.fits
 
 
+@pytest.mark.slow
 def test_long_test_prompts_are_evaluated_and_not_trained_on(tmp_path: Path) -> None:
     rows = [{"question": f"Ann has {n} apples. " * 5, "answer": "3"} for n in range(8)]
     (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -208,6 +211,7 @@ def test_a_plan_can_be_written_as_json(demo: RunPlan) -> None:
     assert told["phases"][0]["tokens"] > 0
 
 
+@pytest.mark.slow
 def test_the_share_of_vllm_is_proposed(demo: RunPlan) -> None:
     (note,) = (n for n in plan("sampling.engine=vllm").notes if "vLLM" in n)
     assert "sampling.vllm.gpu_memory_utilization would be 0.10 on 24 GB" in note

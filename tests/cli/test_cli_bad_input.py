@@ -97,6 +97,7 @@ def test_a_model_folder_that_is_missing_or_empty(grouper, small, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dry", [["--dry-run"], []])
 def test_a_tokenizer_without_a_stop_token(grouper, small, finished_run, tmp_path, dry):
     model = tmp_path / "model"

@@ -73,6 +73,7 @@ def test_memory_that_ran_out_names_the_setting_to_begin_with(grouper, finished_r
     assert "Set grpo.tokens_per_micro_batch=96" in done.out
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_paragraph(grouper, finished_run):
     grouper("bench", "demo", "--model", "./none").refused("there is no folder", "--model")
     grouper("bench", "demo", "--model", str(finished_run.parent)).refused("holds neither")

@@ -67,6 +67,7 @@ def test_a_recipe_stands_for_all_its_parts(grouper):
     assert "integer: 30" in called.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["demo", "arithmetic"])
 def test_a_built_in_name_wins_over_a_folder_unless_written_as_a_path(
     grouper, folder, tmp_path, monkeypatch, name

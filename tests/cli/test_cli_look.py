@@ -155,6 +155,7 @@ def test_a_run_has_written_its_report_with_tokens(finished_run):
     assert {source["name"] for source in data["sources"]} >= {"GRPO step 1", "base on test"}
 
 
+@pytest.mark.slow
 def test_reports_of_one_run_and_of_several(grouper, finished_run, tmp_path):
     shutil.copytree(finished_run, tmp_path / "again")
     (tmp_path / "again" / "report.html").unlink()

@@ -17,6 +17,7 @@ def test_the_tables_are_shown(grouper):
         assert text in done.out
 
 
+@pytest.mark.slow
 def test_json(grouper):
     done = grouper("plan", "demo", *SMALL, "--json", "--device", "cuda", "skip_sft=true")
     plan = json.loads(done.out)

@@ -116,6 +116,7 @@ def test_a_process_that_was_killed_is_named(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_signal_is_passed_on_and_a_step_may_take_its_time(
     started: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_signal_is_passed_on_and_a_step_may_take_its_time(
     assert time.monotonic() - begun > 2
 
 
+@pytest.mark.slow
 def test_the_third_signal_ends_what_is_stuck(started: Callable[[str], int]) -> None:
     for seconds in (0.5, 0.8, 1.1):
         Timer(seconds, signal.raise_signal, [signal.SIGINT]).start()

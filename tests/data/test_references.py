@@ -96,6 +96,7 @@ def test_what_depends_on_the_moment_is_no_reason_to_drop_a_problem(monkeypatch, 
     assert not cache_folder().exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "reference",
     [

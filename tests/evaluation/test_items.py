@@ -184,6 +184,7 @@ print(RunFolder(Path(sys.argv[1])).name_for(sys.argv[2], "test", {}))
 """
 
 
+@pytest.mark.slow
 def test_what_another_process_is_measuring_is_refused(tmp_path):
     def other(name: str) -> str:
         words = [sys.executable, "-c", MEASURE, str(tmp_path), name]

@@ -211,6 +211,7 @@ def test_one_lucky_problem_is_no_evidence():
     assert paired_comparison([0.25] * 6, [0.75] * 6).verdict == "better"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [1, 4])
 def test_false_alarms_stay_below_the_stated_level(samples):
     rng = np.random.default_rng(5)
@@ -223,6 +224,7 @@ def test_false_alarms_stay_below_the_stated_level(samples):
     assert alarms / runs <= 0.10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [1, 4])
 def test_the_interval_of_a_difference_covers_the_truth(samples):
     rng = np.random.default_rng(6)
@@ -313,6 +315,7 @@ def test_drawn_sign_flips_are_near_scipy_s(scipy_stats):
         assert sign_flip_p_value(list(differences)) == pytest.approx(theirs, abs=0.02)
 
 
+@pytest.mark.slow
 def test_quantiles_and_intervals_of_t_are_scipy_s(scipy_stats):
     rng = np.random.default_rng(4)
     for degrees in (*range(1, 60), 100, 999, 5_000):

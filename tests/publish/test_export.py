@@ -193,6 +193,7 @@ def test_the_card_has_the_results_with_their_intervals(exported: Path, finished_
     assert "None" not in card
 
 
+@pytest.mark.slow
 def test_the_card_of_an_sft_model_has_its_own_results(finished_run: Path, tmp_path: Path) -> None:
     export.export_model(str(finished_run / "sft" / "final"), tmp_path / "sft")
     card = (tmp_path / "sft" / "README.md").read_text()

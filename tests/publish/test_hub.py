@@ -92,6 +92,7 @@ def test_a_push_that_was_cut_off_sends_only_what_is_missing(
     assert len(hub.files(REPO)) == 5
 
 
+@pytest.mark.slow
 def test_shards_of_an_earlier_push_are_gone(hub: FakeHub, folder: Path) -> None:
     push(folder, REPO)
     (folder / "model-00002-of-00002.safetensors").unlink()
@@ -108,6 +109,7 @@ def test_a_revision_is_a_branch_and_a_tag_a_commit(hub: FakeHub, folder: Path) -
     assert hub.repos[REPO].commits == [("try", "Checkpoint grpo-000020")]
 
 
+@pytest.mark.slow
 def test_a_tag_names_what_was_pushed_last(hub: FakeHub, folder: Path) -> None:
     """Another run that is pushed to the same repository has checkpoints of the same steps."""
     for text in (b"one", b"two"):
@@ -116,6 +118,7 @@ def test_a_tag_names_what_was_pushed_last(hub: FakeHub, folder: Path) -> None:
         assert hub.repos[REPO].tags["grpo-000020"]["README.md"] == text
 
 
+@pytest.mark.slow
 def test_a_merged_model_replaces_the_adapter_of_its_checkpoints(hub: FakeHub, folder: Path) -> None:
     """Transformers takes a repository with both for an adapter."""
     for name in ("adapter_config.json", "model.safetensors.index.json"):

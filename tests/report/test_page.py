@@ -140,6 +140,7 @@ def test_rollouts_with_their_tokens_come_first(tmp_path):
     assert (sampled[1], trained[1], entropies[1], clipped) == (-1.0, -1.25, 2.0, [1])
 
 
+@pytest.mark.slow
 def test_a_large_run_is_small_and_quick_and_says_what_it_holds(tmp_path):
     run = make_run(tmp_path / "demo", steps=2)
     text = "step by step we find that " * 40

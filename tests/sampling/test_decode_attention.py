@@ -169,6 +169,7 @@ def test_a_dimension_that_is_no_power_of_two() -> None:
     check(by_triton, Situation(0, share=3, dim=80), spec_of("both"), 5e-5)
 
 
+@pytest.mark.slow
 @NEEDS_TRITON
 @pytest.mark.parametrize("share", [1, 7])
 def test_the_kernel_in_half_precision(share: int) -> None:

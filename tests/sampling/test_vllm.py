@@ -190,6 +190,7 @@ def test_logprobs_are_the_trainers_after_every_update(made: tuple[Policy, Engine
     assert texts[0] != texts[1] != texts[2], "greedy answers follow the weights"
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_cut_distribution_at_another_temperature(made: tuple[Policy, Engine]) -> None:
     """System D's: log-probs are at the temperature, and of all tokens."""

@@ -92,6 +92,7 @@ def test_several_servers_share_the_work(served: Made) -> None:
     assert not any(folder.exists() for folder in folders_of_weights), "memory is given back"
 
 
+@pytest.mark.slow
 def test_a_server_that_stumbles_is_asked_again(served: Made) -> None:
     policy, servers = served
     sampler = over(policy, connect([server.url for server in servers]))

@@ -162,6 +162,7 @@ def test_validation_problems_need_no_solution_that_can_be_shown(run, caplog):
     assert "data.validation: no demonstration is left of 1 problems" in caplog.text
 
 
+@pytest.mark.slow
 def test_sft_and_rollouts_start_from_identical_prompts(shared_data, tmp_path):
     """`math-r1-zero`, with its published files: equal text and equal ids, question by question."""
     folder = shared_data / "math"

@@ -11,6 +11,7 @@ import pytest
 from grouper.training.run import EXIT_CODE, Watchdog
 
 
+@pytest.mark.slow
 def test_it_is_quiet_while_something_moves(capfd: pytest.CaptureFixture[str]) -> None:
     dog = Watchdog(minutes=0.3 / 60)
     dog.start()

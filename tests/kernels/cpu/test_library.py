@@ -90,6 +90,7 @@ def test_a_whole_library_that_does_not_load_is_built_again(fresh: Path) -> None:
     assert len(build(fresh).read_bytes()) > 1000
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_cache_is_private_and_what_others_can_change_is_not_loaded(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -67,6 +67,7 @@ def test_logits_that_are_no_numbers_stay_inside_the_vocabulary() -> None:
     assert 0 <= int(tokens) < 97
 
 
+@pytest.mark.slow
 def test_beside_a_banned_token_that_is_all_but_certain_the_others_keep_their_shares() -> None:
     logits = torch.randn(3000, generator=torch.Generator().manual_seed(0)).repeat(30, 1).to(DEVICE)
     logits[:, 3] = 200.0
