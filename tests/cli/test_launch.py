@@ -111,7 +111,13 @@ def test_a_process_that_was_killed_is_named(
 ) -> None:
     """It can say nothing itself; where memory runs out, the system kills one."""
     assert started("test $RANK = 0 || kill -9 $$; exec sleep 60") == 128 + signal.SIGKILL
-    assert "rank 1 of 2 was ended by SIGKILL" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "rank 1 of 2 was ended by SIGKILL" in err
+    assert "memory ran out" in err
+    assert started("test $RANK = 0 || kill -SEGV $$; exec sleep 60") == 128 + signal.SIGSEGV
+    err = capsys.readouterr().err
+    assert "rank 1 of 2 was ended by SIGSEGV" in err
+    assert "memory" not in err
     assert started("test $RANK = 0 && exit 3; exec sleep 60") == 3
     assert capsys.readouterr().err == ""
 
@@ -135,6 +141,29 @@ def test_the_third_signal_ends_what_is_stuck(started: Callable[[str], int]) -> N
     begun = time.monotonic()
     assert started("trap '' INT; exec sleep 60") == 130
     assert time.monotonic() - begun < 20
+
+
+@pytest.mark.slow
+def test_one_that_fails_after_a_signal_is_not_waited_for(
+    started: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its exit code counts: what was to be saved may not be. All that end well have finished."""
+    monkeypatch.setattr(train, "GRACE", 0.5)
+    Timer(0.5, signal.raise_signal, [signal.SIGTERM]).start()
+    begun = time.monotonic()
+    assert (
+        started("test $RANK = 0 && trap 'exit 3' TERM || trap '' TERM; while :; do sleep 0.1; done")
+        == 3
+    )
+    assert time.monotonic() - begun < 20
+    Timer(0.5, signal.raise_signal, [signal.SIGTERM]).start()
+    assert started("trap 'exit 0' TERM; while :; do sleep 0.1; done") == 0
+
+
+def test_signals_are_the_callers_again_after_a_launch(started: Callable[[str], int]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    assert started("exit 0") == 0
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_what_nohup_has_set_stays(started: Callable[[str], int]) -> None:

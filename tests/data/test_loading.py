@@ -106,6 +106,21 @@ def test_a_box_in_the_answer_column_is_the_answer(tmp_path):
     assert [p.solution for p in found] == [rows[0]["answer"], None, "Count them."]
 
 
+def test_several_boxes_or_a_box_inside_an_expression_stay_the_answer(tmp_path):
+    """Graded as they stand; the last box alone is half of an answer."""
+    texts = [r"\boxed{2} and \boxed{3}", r"(\boxed{1},\boxed{2})", r"\frac{\boxed{5}}{2}"]
+    rows = [{"question": f"{text}?", "answer": text} for text in texts]
+    rows.append({"question": "x?", "answer": r"**Answer:** \boxed{5}"})
+    found = load("file", path=write_jsonl(tmp_path / "a.jsonl", rows)).problems
+    assert [(p.answer, p.solution) for p in found] == [*((t, None) for t in texts), ("5", None)]
+
+
+def test_a_heading_after_a_box_is_not_the_notation_of_gsm8k(tmp_path):
+    rows = [{"question": "a?", "solution": "So $\\boxed{5}$.\n\n#### Remark: done"}]
+    (problem,) = load("file", path=write_jsonl(tmp_path / "a.jsonl", rows)).problems
+    assert (problem.answer, problem.solution) == ("5", rows[0]["solution"])
+
+
 def test_a_solution_beside_an_answer_in_the_notation_of_gsm8k_is_kept(tmp_path):
     rows = [{"question": "a?", "answer": "#### 6", "solution": "Half of 12 is 6."}]
     (problem,) = load("file", path=write_jsonl(tmp_path / "a.jsonl", rows)).problems

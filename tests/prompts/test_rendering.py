@@ -155,8 +155,12 @@ def test_a_template_that_strips_thinking_cannot_hurt_a_demonstration():
 @pytest.mark.parametrize("name", ["think", "r1-zero"])
 def test_tags_of_the_format_are_never_put_around_tags(name):
     problem = replace(PROBLEM, solution="<think> 2+2=4 </think> <answer> 4 </answer>")
-    with pytest.raises(PromptError, match=r"holds <think>, </think>, <answer>.*response"):
+    with pytest.raises(PromptError, match=r"holds '<think>', '</think>', '<answer>'.*response"):
         completion_text(problem, FORMATS[name])
+    # Tags of nothing, or a line break, are in every text.
+    tags = {"reasoning_open": "", "reasoning_close": "", "answer_close": "\n"}
+    fmt = make_format(PromptConfig(format="tags", tags={**tags, "answer_open": "So:"}))
+    assert "2+2" in completion_text(replace(problem, solution="2+2\nis 4"), fmt)
     # A whole completion, which a box ends, keeps its thoughts.
     assert "<think> 2+2" in completion_text(problem, FORMATS["boxed"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -242,41 +243,57 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     shared |= {"TORCHELASTIC_RUN_ID": str(os.getpid()), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     # -P: the working folder may hold a random.py.
-    command, started = [sys.executable, "-P", "-m", "grouper", *arguments], []
-    for rank in map(str, range(processes)):
-        env = {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}
-        started.append(subprocess.Popen(command, env=env, start_new_session=True))
+    command = [sys.executable, "-P", "-m", "grouper", *arguments]
+    started: list[subprocess.Popen[bytes]] = []
     asked: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
-        asked.append(number)
-        for one in started:  # the third time there is no waiting
-            one.send_signal(number if len(asked) < 3 else signal.SIGKILL)
+        third = number == signal.SIGINT and asked.count(number) > 1  # which does not wait
+        asked.append(signal.SIGKILL if third else number)
+        for one in started:
+            one.send_signal(asked[-1])
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it
-            signal.signal(number, pass_on)
-    while not any(codes := [one.poll() for one in started]) and None in codes:
-        time.sleep(0.1)
-    for one in started if any(codes) and not asked else ():
-        one.terminate()
-    for one in started:
-        try:
-            one.wait(None if asked else GRACE)
-        except subprocess.TimeoutExpired:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heeded = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]  # as under `nohup`
+    previous = {number: signal.signal(number, pass_on) for number in heeded}
+    try:
+        for rank in map(str, range(processes)):
+            env = {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}
+            if not asked:
+                started.append(subprocess.Popen(command, env=env, start_new_session=True))
+        return _ended(started, asked)
+    finally:
+        for one in started:
             one.kill()
-    return Interrupted.exit_code if asked else _exit_code(codes)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def _exit_code(codes: Sequence[int | None]) -> int:
-    """Of a launch, from those of its processes when the first one ended; None: it had not."""
-    code = min(filter(None, codes), default=0)
-    if code >= 0:
-        return code
-    click.echo(
-        f"error: rank {codes.index(code)} of {len(codes)} was ended by "
-        f"{signal.Signals(-code).name}, and the others with it. If nobody sent it, the system did, "
-        "because memory ran out (`dmesg` says so). Continue with --resume.",
-        err=True,
-    )
-    return 128 - code  # as the shell says it
+def _ended(started: Sequence[subprocess.Popen[bytes]], asked: Sequence[int]) -> int:
+    """Wait for all processes, `GRACE` seconds from when one has failed; returns the exit code.
+
+    Args:
+        started: the processes.
+        asked: the signals that were passed on to them so far.
+    """
+    failed, deadline = 0, math.inf
+    while True:
+        codes = [one.poll() for one in started]
+        fine = (None, 0, Interrupted.exit_code, *(-number for number in asked))
+        if not failed and (bad := [code for code in codes if code and code not in fine]):
+            failed, deadline = bad[0], time.monotonic() + GRACE
+            if failed < 0:  # it has said nothing itself
+                what = f"error: rank {codes.index(failed)} of {len(codes)} was ended by "
+                what += f"{signal.Signals(-failed).name}, and the others with it."
+                if failed == -signal.SIGKILL:
+                    what += " If nobody sent it, the system did: memory ran out (see `dmesg`)."
+                click.echo(f"{what} Continue with --resume.", err=True)
+            for one in started:
+                one.terminate()
+        if None not in codes:
+            break
+        for one in started if time.monotonic() > deadline else ():
+            one.kill()
+        time.sleep(0.1)
+    # Ended by a signal: as the shell says it.
+    return 128 - failed if failed < 0 else failed or Interrupted.exit_code * any(codes)

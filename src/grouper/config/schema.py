@@ -499,7 +499,7 @@ class SamplingConfig(Section):
 class GradingConfig(Section):
     """How answers are compared."""
 
-    timeout_seconds: PositiveFloat = 2.0
+    timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 2.0
     """processor time per answer in the symbolic stage"""
     symbolic: bool = True
     """the Math-Verify stage; false: numbers and text only"""

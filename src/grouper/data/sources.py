@@ -112,24 +112,29 @@ def _gsm8k(row: Fields) -> Fields:
 
 # GSM8K's own notation, whatever the source is called.
 _HASHED = re.compile(r"####[ \t]*\S[^\n]*\s*\Z")
+# Characters below which a text is no worked solution.
+_SHORT = 40
 
 
 def _boxed_answer(row: Fields) -> Fields:
     r"""The answer column where there is one, else the last `\boxed{}` of the solution.
 
     A solution that is only a number is the answer: some sets name the column so. Of a worked
-    solution that ends in `#### 72` or has a box, in either column, the answer is what stands there.
+    solution that ends in `#### 72` or has a box, in either column, the answer is what stands there;
+    but an answer with several boxes, or with one inside an expression, is left as it is.
     """
     text, solution = row["answer"] or row["solution"], row["solution"]
     if text is None:
         raise ValueError("the answer is empty")
-    if _HASHED.search(text):
+    hashed, found = _HASHED.search(text), extract(text, BOXED)
+    before, *boxes = text.split("\\boxed")
+    one = len(boxes) == 1 and before.count("{") == before.count("}") and not hashed
+    if found.answer is not None and (one or row["answer"] is None):
+        worked = len(text) >= _SHORT and not re.match(r"\W*boxed\b", text)
+        return {**row, "answer": found.answer, "solution": solution or (text if worked else None)}
+    if hashed:
         return _gsm8k({**row, "answer": text})
-    found = extract(text, BOXED)
-    if found.answer is not None:
-        worked = None if re.match(r"\W*boxed\b", text) else text
-        return {**row, "answer": found.answer, "solution": solution or worked}
-    is_number = len(text) < 40 and read_number(tidy(text)) is not None
+    is_number = len(text) < _SHORT and read_number(tidy(text)) is not None
     if row["answer"] is None and not is_number:
         raise ValueError(f"no answer column, and in the solution: {found.reason}")
     same = (solution or "").strip() == text.strip()

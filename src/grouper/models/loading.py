@@ -151,7 +151,8 @@ def stop_ids_of(path: str, revision: str | None = None) -> list[int]:
     read = transformers.GenerationConfig.from_pretrained
     for place in dict.fromkeys((path, base_of(path))):
         with contextlib.suppress(OSError):  # there is none
-            ids = read(str(Path(place).expanduser()), revision=revision).eos_token_id
+            of = revision if place == path else None
+            ids = read(str(Path(place).expanduser()), revision=of).eos_token_id
             return [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
     return []
 

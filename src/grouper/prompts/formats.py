@@ -83,7 +83,8 @@ def make_format(config: PromptConfig) -> AnswerFormat:
     plain = fmt.chat == "plain"
     if plain and fmt.system and "{system}" not in fmt.plain:
         what = f"the format {fmt.name} has no place for an instruction in plain text"
-        raise PromptError(what, where="prompt.system", fix="Leave it out.")
+        fix = "Leave it out, or set `prompt.template: chat`."
+        raise PromptError(what, where="prompt.system", fix=fix)
     if not plain and fmt.contract.kind is AnswerKind.PATTERN:
         what = f"the examples of the format {fmt.name} are plain text"
         raise PromptError(what, where="prompt.template", fix="Leave it out.")

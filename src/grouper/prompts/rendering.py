@@ -312,7 +312,8 @@ def completion_text(problem: Problem, fmt: AnswerFormat) -> str:
         return problem.response
     if not (problem.solution or "").strip():
         raise PromptError(f"problem {problem.id} has no worked solution", where="data.sft")
-    held = [tag for tag in fmt.tags or () if tag in (problem.solution or "")]
+    tags = [tag for tag in fmt.tags or () if len(tag.strip()) > 1]  # not a line break, or a point
+    held = [repr(tag) for tag in tags if tag in (problem.solution or "")]
     if held:  # they would stand there twice
         raise PromptError(
             f"the worked solution of {problem.id} holds {', '.join(held)}, which the format "

@@ -191,7 +191,7 @@ def _make_portable(prepared: Prepared, tokenizer: Any) -> bool:
     elif fmt.chat == "install" or not isinstance(before, str):
         tokenizer.chat_template = prepared.tokenizer.chat_template
     else:
-        first = f"[{{'role': 'system', 'content': {json.dumps(fmt.system)}}}]"
+        first = f"[{{'role': 'system', 'content': {json.dumps(fmt.system, ensure_ascii=False)}}}]"
         instructed = (
             "{%- if messages[0]['role'] != 'system' -%}"
             f"{{%- set messages = {first} + messages -%}}{{%- endif -%}}"
@@ -203,7 +203,7 @@ def _make_portable(prepared: Prepared, tokenizer: Any) -> bool:
             instructed += f"{{%- set messages = {first} + messages[2:] -%}}"
         tokenizer.chat_template = instructed + before if fmt.system else before
         if fmt.prefix:
-            opened = f"{{{{- {json.dumps(fmt.prefix)} -}}}}"
+            opened = f"{{{{- {json.dumps(fmt.prefix, ensure_ascii=False)} -}}}}"
             tokenizer.chat_template += f"{{%- if add_generation_prompt -%}}{opened}{{%- endif -%}}"
     for problem, prompt in zip(problems, prompts, strict=True):
         turn = [{"role": "user", "content": problem.question}]

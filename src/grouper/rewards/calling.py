@@ -109,11 +109,11 @@ def _module(place: str) -> ModuleType:
 
     Modules are looked for in the working directory as well, which a console script does not search.
     """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)  # last: what is installed wins
+        importlib.invalidate_caches()
     if not place.endswith(".py"):
-        here = str(Path.cwd())
-        if here not in sys.path:
-            sys.path.append(here)  # last: what is installed wins
-            importlib.invalidate_caches()
         return importlib.import_module(place)
     path, stat = Path(place).resolve(), Path(place).stat()
     label = re.sub(r"\W", "_", f"grouper {path.as_posix()} {stat.st_mtime_ns} {stat.st_size}")

@@ -266,7 +266,8 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
     run.folder.truncate_to(phase, state.step)
     _warn_of_holes(run, phase, state.step)
     changes = run.folder.changes_begin_at(phase, state.step)
-    if any(key.startswith("data.validation") for key in changes):
+    here = [c for c in run.folder.read_info().changes if (c.phase, c.step) == (phase, state.step)]
+    if any(key.startswith("data.validation") for change in here for key in change.changes):
         state.best.accuracy = -1.0  # on other problems: the next one measured is better
     run.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
     host = {"CPU threads": torch.get_num_threads(), "processes": run.processes.size}

@@ -24,6 +24,7 @@ from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, Interrupted, ModelError, PreflightError, installed
 from grouper.evaluation.compare import metrics_line
 from grouper.evaluation.result import EvaluationResult
+from grouper.grading import processors
 from grouper.kernels.cpu.library import kernels_in_use
 from grouper.models.device import find_device, on_device
 from grouper.models.folders import on_this_machine, read_adapter, require_model_folder
@@ -93,13 +94,15 @@ class Run:
         named = [r.name for r in recipe.rewards] + [t.name for t in recipe.tracking.trackers]
         code = code_fingerprints([*named, *recipe.hooks])
         # Of several machines each could have other files, and draw for other problems.
-        facts = self.processes.gather({"recipe": self.hash, **sets.fingerprints, **code})
+        mine = {"recipe": self.hash, "parallel": recipe.parallel, **sets.fingerprints, **code}
+        facts = self.processes.gather(mine)
         if changes := next(filter(None, (that_differ(facts[0], one) for one in facts)), None):
             raise ConfigError(
                 f"processes differ from the first one: {describe_changes(changes)}",
                 where="torchrun",
                 fix="Start the same recipe with the same data and code on every machine.",
             )
+        threads = recipe.threads or min(torch.get_num_threads(), processors())
         self.folder = Recorder(
             recipe,
             self.processes,
@@ -109,7 +112,7 @@ class Run:
                 versions=describe_versions(recipe),
                 fingerprints=sets.fingerprints,
                 code=code,
-                host=host(recipe.threads or torch.get_num_threads(), self.processes.size),
+                host=host(threads, self.processes.size),
             ),
         )
         self.path = self.folder.path
