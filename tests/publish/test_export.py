@@ -300,6 +300,17 @@ def test_a_base_models_own_chat_template_is_kept(finished_run: Path, name: str, 
     assert (tokenizer.chat_template == CHATS[chat]) is not alone
 
 
+@pytest.mark.parametrize("chat", ["with system", "without"])
+def test_an_instruction_may_have_any_character(chat: str, finished_run: Path) -> None:
+    source = str(finished_run / "grpo" / "final")
+    prompt = "prompt={format: boxed, system: 'Find \U0001d465 in a \"\\boxed{}\".'}"
+    with Prepared(grouper.load_recipe("demo", [prompt]), ProblemSets(), model=source) as prepared:
+        prepared.tokenizer.chat_template = CHATS[chat]
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer.chat_template = CHATS[chat]
+        assert export._make_portable(prepared, tokenizer)
+
+
 def test_a_format_that_adds_nothing_leaves_the_template_alone(finished_run: Path) -> None:
     source = str(finished_run / "grpo" / "final")
     with Prepared(grouper.load_recipe("demo"), ProblemSets(), model=source) as prepared:

@@ -151,10 +151,9 @@ def own_chat_template(fmt: AnswerFormat, layout: str = "{system}\n\n{question}\n
     between = before.partition("{system}")[2]
     turn = between.lstrip()
     gap = between.removesuffix(turn)
-    # A JSON string is a Jinja string: the same quotes and escapes.
-    instruction, opened, gap, turn, after = map(
-        json.dumps, (fmt.system, fmt.prefix, gap, turn, after)
-    )
+    # A JSON string is a Jinja string: the same quotes and escapes, but for those of Unicode.
+    texts = (fmt.system, fmt.prefix, gap, turn, after)
+    instruction, opened, gap, turn, after = (json.dumps(t, ensure_ascii=False) for t in texts)
     return (
         "{%- if messages[0]['role'] == 'system' -%}"
         "{%- set instruction = messages[0]['content'] -%}{%- set turns = messages[1:] -%}"
