@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from grouper import files
 from grouper.errors import RunFolderError
 from grouper.files import cache_folder, dumps, read_lines, sweep, write_atomic, write_lines
 
@@ -103,3 +105,20 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as for an unknown user
     with pytest.raises(NotADirectoryError):
         cache_folder().mkdir(parents=True)
+
+
+def test_only_the_processors_of_the_job_and_of_its_container_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    limit = tmp_path / "cpu.max"
+    monkeypatch.setattr(files, "CPU_MAX", limit)
+    found = [files.processors()]
+    for text in ("max 100000\n", "250000 100000\n", "50000 100000\n"):
+        limit.write_text(text)
+        found.append(files.processors())
+    assert found == [8, 8, 2, 1]
+    monkeypatch.setattr(sys, "platform", "darwin")
+    limit.unlink()
+    assert files.processors() == 128

@@ -1,4 +1,4 @@
-"""Files that survive a kill or a full disk, and are equal for equal runs."""
+"""Files that survive a kill or a full disk, and are equal for equal runs; what a job may use."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -19,6 +20,9 @@ from typing import Any, BinaryIO, NoReturn
 import yaml
 
 from grouper.errors import FULL, RunFolderError
+
+# Microseconds of processor time, and of the period in which a container may take them.
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 def refused(error: OSError, path: Path) -> NoReturn:
@@ -259,3 +263,12 @@ def cache_folder() -> Path:
         return Path(own).expanduser() if own else Path(home).expanduser() / "grouper"
     except RuntimeError:  # a user without a home, as in a container: nothing can be kept
         return Path(os.devnull) / "grouper"
+
+
+def processors() -> int:
+    """The processors that this process may use: a job or a container often gets few of many."""
+    found = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no control group, or no limit in it
+        quota, period = CPU_MAX.read_text(encoding="ascii").split()
+        found = min(found, max(1, int(quota) // int(period)))
+    return found

@@ -147,9 +147,7 @@ def every_command():
 
 @pytest.mark.parametrize(("name", "command"), every_command(), ids=str)
 def test_a_row_of_the_table_is_what_its_function_takes(grouper, name, command):
-    """Each option says what it is for, and the function has a parameter for each, and for nothing
-    else but what has a default.
-    """
+    """Every option has a help text and a parameter; parameters without an option have a default."""
     function = getattr(
         importlib.import_module(f"grouper.cli.{module_of(command)}"), called(command)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -294,6 +295,14 @@ def test_the_best_on_other_validation_problems_gives_way_to_the_next(workplace: 
     changes = ["skip_grpo=true", "sft.steps=4", "data.validation.options.count=5"]
     recipe = load_recipe("demo", [*SMALL, "output_dir=cut", *changes])
     with Run(recipe, Progress(), resume=True, allow_changes=True) as open_run:
+        train(open_run)
+    best = json.loads((path / "final" / STATE_FILE).read_text())["best"]
+    assert best["accuracy"] == 0.0
+    # As if that had been killed before it saved anything: the change is known to the next resume.
+    for folder in ("checkpoint-4", "final"):
+        shutil.rmtree(path / folder)
+    file.write_text(json.dumps(state))
+    with Run(recipe, Progress(), resume=True) as open_run:
         train(open_run)
     best = json.loads((path / "final" / STATE_FILE).read_text())["best"]
     assert best["accuracy"] == 0.0

@@ -159,7 +159,7 @@ def test_validation_problems_need_no_solution_that_can_be_shown(run, caplog):
         assert len(prepared.validation) == 1
         assert prepared.demonstrations
         assert not prepared.validation_demonstrations
-    assert "data.validation: no demonstration is left of 1 problems" in caplog.text
+    assert "no validation loss in SFT: no demonstration is left of 1 problems" in caplog.text
 
 
 @pytest.mark.slow

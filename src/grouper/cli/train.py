@@ -23,7 +23,7 @@ from grouper.cli.text import is_follower, show, warn
 from grouper.config.loading import recipe_hash, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, Interrupted
-from grouper.grading import processors
+from grouper.files import processors
 from grouper.models.folders import RECIPE_FILE
 from grouper.rewards.calling import load_hook
 from grouper.runs.folder import RunFolder
@@ -225,9 +225,9 @@ def require_devices(processes: int, device: str) -> None:
 def launch(processes: int, arguments: Sequence[str]) -> int:
     """Run `grouper ARGUMENTS` as several processes on this machine; returns the exit code.
 
-    As `torchrun --standalone --nproc-per-node N -m grouper ...`, except that a signal is passed on
-    and the processes may finish their step, however long it takes, where torchrun kills them after
-    30 seconds; that one of them that was killed is named; and that no other summary is printed.
+    Like `torchrun --standalone --nproc-per-node N -m grouper ...`, with three differences. A signal
+    is passed on, and the processes may finish their step however long it takes; torchrun kills them
+    after 30 seconds. A process that was killed is named. No other summary is printed.
 
     Args:
         processes: how many.
@@ -258,9 +258,10 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     previous = {number: signal.signal(number, pass_on) for number in heeded}
     try:
         for rank in map(str, range(processes)):
+            if asked:
+                break
             env = {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}
-            if not asked:
-                started.append(subprocess.Popen(command, env=env, start_new_session=True))
+            started.append(subprocess.Popen(command, env=env, start_new_session=True))
         return _ended(started, asked)
     finally:
         for one in started:

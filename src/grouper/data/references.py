@@ -20,8 +20,8 @@ from pathlib import Path
 from grouper.config.schema import GradingConfig
 from grouper.data.sources import BOXED
 from grouper.errors import GradingError, RunFolderError, installed
-from grouper.files import cache_folder, write_atomic
-from grouper.grading import Grader, processors, require_symbolic
+from grouper.files import cache_folder, processors, write_atomic
+from grouper.grading import Grader, require_symbolic
 from grouper.grading.equivalence import unreadable
 from grouper.grading.normalise import tidy
 from grouper.grading.numbers import read_number

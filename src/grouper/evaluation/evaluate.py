@@ -38,8 +38,8 @@ from grouper.evaluation.items import (
     row_of,
 )
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
-from grouper.files import delete, write_lines
-from grouper.grading import Grader, by_text_alone, processors
+from grouper.files import delete, processors, write_lines
+from grouper.grading import Grader, by_text_alone
 from grouper.models.process_group import ProcessGroup, share_of
 from grouper.rewards import Notes, RewardStack
 from grouper.rewards.builtin import format_holds

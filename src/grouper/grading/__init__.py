@@ -12,7 +12,6 @@ from grouper.grading.pool import (
     Grader,
     by_text_alone,
     grade,
-    processors,
     require_symbolic,
 )
 
@@ -23,6 +22,5 @@ __all__ = [
     "extract",
     "extract_lenient",
     "grade",
-    "processors",
     "require_symbolic",
 ]

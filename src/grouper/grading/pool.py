@@ -30,6 +30,7 @@ from queue import SimpleQueue
 
 from grouper.config.schema import GradingConfig
 from grouper.errors import GradingError
+from grouper.files import processors
 from grouper.grading.equivalence import Equivalence, exact
 from grouper.grading.extract import extract, extract_lenient
 from grouper.grading.normalise import canonical, tidy, tidy_reference
@@ -38,8 +39,6 @@ from grouper.types import AnswerContract, Grade, Verdict
 # Seconds to wait, on however busy a machine: for a worker's start, for a reference to be read
 # (which takes milliseconds), and for an answer beyond its processor time.
 _PATIENCE = 120.0
-# Microseconds of processor time, and of the period in which a container may take them.
-CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 # Memory that one worker may take.
 MEMORY_MB = 2048
 # Exit statuses of a worker killed from outside; its own limits end it in other ways.
@@ -51,15 +50,6 @@ _NEEDED_TOO = ("LC_", "PYTHONUSERBASE", "PYTHONNOUSERSITE")
 _Pair = tuple[str | None, str]
 """(answer, reference); without an answer: whether the reference can be read."""
 _Requests = SimpleQueue[tuple[_Pair, Future[Equivalence]] | None]
-
-
-def processors() -> int:
-    """The processors that this process may use: a job or a container often gets few of many."""
-    found = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # no control group, or no limit in it
-        quota, period = CPU_MAX.read_text(encoding="ascii").split()
-        found = min(found, max(1, int(quota) // int(period)))
-    return found
 
 
 class _Worker(threading.Thread):

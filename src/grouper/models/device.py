@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grouper.errors import ConfigError
+from grouper.files import processors
 
 if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
     from grouper.config.schema import ModelConfig
@@ -35,6 +36,14 @@ def on_device(config: ModelConfig, device: str) -> ModelConfig:
 def has_bfloat16() -> bool:
     """Whether the CUDA device computes in bfloat16; one that is not here counts as today's."""
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def cpu_threads(asked: int | None) -> int:
+    """Threads of PyTorch: as many as asked for, else its own choice, within the job's processors.
+
+    It does not know of a container's limit, and would wait for threads that may not run.
+    """
+    return asked or min(torch.get_num_threads(), processors())
 
 
 def find_device(name: str) -> torch.device:

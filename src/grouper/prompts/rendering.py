@@ -356,11 +356,10 @@ def encode_completion(tokenizer: Tokenizer, text: str, problem_id: str) -> list[
 def _survives(tokenizer: Tokenizer, ids: list[int], text: str) -> bool:
     # Tokenizers may put text into a Unicode normal form, which must change no number: ten to the
     # third, with a raised 3, is not 103.
-    decoded, form = _decoded_in_mid_sequence(tokenizer, ids), unicodedata.normalize
-    if decoded == text or form("NFKC", decoded) != form("NFKC", text):
-        return decoded == text
-    kinds = ("<super>", "<sub>", "<fraction>")
-    return not any(unicodedata.decomposition(c).startswith(kinds) for c in {*text} - {*decoded})
+    decoded, kinds = _decoded_in_mid_sequence(tokenizer, ids), ("<super>", "<sub>", "<fraction>")
+    same = unicodedata.normalize("NFKC", decoded) == unicodedata.normalize("NFKC", text)
+    lost = {*text} - {*decoded}
+    return same and not any(unicodedata.decomposition(c).startswith(kinds) for c in lost)
 
 
 def _decoded_in_mid_sequence(tokenizer: Tokenizer, ids: list[int]) -> str:

@@ -461,14 +461,16 @@ class RunFolder:
 
     def read_evaluations(self) -> list[EvaluationResult]:
         """All evaluations by phase, step and name; raises as `read_evaluation` does."""
-        names = sorted(path.stem for path in (self.path / "evaluations").glob("*.json"))
-        found = filter(None, map(self.read_evaluation, names))
+        found = filter(None, [self.read_evaluation(path.stem) for path in self._summaries()])
         return sorted(found, key=lambda r: (PHASES.index(r.phase), r.step, r.name))
 
     def _evaluation_files(self, name: str) -> tuple[Path, Path]:
         """Summary and items."""
         folder = self.path / "evaluations"
         return folder / f"{name}.json", folder / f"{name}.jsonl.gz"
+
+    def _summaries(self) -> list[Path]:
+        return sorted((self.path / "evaluations").glob("*.json"))
 
     # --- the record as a whole
 
@@ -486,7 +488,7 @@ class RunFolder:
         for file_phase, file_step, file in list(self.rollout_files()):
             if later(file_phase, file_step):
                 delete(file)
-        for path in sorted((self.path / "evaluations").glob("*.json")):
+        for path in self._summaries():
             content = read_json(path, _DAMAGED)
             if later(content["phase"], content["step"]):
                 for file in self._evaluation_files(path.stem):

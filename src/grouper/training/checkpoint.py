@@ -554,8 +554,8 @@ def rotate(phase: Path, *, step: int, keep: int, best: BestScore) -> None:
                 mark_best(folder, best)
                 if number not in newest and (folder / OPTIMIZER_FOLDER).exists():
                     state = read_state(folder)
-                    there = state["files"].items()
-                    files = {f: crc for f, crc in there if not f.startswith(OPTIMIZER_FOLDER)}
+                    ours = f"{OPTIMIZER_FOLDER}/"
+                    files = {f: crc for f, crc in state["files"].items() if not f.startswith(ours)}
                     # The list first, so that after a kill it names nothing that is gone.
                     _write_state(folder, {**state, "files": files})
                     shutil.rmtree(folder / OPTIMIZER_FOLDER)

@@ -147,13 +147,14 @@ def begin(run: Run, phase: str, policy: Policy | None) -> TrainState:
     if state is not None and not has_reference:
         return state
     start, path = _starting_policy(run, phase, policy)
-    reference = start.snapshot() if has_reference else {}
+    reference = start.snapshot() if has_reference else None
     if state is None:
         # The record of earlier phases is kept: before SFT there is only the base.
         run.folder.truncate_to("base" if phase == "sft" else phase, 0)
         run.folder.changes_begin_at(phase, 0)
         state = fresh_state(run, phase, start, path)
-    state.reference = state.replica.shard(reference) or None
+    if reference is not None:
+        state.reference = state.replica.shard(reference)
     return state
 
 

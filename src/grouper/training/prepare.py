@@ -21,8 +21,8 @@ from grouper.data import ProblemSet
 from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.result import EvaluationResult
-from grouper.grading import Grader, processors, require_symbolic
-from grouper.models.device import find_device
+from grouper.grading import Grader, require_symbolic
+from grouper.models.device import cpu_threads, find_device
 from grouper.models.folders import require_model_folder
 from grouper.models.loading import (
     context_length,
@@ -85,8 +85,7 @@ class Prepared:
         self, recipe: Recipe, sets: ProblemSets, *, model: str | None = None, quiet: bool = False
     ) -> None:
         find_device(recipe.device)
-        # PyTorch does not know of a container's limit, and waits for threads that may not run.
-        torch.set_num_threads(recipe.threads or min(torch.get_num_threads(), processors()))
+        torch.set_num_threads(cpu_threads(recipe.threads))
         require_symbolic(recipe.grading)
         self.recipe, self._quiet = recipe, quiet
         self.warnings: list[str] = []
@@ -156,8 +155,8 @@ class Prepared:
                 try:
                     found = self._demonstrations(sets.validation, "validation")
                     self.validation_demonstrations = found
-                except PromptError as error:  # a loss less to look at
-                    log.warning("data.validation: %s.", error.what)
+                except PromptError as error:
+                    log.warning("There is no validation loss in SFT: %s.", error.what)
         if train is None or sets.train is None:
             train = self._prompts(sets.train, "train")
         self.train = train

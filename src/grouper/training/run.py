@@ -24,9 +24,8 @@ from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, Interrupted, ModelError, PreflightError, installed
 from grouper.evaluation.compare import metrics_line
 from grouper.evaluation.result import EvaluationResult
-from grouper.grading import processors
 from grouper.kernels.cpu.library import kernels_in_use
-from grouper.models.device import find_device, on_device
+from grouper.models.device import cpu_threads, find_device, on_device
 from grouper.models.folders import on_this_machine, read_adapter, require_model_folder
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
@@ -102,7 +101,6 @@ class Run:
                 where="torchrun",
                 fix="Start the same recipe with the same data and code on every machine.",
             )
-        threads = recipe.threads or min(torch.get_num_threads(), processors())
         self.folder = Recorder(
             recipe,
             self.processes,
@@ -112,7 +110,7 @@ class Run:
                 versions=describe_versions(recipe),
                 fingerprints=sets.fingerprints,
                 code=code,
-                host=host(threads, self.processes.size),
+                host=host(cpu_threads(recipe.threads), self.processes.size),
             ),
         )
         self.path = self.folder.path
