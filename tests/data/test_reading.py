@@ -71,9 +71,9 @@ def test_shards_are_read_in_order_and_no_other_split_with_them(tmp_path):
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (["-0-of-2.jsonl"], "in 1 file, not in 2"),
-        (["-0-of-1.jsonl", "-0-of-1.csv"], "in 2 files, not in 1"),
-        ([".jsonl", ".csv"], "in 2 files, not in 1"),
+        (["-0-of-2.jsonl"], "1 file and should have 2"),
+        (["-0-of-1.jsonl", "-0-of-1.csv"], "2 files and should have 1"),
+        ([".jsonl", ".csv"], "2 files and should have 1"),
     ],
 )
 def test_a_split_with_parts_that_are_missing_or_there_twice_is_refused(tmp_path, names, reason):

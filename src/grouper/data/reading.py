@@ -235,7 +235,7 @@ def _split_files(folder: Path, split: str) -> Sequence[Path]:
     count = re.search(r"-of-(\d+)$", files[0].stem) if files else None
     parts = 1 if exact else int(count[1]) if count else len(files)
     if parts != len(files):
-        what = f"the split is there in {counted(len(files), 'file')}, not in {parts:,}"
+        what = f"the split has {counted(len(files), 'file')} and should have {parts:,}"
         fix = "Fetch those that are missing, remove another copy, or name one file as `path`."
         raise DataError(what, where=f"{folder}/{split}", fix=fix)
     return files or _data_files(folder / split)

@@ -105,7 +105,7 @@ class RunLock:
         who = "another process" if holder is None else f"process {holder[0]} on {holder[1]}"
         fix = "Wait for it or stop it, or choose another name or output_dir."
         if not surely:
-            fix += f" If that process has ended or is something else, delete {self._path}."
+            fix += f" If that process has ended, or is another program by now, delete {self._path}."
         what = f"{who} is writing this {self._what}"
         raise RunFolderError(what, where=str(self._path.parent), fix=fix)
 
