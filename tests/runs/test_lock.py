@@ -84,7 +84,8 @@ def test_where_there_are_no_locks_the_process_is_looked_for(
     tmp_path: Path, other, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock.fcntl, "flock", no_locks)
-    with pytest.raises(RunFolderError, match=f"process {other.pid}.*is another program by now, delete"):
+    held = f"process {other.pid}.*is another program by now, delete"
+    with pytest.raises(RunFolderError, match=held):
         RunLock(tmp_path)
     other.kill()
     other.wait()
