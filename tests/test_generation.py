@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from types import SimpleNamespace
@@ -159,6 +160,23 @@ def test_a_stream_is_the_answer_in_pieces(generator):
     assert len([piece for piece in pieces if piece]) > 1
     with pytest.raises(DataError, match="empty"):
         list(stream(" ", generator))
+
+
+def test_a_stream_waits_for_the_last_byte_of_a_character(generator, monkeypatch):
+    response = "Größe: 5 €"
+    ids = generator.prepared.tokenizer.encode(response, add_special_tokens=False)
+    solution = solve("Pick 12.", generator)
+
+    def drawn(*_, **__):
+        for end in range(1, len(ids) + 1):
+            generator.sampler.on_tokens(ids[:end])
+        return [[dataclasses.replace(solution, response=response)]]
+
+    monkeypatch.setattr(generator, "answers", drawn)
+    pieces = list(stream("Pick 12.", generator))
+    assert len(ids) > len(response)  # some characters have several tokens
+    assert "".join(pieces) == response
+    assert not any("\ufffd" in piece for piece in pieces)
 
 
 def test_of_several_processes_one_writes(lora_run, tmp_path, monkeypatch):

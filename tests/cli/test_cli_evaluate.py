@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +185,15 @@ def suite_file(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_dry_run_lists_what_is_measured_and_nothing_else(grouper, run, suite_file):
+    called = grouper("eval", run, "--on", f"svamp={suite_file}", "--dry-run")
+    assert called.code == 0, called.err
+    listed = re.findall(r"(\S+): 4 svamp problems x 1 = 4 completions(?: in (\S+))?,", called.out)
+    base, trained = str(run / "base"), str(run / "grpo" / "final")
+    # As in the measurement: the few-shot prompt is for the base alone.
+    assert listed == [(base, ""), (base, "gsm8k-5-shot"), (trained, "")]
+
+
 @pytest.mark.slow
 def test_a_run_is_measured_on_a_suite_beside_its_base(grouper, run, suite_file):
     called = grouper("eval", run, "--on", f"{suite_file},svamp={suite_file}", "--json", "--quiet")
@@ -240,18 +250,22 @@ def test_a_model_without_a_recipe_is_asked_in_the_prompt_that_suits_it(
     assert "pass@2" in called.out
 
 
-def test_other_rewards_and_grading_are_measured_anew(grouper, run):
+def test_other_rewards_grading_or_arithmetic_are_measured_anew(grouper, run):
     grouper("eval", run, "--no-base", "--limit", 2)
-    settings = ("rewards=[{name: correctness, weight: 5}]", "grading.symbolic=false")
-    called = grouper("eval", run, "--no-base", "--limit", 2, *settings)
-    assert "Measured before" not in called.err
-    assert "tag_count" not in called.out
-    again = grouper("eval", run, "--no-base", "--limit", 2, *settings)
-    assert "Measured before" in again.err
+    settings = (
+        "rewards=[{name: correctness, weight: 5}]",
+        "grading.symbolic=false",
+        "model.compute_dtype=bfloat16",
+    )
+    for setting in settings:
+        called = grouper("eval", run, "--no-base", "--limit", 2, setting)
+        assert "Measured before" not in called.err
+        assert ("tag_count" in called.out) == ("rewards" not in setting)
+        again = grouper("eval", run, "--no-base", "--limit", 2, setting)
+        assert "Measured before" in again.err
     folder = run / "eval_runs/demo-grpo-final/evaluations"
-    assert {p.stem for p in folder.glob("*.json")} == {"test-greedy-2x1", "test-greedy-2x1-2"}
-    rounded = grouper("eval", run, "--no-base", "--limit", 2, "model.compute_dtype=bfloat16")
-    assert "Measured before" not in rounded.err
+    names = {"test-greedy-2x1", *(f"test-greedy-2x1-{n}" for n in (2, 3, 4))}
+    assert {p.stem for p in folder.glob("*.json")} == names
 
 
 def test_several_prompts_are_tried_at_the_same_budget(grouper, run, suite_file):

@@ -72,11 +72,12 @@ def test_what_is_written_passes_a_dry_run(grouper: Grouper, model: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", ["set/{}.jsonl", "set/{}/part.jsonl"])
 def test_a_folder_with_a_test_split_and_answers_that_are_no_numbers(
-    grouper: Grouper, model: Path
+    grouper: Grouper, model: Path, layout: str
 ) -> None:
-    write("set/train.jsonl", SYMBOLIC)
-    write("set/test.jsonl", SYMBOLIC[:3])
+    write(layout.format("train"), SYMBOLIC)
+    write(layout.format("test"), SYMBOLIC[:3])
     arguments = ("--model", model, "--data", "set", "--lora", "--memory", "80")
     assert grouper("init", "sub/other one.yaml", *arguments).code == 0
     data = written("sub/other one.yaml")

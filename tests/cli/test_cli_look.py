@@ -21,7 +21,7 @@ from importlib.metadata import version
 import pytest
 from drawn_runs import GRPO, NASTY, make_run, report
 
-from grouper.files import write_lines
+from grouper.files import processors, write_lines
 from grouper.runs.lock import LOCK_FILE, RunLock, is_running
 
 
@@ -101,6 +101,7 @@ def test_env_names_what_numbers_depend_on(grouper):
     assert {"wandb", "quantized"} <= facts["extras"].keys()
     assert "dev" not in facts["extras"]
     assert "GiB" in facts["devices"]["memory"]
+    assert facts["devices"]["cpu"].startswith(f"{processors()} of {os.cpu_count()} processors, ")
     text = grouper("env").out
     assert "Versions:" in text
     assert version("torch") in text

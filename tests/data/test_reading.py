@@ -59,6 +59,22 @@ def test_folders_in_the_layouts_of_the_hub(tmp_path, name):
     assert find_file(tmp_path, split="train", subset="main") == [path]
 
 
+def test_what_datasets_saved_to_disk_is_read_as_it_is(tmp_path):
+    import datasets
+
+    rows = datasets.Dataset.from_list(ROWS)
+    both = datasets.DatasetDict({"train": rows, "test": rows.select([0])})
+    both.save_to_disk(tmp_path / "both", num_shards={"train": 2, "test": 1})
+    rows.save_to_disk(tmp_path / "one")
+    for folder in ("both", "one"):
+        assert read_files(find_file(tmp_path / folder, split="train", subset=None)) == ROWS
+    with pytest.raises(DataError, match=r"no split 'tset'.*Did you mean 'test'"):
+        find_file(tmp_path / "both", split="tset", subset=None)
+    (tmp_path / "both" / "train" / "data-00001-of-00002.arrow").unlink()
+    with pytest.raises(DataError, match="the split has 1 file and should have 2"):
+        find_file(tmp_path / "both", split="train", subset=None)
+
+
 def test_shards_are_read_in_order_and_no_other_split_with_them(tmp_path):
     second = write(tmp_path / "train-00001-of-00002.jsonl", [{"a": 2}])
     first = write(tmp_path / "train-00000-of-00002.jsonl", [{"a": 1}])
@@ -121,6 +137,7 @@ def test_a_csv_row_with_a_bare_comma_is_set_aside_and_not_shifted(tmp_path):
         ("a.json", '{"a": 1}', "must be a list"),
         ("a.json", "[1", "not JSON"),
         ("a.parquet", "no", "not a Parquet file"),
+        ("a.arrow", "no", "not an Arrow file"),
         ("a.txt", "hello", r"files of type \.txt"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from tiny_models import ScriptedSampler, make_prompt
 
 from grouper.sampling.base import Sampler, SampleRequest, StopStrings
@@ -35,3 +36,19 @@ def test_the_space_that_a_token_begins_with_may_end_a_stop_string() -> None:
     watcher = StopStrings(Words(), (": ",))
     assert watcher.candidates == [False, False, True, True]
     assert watcher.completed([0, 1, 3])
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "with_stop", "without"),
+    [
+        (("</b>", "\n\n"), "2 + 2\n\n4", "2 + 2\n\n", "2 + 2"),  # one of several
+        (("abcd", "bc"), "xabcde", "xabc", "xa"),  # the first to be complete
+        (("bc", "abc"), "xabcde", "xabc", "x"),  # of two complete at once, the longer
+    ],
+)
+def test_a_text_ends_with_the_stop_string_that_is_complete_first(
+    stops: tuple[str, ...], text: str, with_stop: str, without: str
+) -> None:
+    watcher = StopStrings(Words(), stops)
+    assert watcher.cut(text, include_stop=True) == with_stop
+    assert watcher.cut(text, include_stop=False) == without

@@ -22,8 +22,8 @@ AdvantageFunction = Callable[..., Tensor]
 STD_EPS = 1e-4
 
 
-def _group_statistics(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rewards in float64, and per row: the group's mean, its size, whether it is flat."""
+def _group_statistics(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, ...]:
+    """Rewards in float64, and per row: its group's mean, size, flatness and index."""
     if rewards.shape != group_ids.shape or rewards.ndim != 1:
         raise ValueError(
             f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must both be "
@@ -37,7 +37,7 @@ def _group_statistics(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, Tenso
     mean = zeros.scatter_add(0, index, values) / size
     low = zeros.scatter_reduce(0, index, values, "amin", include_self=False)
     high = zeros.scatter_reduce(0, index, values, "amax", include_self=False)
-    return values, mean[index], size[index], (low == high)[index]
+    return values, mean[index], size[index], (low == high)[index], index
 
 
 def mean_baseline(rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def mean_baseline(rewards: Tensor, group_ids: Tensor) -> Tensor:
     >>> mean_baseline(torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1])).tolist()
     [0.5, -0.5, 0.0, 0.0]
     """
-    values, mean, _, flat = _group_statistics(rewards, group_ids)
+    values, mean, _, flat, _ = _group_statistics(rewards, group_ids)
     return torch.where(flat, 0.0, values - mean)
 
 
@@ -59,8 +59,7 @@ def standardised(rewards: Tensor, group_ids: Tensor, eps: float = STD_EPS) -> Te
     >>> [round(v, 4) for v in a.tolist()]      # std of (1, 0) is 0.7071
     [0.707, -0.707, 0.0, 0.0]
     """
-    values, mean, size, flat = _group_statistics(rewards, group_ids)
-    _, index = torch.unique(group_ids, return_inverse=True)
+    values, mean, size, flat, index = _group_statistics(rewards, group_ids)
     squares = torch.zeros_like(values).scatter_add(0, index, (values - mean) ** 2)[index]
     variance = squares / (size - 1).clamp(min=1)
     # PyTorch leaves square roots to MKL, whose last bit depends on the processor; NumPy's does not.
@@ -74,7 +73,7 @@ def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
     >>> leave_one_out(torch.tensor([3.0, 0.0, 0.0]), torch.tensor([7, 7, 7])).tolist()
     [3.0, -1.5, -1.5]
     """
-    values, mean, size, flat = _group_statistics(rewards, group_ids)
+    values, mean, size, flat, _ = _group_statistics(rewards, group_ids)
     scale = size / (size - 1).clamp(min=1)
     return torch.where(flat, 0.0, scale * (values - mean))
 

@@ -196,8 +196,6 @@ def with_gradient(batch: TrainBatch) -> TrainBatch | None:
     nothing else. A KL or entropy term has a gradient at advantage 0, too: do not call it then.
     """
     live = ((batch.advantages != 0) & batch.weights.any(dim=1)).nonzero().flatten()
-    if live.numel() == batch.rows:
-        return batch
     return batch.select(live) if live.numel() else None
 
 

@@ -21,7 +21,7 @@ from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, GrouperError, counted, installed
 from grouper.evaluation.result import EvaluationResult
-from grouper.files import require_writable
+from grouper.files import processors, require_writable
 from grouper.models.folders import RECIPE_FILE
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import is_running
@@ -187,7 +187,7 @@ def _environment() -> dict[str, dict[str, str]]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     devices = {
         "system": platform.platform(),
-        "cpu": f"{os.cpu_count()} processors, {torch.get_num_threads()} threads",
+        "cpu": f"{processors()} of {os.cpu_count()} processors, {torch.get_num_threads()} threads",
         "memory": f"{memory / 2**30:.1f} GiB",
     }
     for number in range(torch.cuda.device_count()):

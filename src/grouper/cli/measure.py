@@ -115,10 +115,16 @@ def evaluate(
         suites = [part.strip() for part in on.split(",")]
         bare = not own.is_file()
         plans = _on_suites(opened, suites, prompts, subjects, bare=bare, **limits, **given)
+    to_do = [
+        (label, model, plan)
+        for label, model in subjects.items()
+        for plan in plans
+        if model == base or not plan.only_base
+    ]
     if dry_run:
-        _show_sizes(plans, subjects, target)
+        _show_sizes(to_do, target)
         return
-    found = _measured(plans, subjects, target, base=base, display=progress(quiet=quiet))
+    found = _measured(to_do, target, progress(quiet=quiet))
     _show_measured(found, as_json=as_json, titles=on is not None)
     folders = [] if as_json else [target / label / "evaluations" for label in subjects]
     show(*(f"Items: {folder}" for folder in folders))
@@ -136,33 +142,25 @@ def _show_measured(found: Mapping[str, Comparison], *, as_json: bool, titles: bo
 
 
 def _measured(
-    plans: Sequence[_Measurement],
-    subjects: Mapping[str, str],
-    target: Path,
-    *,
-    base: str | None,
-    display: Progress,
+    to_do: Sequence[tuple[str, str, _Measurement]], target: Path, display: Progress
 ) -> dict[str, Comparison]:
     """What is measured, compared: one table per set of problems."""
     from grouper import api
     from grouper.evaluation.compare import compare
 
-    found: dict[str, list[EvaluationResult]] = {plan.name: [] for plan in plans}
-    for label, model in subjects.items():
-        for plan in plans:
-            if plan.only_base and model != base:
-                continue
-            result = api.evaluate(
-                plan.recipe,
-                model,
-                split=plan.name if plan.suite is None else "test",
-                problems=plan.problems,
-                suite=plan.suite,
-                folder=target / label,
-                display=display,
-            )
-            shown = f"{label} {plan.prompt}" if plan.prompt else label
-            found[plan.name].append(dataclasses.replace(result, name=shown))
+    found: dict[str, list[EvaluationResult]] = {}
+    for label, model, plan in to_do:
+        result = api.evaluate(
+            plan.recipe,
+            model,
+            split=plan.name if plan.suite is None else "test",
+            problems=plan.problems,
+            suite=plan.suite,
+            folder=target / label,
+            display=display,
+        )
+        shown = f"{label} {plan.prompt}" if plan.prompt else label
+        found.setdefault(plan.name, []).append(dataclasses.replace(result, name=shown))
     return {name: compare(results) for name, results in found.items()}
 
 
@@ -258,15 +256,16 @@ def _on_suites(
     return found
 
 
-def _show_sizes(plans: Sequence[_Measurement], subjects: Mapping[str, str], target: Path) -> None:
+def _show_sizes(to_do: Sequence[tuple[str, str, _Measurement]], target: Path) -> None:
     sizes = []
-    for plan in plans:
+    for label, model, plan in to_do:
         k, count = plan.recipe.evaluation.samples, len(plan.problems)
         what = f"{counted(count, plan.name + ' problem')} x {k} = {k * count:,} completions"
         way = f" in {plan.prompt}" if plan.prompt else ""
-        sizes += [f"{model}: {what}{way}, to {target / label}" for label, model in subjects.items()]
-    missing = models_not_here(plans[0].recipe, *subjects.values())
-    show_plan(plans[0].recipe, sizes, unchecked=[*missing, "the rewards"])
+        sizes.append(f"{model}: {what}{way}, to {target / label}")
+    recipe = to_do[0][-1].recipe
+    missing = models_not_here(recipe, *dict.fromkeys(model for _, model, _ in to_do))
+    show_plan(recipe, sizes, unchecked=[*missing, "the rewards"])
 
 
 def _labelled(models: Iterable[str]) -> dict[str, str]:

@@ -19,6 +19,9 @@ from grouper.errors import DataError, counted, did_you_mean
 
 Item = TypeVar("Item")
 
+# In a folder that `save_to_disk` of `datasets` wrote: its data lie in `data-*.arrow`.
+_SAVED = "state.json"
+
 
 def source_named(name: str) -> dict[str, Any]:
     """The settings of a source, as a recipe would have them.
@@ -60,9 +63,10 @@ class UnreadableRow(dict[str, Any]):
 def find_file(path: str | Path, *, split: str, subset: str | None) -> Sequence[Path]:
     """The files that hold `split` below `path`.
 
-    A file is itself, whatever the split. In a folder they are, in the Hub's layouts,
-    `<split>.<ext>`, `<split>-00000-of-00002.<ext>` or files inside `<split>/`, searched for in
-    `<subset>/`, `<subset>/` under `data/`, the folder itself and `data/`.
+    A file is itself, whatever the split, and so is a `Dataset` that was saved to disk. In a folder
+    they are, in the Hub's layouts, `<split>.<ext>`, `<split>-00000-of-00002.<ext>` or files inside
+    `<split>/`, searched for in `<subset>/`, `<subset>/` under `data/`, the folder itself and
+    `data/`.
 
     Raises:
         DataError: nothing there, naming what is.
@@ -83,11 +87,13 @@ def find_file(path: str | Path, *, split: str, subset: str | None) -> Sequence[P
     for place in places:
         if files := _split_files(place, split):
             return files
-    found = sorted({f.stem.split("-")[0] for place in places for f in _data_files(place)})
+    found = {f.stem.split("-")[0] for place in places for f in _data_files(place)}
+    saved = {file.parent.name for file in path.glob(f"*/{_SAVED}")}
     raise DataError(
         f"there is no split {split!r} in this folder",
         where=str(path),
-        fix=did_you_mean(split, found) or f"Put {split}.jsonl, .json, .csv or .parquet there.",
+        fix=did_you_mean(split, sorted(saved or found))
+        or f"Put {split}.jsonl, .json, .csv or .parquet there.",
     )
 
 
@@ -181,15 +187,20 @@ def _read_csv(path: Path) -> Iterator[Row]:
             raise DataError(what, where=str(path), fix="Look for an unclosed quote.") from error
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
-    from pyarrow import ArrowInvalid, parquet
+def _read_arrow(path: Path) -> Iterator[Row]:
+    """Parquet, and what `save_to_disk` of `datasets` writes."""
+    from pyarrow import ArrowInvalid, ipc, parquet
 
+    whole = path.suffix.lower() == ".parquet"
     try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
+        with path.open("rb") as file:
+            source: Any = parquet.ParquetFile(file) if whole else ipc.open_stream(file)
+            for batch in source.iter_batches(batch_size=1024) if whole else source:
                 yield from _as_written(batch.to_pylist(), batch.schema)
     except ArrowInvalid as error:
-        raise DataError(f"not a Parquet file ({error})", where=str(path)) from error
+        raise DataError(
+            f"not {'a Parquet' if whole else 'an Arrow'} file ({error})", where=str(path)
+        ) from error
 
 
 def _as_written(rows: Iterable[Row], schema: Iterable[Any]) -> Iterator[Row]:
@@ -208,7 +219,8 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,
-    ".parquet": _read_parquet,
+    ".parquet": _read_arrow,
+    ".arrow": _read_arrow,
 }
 
 
@@ -229,6 +241,8 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def _split_files(folder: Path, split: str) -> Sequence[Path]:
+    if (folder / _SAVED).is_file():
+        split = "data"
     found = _data_files(folder)
     exact = [f for f in found if f.stem == split]
     files = exact or [f for f in found if f.stem.startswith(f"{split}-")]
@@ -238,7 +252,10 @@ def _split_files(folder: Path, split: str) -> Sequence[Path]:
         what = f"the split has {counted(len(files), 'file')} and should have {parts:,}"
         fix = "Fetch those that are missing, remove another copy, or name one file as `path`."
         raise DataError(what, where=f"{folder}/{split}", fix=fix)
-    return files or _data_files(folder / split)
+    inner = folder / split
+    return files or (
+        _split_files(inner, split) if (inner / _SAVED).is_file() else _data_files(inner)
+    )
 
 
 def read_hub(

@@ -140,7 +140,6 @@ def compare(
             seeds=_over_seeds(seeds.get(before.name), seeds.get(after.name)),
         )
         for before, after in pairs
-        if common
     ]
     return Comparison(
         results=tuple(results),
@@ -308,14 +307,13 @@ def _on_differences(comparison: Comparison) -> Iterator[str]:
         if difference.verdict != "no evidence":
             yield f"Causes of {_title(difference)}, in points: {', '.join(parts)}."
         sizes = [len(comparison.seeds.get(n, [0])) for n in (difference.before, difference.after)]
-        if difference.seeds is None and max(sizes) > 1:
+        if difference.seeds is not None:
+            yield f"Over {sizes[1]} seeds {_title(difference)}: {_points(difference.seeds)}."
+        elif max(sizes) > 1:
             yield (
                 f"No interval over seeds of {_title(difference)}, which have "
                 f"{sizes[1]} and {sizes[0]}: the verdict is that over problems alone."
             )
-        if difference.seeds is not None:
-            count = sizes[1]
-            yield f"Over {count} seeds {_title(difference)}: {_points(difference.seeds)}."
 
 
 def _shared(results: Sequence[EvaluationResult], seeds_of: Mapping[str, Any]) -> str:
