@@ -37,6 +37,7 @@ from grouper.training.checkpoint import (
 )
 from grouper.training.curriculum import DifficultyBand
 from grouper.training.optimizers import state_bytes
+from grouper.training.update import UpdateResult
 
 TOKENIZER = SavedTokenizer()
 OPTIMIZER_FILE = f"{OPTIMIZER_FOLDER}/0.safetensors"
@@ -83,6 +84,13 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
     longer.total += 1
     longer.restore(saved)
     assert longer.asked == {}, "a phase that is given more steps goes on"
+    band = fresh()
+    band.restore({**saved, "difficulty": None})
+    assert band.difficulty is not None
+    assert band.difficulty.seen == {}, "a band that the recipe has gained since starts afresh"
+    without = tiny_state()
+    without.restore(saved)
+    assert without.difficulty is None
     # Nothing that a state holds is forgotten here: a new field must be saved, or named.
     not_saved = {"phase", "replica", "optimizer", "started_from", "suspect"}
     not_saved |= {"stream", "clock", "reference"}  # made anew from the recipe
@@ -98,6 +106,22 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
         "total",
         "ahead",
     }
+
+
+def test_a_step_counts_updates_in_a_row_that_were_skipped_and_epochs() -> None:
+    state = tiny_state()
+    done, skipped = (UpdateResult(tallies={}, applied=applied) for applied in (True, False))
+    # (updates, position before and after, skipped in a row, whether an epoch has ended)
+    rows = [
+        ([skipped, skipped], 0, 9, 2, False),
+        ([skipped], 9, 10, 3, True),
+        ([done, skipped], 10, 19, 1, False),
+        ([skipped, done], 19, 31, 0, True),
+    ]
+    assert state.stream.size == 10
+    for number, (updates, before, after, in_a_row, ended) in enumerate(rows, start=1):
+        state.advance(updates, before, after)
+        assert (state.step, state.skipped, state.epoch_ended) == (number, in_a_row, ended)
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -280,7 +304,11 @@ def test_a_save_without_room_leaves_everything_as_it_was(
     state = tiny_state()
     state.step = 3
     before = (tmp_path / "grpo" / "checkpoint-3" / "model.safetensors").read_bytes()
-    monkeypatch.setattr(checkpoint, "free_bytes", lambda _: 1000)
+    weights = weight_bytes(state.replica.policy)
+    take_step(state)
+    state.step = 3
+    # Room for the weights, and for one of the two moments of each, is not enough.
+    monkeypatch.setattr(checkpoint, "free_bytes", lambda _: int(2 * weights * checkpoint.MARGIN))
     with pytest.raises(RunFolderError, match="are free"):
         save(tmp_path, state)
     assert (tmp_path / "grpo" / "checkpoint-3" / "model.safetensors").read_bytes() == before
@@ -342,7 +370,12 @@ def test_a_run_is_refused_where_not_even_its_models_fit_and_warned_of_its_checkp
 
 def test_a_checkpoint_is_whole_whether_it_still_is_the_best_one_or_not(tmp_path: Path) -> None:
     """The mark of the best one goes to the next best one; that is no damage."""
-    folder = save(tmp_path, tiny_state())
+    state = tiny_state()
+    assert not (save(tmp_path, state) / BEST_FILE).exists()
+    take_step(state)
+    state.best.offer(1, 0.25)
+    folder = save(tmp_path, state)
+    assert json.loads((folder / BEST_FILE).read_text())["validation_accuracy"] == 0.25
     (folder / BEST_FILE).write_text("{}")
     assert damage(folder) is None
     (folder / BEST_FILE).unlink()

@@ -198,7 +198,7 @@ def mean_interval(scores: Sequence[Sequence[float]]) -> Interval:
     most = sum(len(samples) for samples in scores)
     spread = mean * (1 - mean)
     ratio = 1.0
-    if most > n and spread > 0:
+    if spread > 0:
         minority = n * min(mean, 1 - mean)
         ratio = min(1.0, max(n / most, variance / spread))
         ratio = (minority * ratio + _TOWARDS_ONE) / (minority + _TOWARDS_ONE)
