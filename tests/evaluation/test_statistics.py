@@ -246,6 +246,10 @@ def test_resampling_draws_from_a_generator_of_its_own():
     assert paired_comparison(before, after) == first
 
 
+def test_many_sign_flips_are_drawn_in_blocks_and_counted_once():
+    assert sign_flip_p_value([0.5, -0.5] * 5000) == 1.0
+
+
 @pytest.mark.parametrize(
     ("before", "after"), [([1], [1, 0]), ([], []), ([2.0], [1.0]), ([0.5], [math.nan])]
 )
