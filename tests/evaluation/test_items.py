@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ import pytest
 from evaluation.test_evaluate import FakeGrader, make_items
 from tiny_models import ScriptedSampler
 
+from grouper.errors import RunFolderError
 from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.items import StoredItems, Unfinished
 from grouper.evaluation.result import EvaluationResult
+from grouper.files import write_lines
 from grouper.runs.folder import RunFolder
 from grouper.sampling.base import SampleRequest
 from grouper.types import Completion, SamplingParams
@@ -133,6 +135,21 @@ def test_a_summary_beside_streamed_items_reads_back(tmp_path):
     other = RunFolder(tmp_path / "other")
     other.write_evaluation(replace(result, items=tuple(result.items)))
     assert other.read_evaluation("base") == result
+
+
+def test_half_a_character_pair_is_read_back_as_a_question_mark(tmp_path):
+    """JSON carries one as an escape, and pydantic reads none."""
+    (item, *_) = measure(None).items
+    write_lines(tmp_path / "a.jsonl.gz", [{**asdict(item), "completion": "a \ud83d b"}])
+    (read,) = StoredItems.read(tmp_path / "a.jsonl.gz")
+    assert read == replace(item, completion="a ? b")
+
+
+def test_a_damaged_item_names_the_field(tmp_path):
+    (item, *_) = measure(None).items
+    write_lines(tmp_path / "a.jsonl.gz", [{**asdict(item), "sample": "two"}])
+    with pytest.raises(RunFolderError, match=r"a\.jsonl\.gz.*sample: should be"):
+        StoredItems.read(tmp_path / "a.jsonl.gz")
 
 
 def test_a_time_budget_takes_the_first_problems_that_fit(tmp_path, monkeypatch):

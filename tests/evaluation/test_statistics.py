@@ -247,7 +247,28 @@ def test_resampling_draws_from_a_generator_of_its_own():
 
 
 def test_many_sign_flips_are_drawn_in_blocks_and_counted_once():
-    assert sign_flip_p_value([0.5, -0.5] * 5000) == 1.0
+    assert sign_flip_p_value([0.5, -0.5] * 3500) == 1.0  # the last block is a smaller one
+
+
+def test_right_or_wrong_gets_the_exact_test_and_the_interval_of_proportions():
+    before, after = [0] * 7 + [1] + [1] * 13, [1] * 7 + [0] + [1] * 13
+    found = paired_comparison(before, after)
+    assert (found.higher, found.lower, found.problems) == (7, 1, 21)
+    assert found.method == "exact McNemar test, Bonett-Price interval"
+    assert found.p_value == 18 / 256
+    assert (found.interval.low, found.interval.high) == pytest.approx((0.013, 0.508), abs=1e-3)
+    # The interval alone would say "better".
+    assert found.verdict == "no evidence"
+
+
+def test_shares_get_the_sign_flip_test_and_the_t_interval():
+    changes = [0.9, 0.02, 0.02, 0.02, 0.02, 0.02]
+    found = paired_comparison([0.1] * 6, [0.1 + change for change in changes])
+    assert found.method == "sign-flip test, t interval over problems"
+    assert found.p_value == 2 / 2**6
+    # The test alone would say "better".
+    assert found.interval.covers(0.0)
+    assert found.verdict == "no evidence"
 
 
 @pytest.mark.parametrize(

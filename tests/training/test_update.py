@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -132,6 +133,28 @@ def test_what_stands_on_padding_may_be_anything(name: str) -> None:
     assert result.applied
     assert result.events == ()
     assert result.batch is None
+
+
+def test_a_loss_that_is_not_finite_is_skipped_though_its_gradient_is() -> None:
+    policy = Policy(tiny_model())
+
+    def shifted(outputs: TokenOutputs, piece: TrainBatch) -> Any:
+        return outputs.logprobs + torch.nan, {}
+
+    before = weights_of(policy)
+    result = update(
+        ParallelPolicy(policy),
+        make_batch(),
+        Objective(shifted),
+        make_optimizer(policy, OptimizerConfig(weight_decay=0.5)),
+        scale=1.0,
+        max_grad_norm=1.0,
+        token_budget=64,
+    )
+    assert not result.applied
+    assert re.fullmatch(r"not-finite: loss nan, gradient norm \d.*; update skipped", *result.events)
+    for a, b in zip(before, weights_of(policy), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_gradient_that_is_not_finite_is_told_and_skipped() -> None:
