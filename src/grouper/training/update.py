@@ -167,9 +167,6 @@ def accumulate_gradient(
 def _dropout(policy: Policy, seed: int) -> Iterator[None]:
     """LoRA's dropout on, from `seed`; everything else stays in evaluation mode."""
     layers = [m for name, m in policy.named_modules() if ".lora_dropout." in name]
-    if not layers:
-        yield
-        return
     with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
         torch.manual_seed(seed % 2**63)
         for layer in layers:
