@@ -16,6 +16,7 @@ from grouper.config.named import PRESETS
 from grouper.errors import ConfigError, ModelError, PreflightError, RunFolderError
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
+from grouper.training.checkpoint import read_state
 from grouper.training.run import Run
 
 SMALL = [
@@ -121,6 +122,16 @@ def test_the_record_is_complete(whole: Path) -> None:
         ("grpo", 1),
         ("grpo", 2),
     ]
+    for report in folder.read_metrics():
+        seconds = {
+            n.removeprefix("time."): t.mean for n, t in report.tallies.items() if "time." in n
+        }
+        assert min(seconds.values()) >= 0, report.step
+        parts = [seconds.get(n, 0) for n in ("prefill", "decode", "grade", "update", "other")]
+        assert sum(parts) == pytest.approx(seconds["step"])
+        if report.phase == "grpo":
+            assert seconds["sample"] == pytest.approx(seconds["prefill"] + seconds["decode"])
+            assert min(seconds["prefill"], seconds["decode"], seconds["update"]) > 0
     rollouts = list(folder.read_rollouts())
     assert len(rollouts) == 2 * 3 * 8
     first = rollouts[0]
@@ -322,6 +333,9 @@ def test_several_updates_resampling_and_the_band_are_in_the_record(tmp_path: Pat
         assert report.tallies["updates"].sum <= 6
     assert max(r.tallies["updates"].sum for r in reports) > 1
     assert reports[-1].tallies["problems/left_out"].sum == 12
+    seen = read_state(path / "grpo" / "final")["difficulty"]
+    assert {(correct, epoch) for correct, _, epoch in seen.values()} <= {(0, n) for n in range(3)}
+    assert all(isinstance(epoch, int) for _, _, epoch in seen.values())
     first = list(RunFolder(path).read_rollouts("grpo", 1))
     assert len(first) == 2 * 3 * 8
     assert [row["advantage"] is None for row in first] == [False] * 24 + [True] * 24
