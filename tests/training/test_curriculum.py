@@ -100,8 +100,9 @@ def test_what_is_never_or_always_solved_is_left_out_for_a_while() -> None:
     # Tried again once more than three epochs have passed, and judged anew.
     assert not band.allows("p/0", 3)
     assert [band.allows(name, 4) for name in names] == [True] * 4
-    band.update([solved(0, 1)], epoch=4)
+    band.update([solved(0, 1), solved(1, 0)], epoch=4)
     assert band.allows("p/0", 5)
+    assert [band.allows("p/1", epoch) for epoch in (5, 7, 8)] == [False, False, True]
 
 
 def test_the_borders_belong_to_the_band() -> None:

@@ -110,6 +110,9 @@ def evaluation_is_due(config: PhaseConfig, step: int, *, total: int, epoch_ended
     >>> config = SFTConfig(evaluate_every=3)
     >>> [s for s in range(9) if evaluation_is_due(config, s, total=8, epoch_ended=False)]
     [0, 3, 6, 8]
+    >>> config = SFTConfig(evaluate_every="epoch")
+    >>> [s for s in range(9) if evaluation_is_due(config, s, total=8, epoch_ended=s == 5)]
+    [0, 5, 8]
     """
     every = config.evaluate_every
     if every == "epoch":
