@@ -153,14 +153,6 @@ class TrainState:
         self.step += 1
         self.epoch_ended = after // self.stream.size > before // self.stream.size
 
-    def counters(self) -> dict[str, Any]:
-        """What `trainer_state.json` holds of the state, apart from weights and optimizer."""
-        return {
-            **{name: getattr(self, name) for name in _COUNTERS},
-            "difficulty": None if self.difficulty is None else self.difficulty.seen,
-            "best": asdict(self.best),
-        }
-
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore a fresh state from what `trainer_state.json` holds.
 
@@ -244,7 +236,9 @@ def save_checkpoint(
             "policy_version": state.replica.policy.version,
             "started_from": state.started_from,
             "recipe_hash": recipe_hash,
-            **state.counters(),
+            **{name: getattr(state, name) for name in _COUNTERS},
+            "difficulty": None if state.difficulty is None else state.difficulty.seen,
+            "best": asdict(state.best),
         }
         _write_state(folder, {**record, "files": contents(folder)})
         stack.close()
@@ -704,8 +698,7 @@ def export_to_save_path(recipe: Recipe, run: Path) -> str | None:
     Raises:
         RunFolderError: as `check_save_path`; the disk is full or not writable.
     """
-    skipped = {"grpo": recipe.skip_grpo, "sft": recipe.skip_sft}
-    finals = [run / phase / "final" for phase, is_skipped in skipped.items() if not is_skipped]
+    finals = [run / phase / "final" for phase in reversed(recipe.phases)]
     trained = next(filter(is_complete, finals), None)
     if recipe.save_path is None or trained is None:
         return None
