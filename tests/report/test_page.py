@@ -90,6 +90,25 @@ def test_tables_curves_recipe_and_environment_are_there(tmp_path):
     assert data["charts"][0]["lines"][0]["bounds"]
 
 
+def test_every_change_on_the_way_is_told(tmp_path):
+    """Of two at the same step one was lost; one that nothing had used was `at None step None`."""
+    run = make_run(tmp_path / "run")
+    info = json.loads((run.path / "run.json").read_text())
+    places = (("grpo", 2, "seed"), ("grpo", 2, "threads"), (None, None, "grpo.steps"))
+    info["changes"] = [
+        {"phase": p, "step": s, "hash_before": "a", "hash": "b", "changes": {key: [0, 1]}}
+        for p, s, key in places
+    ]
+    (run.path / "run.json").write_text(json.dumps(info))
+    text, _ = page(run)
+    for told in (
+        "from grpo step 2 on: seed 0 -> 1",
+        "on: threads 0 -> 1",
+        "not used yet: grpo.steps",
+    ):
+        assert told in text.replace("&gt;", ">")
+
+
 def test_rewards_are_there_by_subject_and_level(tmp_path):
     run = new_run(tmp_path / "demo")
     for name, step in (("base", 0), ("grpo", 5)):
