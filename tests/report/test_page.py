@@ -195,6 +195,15 @@ def test_runs_are_compared_on_their_own_problems_whatever_was_measured_afterward
     assert "b - a" in text
 
 
+def test_models_of_different_phases_are_named_with_them(tmp_path):
+    """The SFT of a run that was stopped stood against the GRPO of another without a word."""
+    whole, stopped = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    for file in (stopped.path / "evaluations").glob("grpo.*"):
+        file.unlink()
+    assert "b (SFT) - a (GRPO)" in page(whole, stopped)[0]
+    assert "a - " in page(make_run(tmp_path / "c"), whole)[0]
+
+
 def test_a_unit_is_there_only_where_a_curve_has_one(tmp_path):
     text, _ = page(make_run(tmp_path / "demo"))
     assert ", by GRPO step<" in text

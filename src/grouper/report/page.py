@@ -95,7 +95,9 @@ def _page(runs: Sequence[RunView]) -> str:
     drawn = [charts.chart(panel, most) for panel in panels]
     completions = _Completions(len(runs))
     for name, run in views.items():
-        completions.add(run, f"{name}: " if len(runs) > 1 else "")
+        prefix = f"{name}: " if len(runs) > 1 else ""
+        completions.add_evaluations(run, prefix)
+        completions.add_rollouts(run, prefix)
     size = -(-max(len(run.of_phase(phase)) for run in runs for phase in PHASES) // most)
     state = "; ".join(f"{run.folder.path}: {_state(run)}" for run in runs)
     now = datetime.now().astimezone().isoformat(" ", "minutes")
@@ -224,21 +226,17 @@ def _results(views: Views) -> Iterator[Part]:
     for name, run in views.items():
         for split, results in _tests(run).items():
             heading = f"Results on {split}" if len(views) == 1 else f"{name}: results on {split}"
-            yield (
-                heading,
-                [
-                    *compared(results),
-                    *blocks(render_answers(results)),
-                    *blocks(render_metrics(results)),
-                ],
-            )
+            more = [render_answers(results), render_metrics(results)]
+            yield heading, [*compared(results), *(b for table in more for b in blocks(table))]
     tests = {name: found for name, run in views.items() if (found := _tests(run))}
     if len(tests) > 1:
         # On the first set that all have: a run's own, before what was measured afterwards.
         first, *others = tests.values()
         shared = [split for split in first if all(split in found for found in others)]
-        chosen = {name: (shared or [*found])[0] for name, found in tests.items()}
-        named = [replace(tests[name][split][-1], name=name) for name, split in chosen.items()]
+        last = {name: found[(shared or [*found])[0]][-1] for name, found in tests.items()}
+        if len({result.phase for result in last.values()}) > 1:  # perhaps one was stopped
+            last = {f"{name} ({label(result.phase)})": result for name, result in last.items()}
+        named = [replace(result, name=name) for name, result in last.items()]
         yield "The last models against each other", [*compared(named)]
 
 
@@ -389,11 +387,6 @@ class _Completions:
     notes: list[str] = field(default_factory=list)
     trace_room: int = 0
 
-    def add(self, run: RunView, prefix: str) -> None:
-        """Add what is kept of a run."""
-        self._evaluations(run, prefix)
-        self._rollouts(run, prefix)
-
     def _source(self, name: str, compared: str = "") -> int:
         self.sources.append({"name": name, "compared": compared})
         return len(self.sources) - 1
@@ -422,7 +415,7 @@ class _Completions:
         self.trace_room -= size
         return trace
 
-    def _evaluations(self, run: RunView, prefix: str) -> None:
+    def add_evaluations(self, run: RunView, prefix: str) -> None:
         """Problems of each set in turn: what got worse, better, stayed wrong, stayed right."""
         groups = _tests(run)
         validations = [r for r in run.evaluations if r.split == "validation"]
@@ -450,7 +443,7 @@ class _Completions:
                     "that got worse, got better, stayed wrong and stayed right."
                 )
 
-    def _rollouts(self, run: RunView, prefix: str) -> None:
+    def add_rollouts(self, run: RunView, prefix: str) -> None:
         """Evenly spaced steps, and of each those rollouts first whose tokens were recorded."""
         files = [*run.folder.rollout_files()]
         count = min(len(files), MOST_STEPS // self.runs)
