@@ -58,7 +58,7 @@ def test_settings_of_a_model_that_is_there_are_said_to_have_no_effect(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     lines(allowed={"model.path": ["a", "b"], "model.lora.dropout": [0.0, 0.1], "seed": [0, 1]})
-    assert "no effect on it: model.path a -> b, model.lora.dropout 0.0 -> 0.1" in caplog.text
+    assert "no effect on them: model.path a -> b, model.lora.dropout 0.0 -> 0.1" in caplog.text
     assert "seed" not in caplog.text
 
 

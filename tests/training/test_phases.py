@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import weakref
 
 import pytest
@@ -173,3 +174,16 @@ def test_what_a_change_leaves_alone_goes_on_as_it_was(monkeypatch, tmp_path, cap
     assert resumed() == (False, 0)
     assert resumed("sft.steps=3") == (False, 0)
     assert resumed("sft.steps=3", "grpo.steps=4") == (True, 0)
+
+
+@pytest.mark.slow
+def test_a_finished_phase_without_checkpoints_is_not_begun_again(tmp_path):
+    """It was, once it was given more steps: record and final model were replaced."""
+    recipe = tiny_recipe(tmp_path, "skip_sft=true", "grpo.steps=1")
+    run = train(prepare(recipe)).path
+    shutil.rmtree(run / "grpo" / "checkpoint-1")
+    metrics = (run / "metrics.jsonl").read_text()
+    with pytest.raises(CheckpointError, match="only final/ is left"):
+        train(prepare(recipe.override("grpo.steps=2")), resume=True)
+    assert (run / "metrics.jsonl").read_text() == metrics
+    assert train(prepare(recipe), resume=True, allow_changes=True).path == run

@@ -441,7 +441,8 @@ def latest_checkpoint(
         recipe_hashes: of the run's recipe, now and before changes that the user allowed.
 
     Raises:
-        CheckpointError: it belongs to another recipe, or there are only damaged ones.
+        CheckpointError: it belongs to another recipe, there are only damaged ones, or none although
+            the phase has been finished.
     """
     first_problem = None
     for _, folder in reversed(numbered(run / phase)):
@@ -461,11 +462,15 @@ def latest_checkpoint(
             )
         log.warning("%s is skipped: %s.", folder, problem)
         first_problem = first_problem or f"{folder.name}: {problem}"
+    again = f"Restore one from a backup, or delete {run / phase} to train {phase} again."
+    if first_problem is None and is_complete(run / phase / "final"):
+        first_problem = "only final/ is left, which has no optimizer state"
+        again += " A run of its own can begin with final/ (model.path)."
     if first_problem is not None:
         raise CheckpointError(
             f"no checkpoint of {phase} can be used: {first_problem}",
             where=str(run / phase),
-            fix=f"Restore one from a backup, or delete {run / phase} to train {phase} again.",
+            fix=again,
         )
     return None
 

@@ -44,8 +44,8 @@ from grouper.training.sft import sft_step
 
 log = logging.getLogger(__name__)
 
-# Settings of the model that a phase begins with.
-_BEGINNING = ("model.path", "model.revision", "model.new.", "model.lora.")
+# Of the model that a phase begins with.
+_START = ("model.path", "model.revision", "model.new.", "model.lora.", "grpo.start_from")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +322,7 @@ def banner_lines(info: RunInfo, changes: Changes, now: Mapping[str, Any]) -> Ite
             describe_changes(differ),
         )
     # An adapter that is no longer wanted is merged: only what both recipes have is without effect.
-    kept = {k: v for k, v in changes.items() if k.startswith(_BEGINNING) and NOT_THERE not in v}
+    kept = {k: v for k, v in changes.items() if k.startswith(_START) and NOT_THERE not in v}
     if kept:
-        text = "This phase goes on with the model it has, so this has no effect on it: %s"
+        text = "This phase goes on with the weights it has; this has no effect on them: %s"
         log.warning(text, describe_changes(kept))
