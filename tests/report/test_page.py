@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from dataclasses import replace
 
@@ -157,6 +158,17 @@ def test_rollouts_with_their_tokens_come_first(tmp_path):
     texts, sampled, trained, entropies, clipped = found[0]["trace"]
     assert texts == ["so", " 2", "<eos>"]
     assert (sampled[1], trained[1], entropies[1], clipped) == (-1.0, -1.25, 2.0, [1])
+
+
+@pytest.mark.slow
+def test_many_runs_share_the_points_of_a_chart(tmp_path):
+    """Each had sixty however many there were: a page of 24 runs had more than 4 MB."""
+    run = make_run(tmp_path / "0", steps=2)
+    for step in range(3, 101):
+        run.append_metrics(report("grpo", step, GRPO))
+    others = [shutil.copytree(run.path, tmp_path / str(n)) for n in range(1, 12)]
+    _, data = page(run, *map(RunFolder, others))
+    assert max(sum(len(line["steps"]) for line in c["lines"]) for c in data["charts"]) <= 400
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def _page(runs: Sequence[RunView]) -> str:
     panels = panels_of(runs[0])
     if len(runs) > 1:
         panels = overlaid({name: panels_of(run) for name, run in views.items()})
-    most = max(60, MOST_POINTS // len(runs))
+    most = max(20, MOST_POINTS // len(runs))
     drawn = [charts.chart(panel, most) for panel in panels]
     completions = _Completions(len(runs))
     for name, run in views.items():

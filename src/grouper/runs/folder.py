@@ -389,7 +389,9 @@ class RunFolder:
         reached = {row.phase: row.step for _, row in self._metrics_lines()}
         for phase in phases:
             file = self.path / phase / "final" / STATE_FILE
-            if not file.is_file() or read_json(file, _NO_STATE)["step"] < reached.get(phase, 0):
+            if not file.is_file() or read_json(file, _NO_STATE).get("step", 0) < reached.get(
+                phase, 0
+            ):
                 return False
         return True
 
