@@ -386,12 +386,11 @@ class RunFolder:
 
     def has_finished(self, phases: Sequence[str]) -> bool:
         """Whether each of these phases has left its final model, and has not gone on since."""
-        reached = {row.phase: row.step for _, row in self._metrics_lines()}
+        steps = {row.phase: row.step for _, row in self._metrics_lines()}
+        reached = dict.fromkeys(phases, 0) | steps
         for phase in phases:
             file = self.path / phase / "final" / STATE_FILE
-            if not file.is_file() or read_json(file, _NO_STATE).get("step", 0) < reached.get(
-                phase, 0
-            ):
+            if not file.is_file() or read_json(file, _NO_STATE).get("step", 0) < reached[phase]:
                 return False
         return True
 
