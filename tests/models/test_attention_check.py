@@ -229,3 +229,13 @@ def test_weights_that_are_not_finite_are_named() -> None:
     ) as told:
         check_native_attention(policy)
     assert "report" not in str(told.value)
+
+
+def test_weights_too_large_to_compute_with_are_no_fault_of_ours() -> None:
+    """A checkpoint of a run that diverged was told as a disagreement, to be reported."""
+    policy = Policy(tiny_model())
+    with torch.no_grad():
+        policy.model.model.layers[1].mlp.up_proj.weight.mul_(1e38)
+    with pytest.raises(ModelError, match="use an earlier checkpoint") as told:
+        check_logits(policy)
+    assert "report" not in str(told.value)

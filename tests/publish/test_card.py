@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from drawn_runs import result
 from tiny_models import tiny_model
 
 from grouper.config.loading import load_recipe
@@ -47,3 +48,19 @@ def test_the_card_says_how_it_was_trained(tmp_path: Path, skipped: str, said: st
         "sampling": {"temperature": 0.0, "max_new_tokens": 8},
     }
     assert said in model_card(str(tmp_path / "strange"), record, place="strange")
+
+
+def test_models_that_share_no_problem_stand_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose test problems were replaced on its way could not be pushed."""
+    tiny_model("qwen3").save_pretrained(tmp_path / "strange")
+    tested = [
+        result("base", "base", 0, "test", 3),
+        result("grpo", "grpo", 5, "test", 9, problem="other"),
+    ]
+    monkeypatch.setattr("grouper.publish.card.results_of", lambda *_: tested)
+    card = model_card(str(tmp_path / "strange"), None, place="strange")
+    assert "15.0" in card
+    assert "45.0" in card
+    assert "share no problem" in card

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from dataclasses import replace
 
@@ -90,6 +91,25 @@ def test_tables_curves_recipe_and_environment_are_there(tmp_path):
     assert data["charts"][0]["lines"][0]["bounds"]
 
 
+def test_every_change_on_the_way_is_told(tmp_path):
+    """Of two at the same step one was lost; one that nothing had used was `at None step None`."""
+    run = make_run(tmp_path / "run")
+    info = json.loads((run.path / "run.json").read_text())
+    places = (("grpo", 2, "seed"), ("grpo", 2, "threads"), (None, None, "grpo.steps"))
+    info["changes"] = [
+        {"phase": p, "step": s, "hash_before": "a", "hash": "b", "changes": {key: [0, 1]}}
+        for p, s, key in places
+    ]
+    (run.path / "run.json").write_text(json.dumps(info))
+    text, _ = page(run)
+    for told in (
+        "from grpo step 2 on: seed 0 -> 1",
+        "on: threads 0 -> 1",
+        "not used yet: grpo.steps",
+    ):
+        assert told in text.replace("&gt;", ">")
+
+
 def test_rewards_are_there_by_subject_and_level(tmp_path):
     run = new_run(tmp_path / "demo")
     for name, step in (("base", 0), ("grpo", 5)):
@@ -141,6 +161,17 @@ def test_rollouts_with_their_tokens_come_first(tmp_path):
 
 
 @pytest.mark.slow
+def test_many_runs_share_the_points_of_a_chart(tmp_path):
+    """Each had sixty however many there were: a page of 24 runs had more than 4 MB."""
+    run = make_run(tmp_path / "0", steps=2)
+    for step in range(3, 101):
+        run.append_metrics(report("grpo", step, GRPO))
+    others = [shutil.copytree(run.path, tmp_path / str(n)) for n in range(1, 12)]
+    _, data = page(run, *map(RunFolder, others))
+    assert max(sum(len(line["steps"]) for line in c["lines"]) for c in data["charts"]) <= 400
+
+
+@pytest.mark.slow
 def test_a_large_run_is_small_and_quick_and_says_what_it_holds(tmp_path):
     run = make_run(tmp_path / "demo", steps=2)
     text = "step by step we find that " * 40
@@ -174,6 +205,15 @@ def test_runs_are_compared_on_their_own_problems_whatever_was_measured_afterward
     text, _ = page(*runs)
     assert "share no problem" not in text
     assert "b - a" in text
+
+
+def test_models_of_different_phases_are_named_with_them(tmp_path):
+    """The SFT of a run that was stopped stood against the GRPO of another without a word."""
+    whole, stopped = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    for file in (stopped.path / "evaluations").glob("grpo.*"):
+        file.unlink()
+    assert "b (SFT) - a (GRPO)" in page(whole, stopped)[0]
+    assert "a - " in page(make_run(tmp_path / "c"), whole)[0]
 
 
 def test_a_unit_is_there_only_where_a_curve_has_one(tmp_path):

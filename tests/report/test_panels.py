@@ -93,6 +93,18 @@ def test_several_runs_have_a_panel_of_each_curve(tmp_path):
     assert [line.name for line in found["Loss"].series] == ["a"]
 
 
+def test_a_curve_lies_over_the_same_curve_of_a_run_that_has_no_other(tmp_path):
+    """The test accuracy of a run without validation was in a chart of its own."""
+    both, alone = (make_run(tmp_path / name) for name in ("a", "b"))
+    for file in (alone.path / "evaluations").glob("validation-*"):
+        file.unlink()
+    found = overlaid({run.path.name: panels_of(RunView.of(run)) for run in (both, alone)})
+    lines = {panel.title: [line.name for line in panel.series] for panel in found}
+    assert lines["Held-out accuracy, GRPO: test (95% interval)"] == ["a", "b"]
+    assert lines["Held-out accuracy, GRPO: validation (95% interval)"] == ["a"]
+    assert lines["Completion length"] == ["a", "b"]
+
+
 def test_the_running_mean_is_a_mean_and_keeps_constants():
     steps = np.arange(1.0, 61.0)
     values = np.sin(steps)

@@ -242,6 +242,33 @@ def test_changed_code_is_refused_by_name_and_recorded_when_allowed(tmp_path):
     }
 
 
+def test_changes_that_were_allowed_before_nothing_was_trained_are_told_together(tmp_path):
+    create(tmp_path, recipe_yaml="seed: 0\n")
+    for recipe_hash, text in (("bbbb", "seed: 1\n"), ("cccc", "{seed: 1, threads: 2, note: x}\n")):
+        run = create(
+            tmp_path, recipe_hash=recipe_hash, recipe_yaml=text, resume=True, allow_changes=True
+        )
+    create(
+        tmp_path,
+        recipe_hash="dddd",
+        recipe_yaml="{seed: 1, x: 2}\n",
+        resume=True,
+        allow_changes=True,
+    )
+    assert run.changes_begin_at("grpo", 4) == {"seed": [0, 1], "x": ["(not there)", 2]}
+    assert {change.step for change in run.read_info().changes} == {4}
+
+
+def test_a_run_that_goes_on_after_its_final_model_is_not_finished(tmp_path):
+    run = create(tmp_path)
+    (tmp_path / "grpo" / "final").mkdir(parents=True)
+    (tmp_path / "grpo" / "final" / "trainer_state.json").write_text('{"step": 1}')
+    for step, finished in ((1, True), (2, False)):
+        run.append_metrics(make_report("grpo", step))
+        assert run.has_finished(["grpo"]) is finished
+    assert not run.has_finished(["sft", "grpo"])
+
+
 def test_allowing_changes_does_not_continue_by_itself(tmp_path):
     create(tmp_path)
     with pytest.raises(RunFolderError, match="--resume"):

@@ -109,6 +109,19 @@ def test_a_sink_that_hangs_neither_holds_up_the_run_nor_its_end(caplog):
     assert len(kept.steps) < 5
 
 
+def test_a_sink_that_hangs_at_its_end_has_nothing_left_to_wait_for(caplog):
+    """-1 records waited for it."""
+    gate, closing = threading.Event(), threading.Event()
+    kept = Kept()
+    kept.close = lambda: (closing.set(), gate.wait())
+    tracker = Background("slow", lambda: kept)
+    tracker.ask_to_end()
+    closing.wait()
+    tracker.wait(0)
+    gate.set()
+    assert "left behind; 0 records wait" in caplog.text
+
+
 def test_all_of_them_share_one_time_limit():
     gate = threading.Event()
     trackers = [Background(str(n), lambda: Kept(gate)) for n in range(4)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grouper.runs.records import RunInfo
+from grouper.runs.records import NOT_THERE, RunInfo
 from grouper.training.phases import banner_lines
 
 INFO = RunInfo(
@@ -52,4 +52,16 @@ def test_changes_are_told() -> None:
     changes = {"grpo.steps": [6, 8]}
     text = lines(allowed=changes)
     assert "changed, as allowed: grpo.steps 6 -> 8" in text
-    assert "the learning rate follows the new number of steps" in text
+
+
+def test_settings_of_a_model_that_is_there_are_said_to_have_no_effect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lines(allowed={"model.path": ["a", "b"], "model.lora.dropout": [0.0, 0.1], "seed": [0, 1]})
+    assert "no effect on them: model.path a -> b, model.lora.dropout 0.0 -> 0.1" in caplog.text
+    assert "seed" not in caplog.text
+
+
+def test_an_adapter_that_is_merged_is_an_effect(caplog: pytest.LogCaptureFixture) -> None:
+    lines(allowed={"model.lora.rank": [8, NOT_THERE], "model.lora": [NOT_THERE, None]})
+    assert not caplog.records

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import weakref
 
 import pytest
@@ -12,6 +13,7 @@ from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper.api import prepare, train
 from grouper.config.loading import load_recipe
+from grouper.errors import CheckpointError
 from grouper.models.policy import Policy
 from grouper.training import phases
 from grouper.training.grpo import grpo_step
@@ -116,3 +118,72 @@ def test_validation_says_five_numbers_at_step_0_and_at_the_end(lora_run):
                 "rewards",
             }
             assert summary["metrics"]["answer_accuracy"] == summary["accuracy"]
+
+
+@pytest.mark.slow
+def test_a_phase_of_all_weights_does_not_go_on_as_an_adapter(tmp_path):
+    """Its base would be a checkpoint: once that was removed, nothing could be loaded any more."""
+    train(prepare(tiny_recipe(tmp_path, "skip_sft=true", "grpo.steps=1")))
+    longer = tiny_recipe(tmp_path, "skip_sft=true", "grpo.steps=2", "model.lora={rank: 4}")
+    with pytest.raises(
+        CheckpointError, match=r"model\.lora would make an adapter of these weights"
+    ):
+        train(prepare(longer), resume=True, allow_changes=True)
+
+
+@pytest.mark.slow
+def test_a_run_whose_test_problems_were_replaced_hands_its_model_over(tmp_path, caplog):
+    train(prepare(tiny_recipe(tmp_path, "skip_sft=true", "grpo.steps=1")))
+    (tmp_path / "test.jsonl").rename(tmp_path / "others.jsonl")
+    changes = ["grpo.steps=2", f"save_path={tmp_path}/model"]
+    recipe = tiny_recipe(tmp_path, "skip_sft=true", *changes)
+    recipe = recipe.override(f"data.test.path={tmp_path}/others.jsonl")
+    result = train(prepare(recipe), resume=True, allow_changes=True)
+    assert result.comparison is None
+    assert "share no problem" in caplog.text
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_what_a_change_leaves_alone_goes_on_as_it_was(monkeypatch, tmp_path, capsys):
+    """The schedule of GRPO does not follow `sft.steps`; of other data nothing is drawn ahead."""
+
+    def cut(open_run, state):
+        if state.step == 1:
+            raise OSError("power cut")
+        return grpo_step(open_run, state)
+
+    monkeypatch.setattr(phases, "grpo_step", cut)
+    read = []
+    monkeypatch.setattr(phases, "read_ahead", read.append)
+    recipe = tiny_recipe(tmp_path, "sft.steps=2", "grpo.steps=3", "grpo.checkpoint_every=1")
+    with pytest.raises(OSError, match="power cut"):
+        train(prepare(recipe))
+
+    def resumed(*changes):
+        """Whether the schedule is said to follow, and how often it was read what is ahead."""
+        read.clear()
+        capsys.readouterr()
+        with pytest.raises(OSError, match="power cut"):
+            train(prepare(recipe.override(*changes)), resume=True, allow_changes=True)
+        return "schedule: the learning rate follows" in capsys.readouterr().err, len(read)
+
+    assert resumed() == (False, 1)
+    with (tmp_path / "train.jsonl").open("a") as rows:
+        rows.write('{"question": "Pick 7.", "answer": "1", "solution": "1"}\n')
+    assert resumed() == (False, 0)
+    assert resumed("sft.steps=3") == (False, 0)
+    assert resumed("sft.steps=3", "grpo.steps=4") == (True, 0)
+
+
+@pytest.mark.slow
+def test_a_finished_phase_without_checkpoints_is_not_begun_again(tmp_path):
+    """It was, once it was given more steps: record and final model were replaced."""
+    recipe = tiny_recipe(tmp_path, "skip_sft=true", "grpo.steps=1")
+    run = train(prepare(recipe)).path
+    shutil.rmtree(run / "grpo" / "checkpoint-1")
+    metrics = (run / "metrics.jsonl").read_text()
+    with pytest.raises(CheckpointError, match="only final/ is left"):
+        train(prepare(recipe.override("grpo.steps=2")), resume=True)
+    assert (run / "metrics.jsonl").read_text() == metrics
+    assert train(prepare(recipe), resume=True, allow_changes=True).path == run

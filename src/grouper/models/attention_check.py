@@ -89,7 +89,9 @@ def check_logits(policy: Policy) -> None:
         raise ModelError(
             f"Grouper's logits disagree with those of {name} (they differ by {share:.2g} of their "
             "size)",
-            fix="This version of Grouper cannot train the model: please report it.",
+            fix="Its training diverged: use an earlier checkpoint."
+            if math.isnan(share)
+            else "This version of Grouper cannot train the model: please report it.",
         )
 
 

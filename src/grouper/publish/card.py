@@ -12,11 +12,10 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grouper.data import SOURCES
-from grouper.evaluation.compare import compare, render_table
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.statistics import CONFIDENCE
 from grouper.models.folders import base_of, looks_local, read_adapter
-from grouper.report.page import blocks
+from grouper.report.page import compared
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.training.checkpoint import is_complete, read_state
 
@@ -79,7 +78,7 @@ def model_card(
         phases=phases,
         data=data,
         info=None if run is None else RunFolder(run).read_info(),
-        results=[*blocks(render_table(compare(tested)))] if tested else [],
+        results=[*compared(tested)] if tested else [],
         curves=CURVES_FILE,
         version=version("grouper-rl"),
     )

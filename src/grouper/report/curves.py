@@ -106,7 +106,7 @@ def draw(axes: Axes, panel: Panel) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=NICE))
     axes.margins(x=0 if panel.stacked else 0.02)
     if axes.dataLim.y0 >= 0:
-        axes.set_ylim(bottom=0, top=panel.top)
+        axes.set_ylim(bottom=0, top=100 if panel.unit.endswith("(%)") else None)
 
 
 def _line(axes: Axes, series: Series) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from importlib.metadata import version
@@ -38,7 +38,7 @@ from grouper.report import charts
 from grouper.report.curves import draw_curves
 from grouper.report.panels import RunView, overlaid, panels_of
 from grouper.runs.folder import PHASES, RunFolder
-from grouper.runs.records import flat_settings, numbers_in_words, rollout_of
+from grouper.runs.records import describe_changes, flat_settings, numbers_in_words, rollout_of
 from grouper.runs.samples import printable
 
 # Bytes of JSON that completions may take, for all runs together.
@@ -91,11 +91,13 @@ def _page(runs: Sequence[RunView]) -> str:
     panels = panels_of(runs[0])
     if len(runs) > 1:
         panels = overlaid({name: panels_of(run) for name, run in views.items()})
-    most = max(60, MOST_POINTS // len(runs))
+    most = max(20, MOST_POINTS // len(runs))
     drawn = [charts.chart(panel, most) for panel in panels]
     completions = _Completions(len(runs))
     for name, run in views.items():
-        completions.add(run, f"{name}: " if len(runs) > 1 else "")
+        prefix = f"{name}: " if len(runs) > 1 else ""
+        completions.add_evaluations(run, prefix)
+        completions.add_rollouts(run, prefix)
     size = -(-max(len(run.of_phase(phase)) for run in runs for phase in PHASES) // most)
     state = "; ".join(f"{run.folder.path}: {_state(run)}" for run in runs)
     now = datetime.now().astimezone().isoformat(" ", "minutes")
@@ -112,8 +114,8 @@ def _page(runs: Sequence[RunView]) -> str:
                 "parts": [*_parts(views)],
                 "completions": [("", [*map(_cell, completions.notes)])],
                 "same": [("", [])],
-                "recipe": [_recipes(views)],
-                "environment": [_environments(views)],
+                "recipe": [("", _side_by_side(views, _settings))],
+                "environment": [("", _side_by_side(views, _environment))],
             },
             size=size,
             label=label,
@@ -224,25 +226,22 @@ def _results(views: Views) -> Iterator[Part]:
     for name, run in views.items():
         for split, results in _tests(run).items():
             heading = f"Results on {split}" if len(views) == 1 else f"{name}: results on {split}"
-            yield (
-                heading,
-                [
-                    *_compared(results),
-                    *blocks(render_answers(results)),
-                    *blocks(render_metrics(results)),
-                ],
-            )
+            more = [render_answers(results), render_metrics(results)]
+            yield heading, [*compared(results), *(b for table in more for b in blocks(table))]
     tests = {name: found for name, run in views.items() if (found := _tests(run))}
     if len(tests) > 1:
         # On the first set that all have: a run's own, before what was measured afterwards.
         first, *others = tests.values()
         shared = [split for split in first if all(split in found for found in others)]
-        chosen = {name: (shared or [*found])[0] for name, found in tests.items()}
-        named = [replace(tests[name][split][-1], name=name) for name, split in chosen.items()]
-        yield "The last models against each other", [*_compared(named)]
+        last = {name: found[(shared or [*found])[0]][-1] for name, found in tests.items()}
+        if len({result.phase for result in last.values()}) > 1:  # perhaps one was stopped
+            last = {f"{name} ({label(result.phase)})": result for name, result in last.items()}
+        named = [replace(result, name=name) for name, result in last.items()]
+        yield "The last models against each other", [*compared(named)]
 
 
-def _compared(results: Sequence[EvaluationResult]) -> Iterator[dict[str, Any]]:
+def compared(results: Sequence[EvaluationResult]) -> Iterator[dict[str, Any]]:
+    """The table of some models, or of each alone where they share no problem."""
     try:
         yield from blocks(render_table(compare(results)))
     except DataError as error:
@@ -295,35 +294,32 @@ def _steps(numbers: Sequence[int]) -> str:
     return text if len(text) < 160 else f"{text[:160]} ..."
 
 
-def _recipes(views: Views) -> Part:
+def _settings(run: RunView) -> dict[str, Any]:
+    """Those of its recipe that differ from the defaults."""
+    if run.recipe is None:
+        return {"recipe": run.trouble}
     texts = {"name", "description", "note"}
-    tables = [
-        {"recipe": run.trouble}
-        if run.recipe is None
-        else dict(
-            flat_settings(run.recipe.model_dump(mode="json", exclude_defaults=True, exclude=texts))
-        )
-        for run in views.values()
-    ]
-    return "", _side_by_side(views, tables)
+    own = run.recipe.model_dump(mode="json", exclude_defaults=True, exclude=texts)
+    return dict(flat_settings(own))
 
 
-def _environments(views: Views) -> Part:
-    tables = []
-    for run in views.values():
-        info = run.folder.read_info()
-        facts = {"recipe": info.recipe_hash, **info.versions, **info.host, **(info.resolved or {})}
-        facts |= {f"data: {name}": mark for name, mark in info.fingerprints.items()}
-        facts |= {f"code: {name}": mark for name, mark in info.code.items()}
-        for change in info.changes:
-            facts[f"changed at {change.phase} step {change.step}"] = str(change.changes)
-        tables.append(facts)
-    return "", _side_by_side(views, tables)
+def _environment(run: RunView) -> dict[str, Any]:
+    """What a run was made with, and the changes on its way."""
+    info = run.folder.read_info()
+    facts = {"recipe": info.recipe_hash, **info.versions, **info.host, **(info.resolved or {})}
+    facts |= {f"data: {name}": mark for name, mark in info.fingerprints.items()}
+    facts |= {f"code: {name}": mark for name, mark in info.code.items()}
+    for number, change in enumerate(info.changes, start=1):
+        begun = f"from {change.phase} step {change.step} on" if change.phase else "not used yet"
+        facts[f"change {number}"] = f"{begun}: {describe_changes(change.changes, limit=50)}"
+    return facts
 
 
-def _side_by_side(views: Views, tables: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _side_by_side(
+    views: Views, facts_of: Callable[[RunView], Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """One row per setting and a column per run; where these differ, it is marked."""
-    rows = []
+    tables, rows = [*map(facts_of, views.values())], []
     for key in dict.fromkeys(key for found in tables for key in found):
         values = [str(found.get(key, "-")) for found in tables]
         tone = "words unsure" if len({*values}) > 1 else "words"
@@ -391,11 +387,6 @@ class _Completions:
     notes: list[str] = field(default_factory=list)
     trace_room: int = 0
 
-    def add(self, run: RunView, prefix: str) -> None:
-        """Add what is kept of a run."""
-        self._evaluations(run, prefix)
-        self._rollouts(run, prefix)
-
     def _source(self, name: str, compared: str = "") -> int:
         self.sources.append({"name": name, "compared": compared})
         return len(self.sources) - 1
@@ -424,7 +415,7 @@ class _Completions:
         self.trace_room -= size
         return trace
 
-    def _evaluations(self, run: RunView, prefix: str) -> None:
+    def add_evaluations(self, run: RunView, prefix: str) -> None:
         """Problems of each set in turn: what got worse, better, stayed wrong, stayed right."""
         groups = _tests(run)
         validations = [r for r in run.evaluations if r.split == "validation"]
@@ -452,7 +443,7 @@ class _Completions:
                     "that got worse, got better, stayed wrong and stayed right."
                 )
 
-    def _rollouts(self, run: RunView, prefix: str) -> None:
+    def add_rollouts(self, run: RunView, prefix: str) -> None:
         """Evenly spaced steps, and of each those rollouts first whose tokens were recorded."""
         files = [*run.folder.rollout_files()]
         count = min(len(files), MOST_STEPS // self.runs)

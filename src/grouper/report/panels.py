@@ -176,11 +176,6 @@ class Panel:
     costs: bool = False
     """About time and memory, not about what was learned."""
 
-    @property
-    def top(self) -> float | None:
-        """The end of the axis, where it is known."""
-        return 100.0 if self.unit.endswith("(%)") else None
-
 
 _ROWS: list[dict[str, Any]] = table("grouper.report", "panels.yaml")
 
@@ -196,12 +191,11 @@ def panels_of(run: RunView) -> list[Panel]:
         for phase in phases:
             series = _lines(run.of_phase(phase), row)
             series = _stack(series) if stacked else series
+            title = row["title"] if len(phases) == 1 else f"{row['title']}, {label(phase)}"
             if series:
                 found.append(
                     Panel(
-                        title=row["title"]
-                        if len(phases) == 1
-                        else f"{row['title']}, {label(phase)}",
+                        title=title,
                         unit=row["unit"],
                         phase=phase,
                         series=series,
@@ -292,7 +286,7 @@ def overlaid(runs: Mapping[str, Sequence[Panel]]) -> list[Panel]:
             for series in panel.series:
                 # Without the share that a stacked series has in its name.
                 curve = series.name.rpartition(" ")[0] if panel.stacked else series.name
-                title = f"{panel.title}: {curve}" if len(panel.series) > 1 else panel.title
+                title = f"{panel.title}: {curve}" if curve else panel.title
                 mine = replace(series, name=run, color=colors[run])
                 lines.setdefault((title, panel.phase), (panel, []))[1].append(mine)
     return [

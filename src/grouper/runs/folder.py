@@ -83,6 +83,7 @@ _LEFTOVERS = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
 _ROLLOUTS = re.compile(r"([a-z]+)-(\d+)\.jsonl\.gz")
 _EVALUATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DAMAGED = "the summary of the evaluation is damaged"
+_NO_STATE = "the state of the final model is damaged"
 
 
 def _read(path: Path, what: str, parse: Callable[[dict[str, Any]], Value]) -> Value:
@@ -193,13 +194,12 @@ class RunFolder:
                 fix="Put back what was there, start a new run under another name, or continue "
                 "anyway with --resume --allow-changes.",
             )
-        other = info.recipe_hash != now.recipe_hash
-        if other:
+        old, new = info.recipe_hash, now.recipe_hash
+        if old != new:
             changes |= recipe_changes(self._recipe_text, recipe_yaml)
-        if other or changes:
-            old, new = info.recipe_hash, now.recipe_hash
+        if old != new or changes:
             info.changes.append(Change(hash_before=old, hash=new, changes=changes))
-        info.recipe_hash = now.recipe_hash
+        info.recipe_hash = new
         info.fingerprints |= now.fingerprints
         info.code |= now.code
         return info
@@ -294,12 +294,13 @@ class RunFolder:
             self._write_info(info)
 
     def changes_begin_at(self, phase: str, step: int) -> Changes:
-        """Record where the changes of this resume take effect; returns them."""
+        """Record where changes take effect that were allowed since the last step; returns them."""
         info = self.read_info()
         latest: Changes = {}
         for change in info.changes:
             if change.step is None:
-                change.phase, change.step, latest = phase, step, change.changes
+                change.phase, change.step = phase, step
+                latest |= change.changes
         if latest:
             self._write_info(info)
         return latest
@@ -384,8 +385,14 @@ class RunFolder:
                     yield row.model_dump(exclude_unset=True)
 
     def has_finished(self, phases: Sequence[str]) -> bool:
-        """Whether each of these phases has left its final model, which is whole."""
-        return all((self.path / phase / "final" / STATE_FILE).is_file() for phase in phases)
+        """Whether each of these phases has left its final model, and has not gone on since."""
+        steps = {row.phase: row.step for _, row in self._metrics_lines()}
+        reached = dict.fromkeys(phases, 0) | steps
+        for phase in phases:
+            file = self.path / phase / "final" / STATE_FILE
+            if not file.is_file() or read_json(file, _NO_STATE).get("step", 0) < reached[phase]:
+                return False
+        return True
 
     def rollout_files(self) -> Iterator[tuple[str, int, Path]]:
         """(phase, step, file) of every step whose rollouts are stored, in order."""
@@ -461,16 +468,14 @@ class RunFolder:
 
     def read_evaluations(self) -> list[EvaluationResult]:
         """All evaluations by phase, step and name; raises as `read_evaluation` does."""
-        found = filter(None, [self.read_evaluation(path.stem) for path in self._summaries()])
+        summaries = (self.path / "evaluations").glob("*.json")
+        found = filter(None, [self.read_evaluation(path.stem) for path in summaries])
         return sorted(found, key=lambda r: (PHASES.index(r.phase), r.step, r.name))
 
     def _evaluation_files(self, name: str) -> tuple[Path, Path]:
         """Summary and items."""
         folder = self.path / "evaluations"
         return folder / f"{name}.json", folder / f"{name}.jsonl.gz"
-
-    def _summaries(self) -> list[Path]:
-        return sorted((self.path / "evaluations").glob("*.json"))
 
     # --- the record as a whole
 
@@ -488,7 +493,7 @@ class RunFolder:
         for file_phase, file_step, file in list(self.rollout_files()):
             if later(file_phase, file_step):
                 delete(file)
-        for path in self._summaries():
+        for path in sorted((self.path / "evaluations").glob("*.json")):
             content = read_json(path, _DAMAGED)
             if later(content["phase"], content["step"]):
                 for file in self._evaluation_files(path.stem):

@@ -399,7 +399,7 @@ class Background:
                 "The tracker %s has not finished in time and is left behind; %d records wait for "
                 "it. The run folder has everything.",
                 self.name,
-                self._waiting.qsize() - 1,  # the last one is the request to end
+                max(0, self._waiting.qsize() - 1),  # the last one is the request to end
             )
 
     def _work(self) -> None:

@@ -153,14 +153,6 @@ class TrainState:
         self.step += 1
         self.epoch_ended = after // self.stream.size > before // self.stream.size
 
-    def counters(self) -> dict[str, Any]:
-        """What `trainer_state.json` holds of the state, apart from weights and optimizer."""
-        return {
-            **{name: getattr(self, name) for name in _COUNTERS},
-            "difficulty": None if self.difficulty is None else self.difficulty.seen,
-            "best": asdict(self.best),
-        }
-
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore a fresh state from what `trainer_state.json` holds.
 
@@ -244,7 +236,9 @@ def save_checkpoint(
             "policy_version": state.replica.policy.version,
             "started_from": state.started_from,
             "recipe_hash": recipe_hash,
-            **state.counters(),
+            **{name: getattr(state, name) for name in _COUNTERS},
+            "difficulty": None if state.difficulty is None else state.difficulty.seen,
+            "best": asdict(state.best),
         }
         _write_state(folder, {**record, "files": contents(folder)})
         stack.close()
@@ -447,7 +441,8 @@ def latest_checkpoint(
         recipe_hashes: of the run's recipe, now and before changes that the user allowed.
 
     Raises:
-        CheckpointError: it belongs to another recipe, or there are only damaged ones.
+        CheckpointError: it belongs to another recipe, there are only damaged ones, or none although
+            the phase has been finished.
     """
     first_problem = None
     for _, folder in reversed(numbered(run / phase)):
@@ -467,11 +462,15 @@ def latest_checkpoint(
             )
         log.warning("%s is skipped: %s.", folder, problem)
         first_problem = first_problem or f"{folder.name}: {problem}"
+    again = f"Restore one from a backup, or delete {run / phase} to train {phase} again."
+    if first_problem is None and is_complete(run / phase / "final"):
+        first_problem = "only final/ is left, which has no optimizer state"
+        again += " A run of its own can begin with final/ (model.path)."
     if first_problem is not None:
         raise CheckpointError(
             f"no checkpoint of {phase} can be used: {first_problem}",
             where=str(run / phase),
-            fix=f"Restore one from a backup, or delete {run / phase} to train {phase} again.",
+            fix=again,
         )
     return None
 
@@ -704,8 +703,7 @@ def export_to_save_path(recipe: Recipe, run: Path) -> str | None:
     Raises:
         RunFolderError: as `check_save_path`; the disk is full or not writable.
     """
-    skipped = {"grpo": recipe.skip_grpo, "sft": recipe.skip_sft}
-    finals = [run / phase / "final" for phase, is_skipped in skipped.items() if not is_skipped]
+    finals = [run / phase / "final" for phase in reversed(recipe.phases)]
     trained = next(filter(is_complete, finals), None)
     if recipe.save_path is None or trained is None:
         return None

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from grouper.errors import CheckpointError, RunFolderError
+from grouper.errors import CheckpointError, DataError, RunFolderError
 from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.allocator import prefer_expandable_segments
+from grouper.models.folders import read_adapter
 from grouper.models.policy import Policy
 from grouper.runs.folder import PHASES, STATE_FILE
-from grouper.runs.records import LENGTHS, Changes, RunInfo, describe_changes, that_differ
+from grouper.runs.records import NOT_THERE, Changes, RunInfo, describe_changes, that_differ
 from grouper.training.checkpoint import (
     OPTIMIZER_FOLDER,
     TrainState,
@@ -43,6 +44,9 @@ from grouper.training.sft import sft_step
 
 log = logging.getLogger(__name__)
 
+# Of the model that a phase begins with.
+_START = ("model.path", "model.revision", "model.new.", "model.lora.", "grpo.start_from")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
@@ -52,7 +56,7 @@ class RunResult:
     results: tuple[EvaluationResult, ...]
     """Test results in the order base, SFT, GRPO, as far as there are any."""
     comparison: Comparison | None
-    """None with fewer than two of them."""
+    """None with fewer than two of them, or where they share no problem."""
 
 
 def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
@@ -81,7 +85,11 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
             run.forget_policy()
         _phase(run, "grpo", policy, hooks)
     results = tuple(r for name in PHASES if (r := run.folder.read_evaluation(name)) is not None)
-    comparison = compare(results) if len(results) > 1 else None
+    try:
+        comparison = compare(results) if len(results) > 1 else None
+    except DataError as error:  # data.test has changed since the first of them
+        comparison = None
+        log.warning("%s", error.paragraph())
     on_rank0(run.folder.redraw)
     saved = on_rank0(lambda: export_to_save_path(recipe, run.path))
     if saved is not None:
@@ -115,8 +123,7 @@ def _phase(run: Run, name: str, policy: Policy | None, hooks: Sequence[Hook]) ->
         run_phase(run, state, {"sft": sft_step, "grpo": grpo_step}[name], hooks)
         # First: once the final folder exists, nothing else of the phase is looked at.
         tidy(run, state)
-        tokenizer = run.prepared.tokenizer
-        save_checkpoint(run.path, state, tokenizer, recipe_hash=run.hash, final=True)
+        save_checkpoint(run.path, state, run.prepared.tokenizer, recipe_hash=run.hash, final=True)
         run.display.say(f"{name} is finished: {final}")
     _measure(run, policy, name, int(read_state(final)["step"]))
     return policy
@@ -181,18 +188,13 @@ def _refuse_sft_after_grpo(run: Run) -> None:
     if not begun:
         return
     final, checkpoint = run.path / "sft" / "final", begun[0].parent
+    what = "the GRPO of this run did not start from its SFT, which has not been run"
+    fix = "Go on with --skip-sft, or give the run with SFT another name."
     if Path(read_state(checkpoint)["started_from"]).parts[-3:] == final.parts[-3:]:
-        raise RunFolderError(
-            f"{final}, which the GRPO of this run began from, is missing",
-            where=str(checkpoint),
-            fix="Restore it from a backup, go on with GRPO alone (--skip-sft), or delete "
-            f"{run.path / 'grpo'} to go on from the last checkpoint of SFT.",
-        )
-    raise RunFolderError(
-        "the GRPO of this run did not start from its SFT, which has not been run",
-        where=str(checkpoint),
-        fix="Go on with --skip-sft, or give the run with SFT another name.",
-    )
+        what = f"{final}, which the GRPO of this run began from, is missing"
+        fix = "Restore it from a backup, go on with GRPO alone (--skip-sft), or delete "
+        fix += f"{run.path / 'grpo'} to go on from the last checkpoint of SFT."
+    raise RunFolderError(what, where=str(checkpoint), fix=fix)
 
 
 def _starting_policy(run: Run, phase: str, policy: Policy | None) -> tuple[Policy, str]:
@@ -225,12 +227,11 @@ def fresh_state(run: Run, phase: str, policy: Policy, path: str) -> TrainState:
         policy: the model it starts with.
         path: the folder of that model.
     """
-    config = run.recipe.sft if phase == "sft" else run.recipe.grpo
     band = run.recipe.grpo.difficulty if phase == "grpo" else None
     size, total = _lengths(run, phase)
     replica = run.replica(policy)
     # After the replica, which may have replaced the policy's parameters.
-    optimizer = make_optimizer(policy, config.optimizer)
+    optimizer = make_optimizer(policy, getattr(run.recipe, phase).optimizer)
     return TrainState(
         phase=phase,
         step=0,
@@ -251,6 +252,13 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
     if found is None:
         return None
     folder, saved = found
+    if run.recipe.model.lora is not None and read_adapter(str(folder)) is None:
+        raise CheckpointError(
+            "model.lora would make an adapter of these weights, which are removed at a later step",
+            where=str(folder),
+            fix="Go on without model.lora (--resume --allow-changes), or train the adapter in a "
+            "run of its own, with a copy of this folder as its model.path.",
+        )
     state = fresh_state(run, phase, run.load(str(folder)), saved["started_from"])
     try:
         load_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER)
@@ -260,8 +268,6 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
         log.warning("The optimizer starts anew, since the recipe changed: %s", error.what)
         state.optimizer = make_optimizer(state.replica.policy, state.config(run.recipe).optimizer)
     state.restore(saved)
-    if saved["recipe_hash"] == run.hash:
-        state.ahead = read_ahead(folder)
     # The requests of a hook are dropped with it.
     state.asked = {word: who for word, who in state.asked.items() if who in run.recipe.hooks}
     run.folder.truncate_to(phase, state.step)
@@ -270,11 +276,15 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
     here = [c for c in run.folder.read_info().changes if (c.phase, c.step) == (phase, state.step)]
     if any(key.startswith("data.validation") for change in here for key in change.changes):
         state.best.accuracy = -1.0  # on other problems: the next one measured is better
+    if saved["recipe_hash"] == run.hash and not here:  # `here` may be the data or a reward function
+        state.ahead = read_ahead(folder)
     run.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
     host = {"CPU threads": torch.get_num_threads(), "processes": run.processes.size}
     now = {**describe_versions(run.recipe), **host}
     for line in banner_lines(run.folder.read_info(), changes, now):
         run.display.say(line)
+    if state.total != saved["total"]:
+        run.display.say("  schedule: the learning rate follows the new number of steps from now on")
     return state
 
 
@@ -302,12 +312,8 @@ def banner_lines(info: RunInfo, changes: Changes, now: Mapping[str, Any]) -> Ite
         changes: in recipe, data and code, allowed by the user for this resume.
         now: current versions of packages and kernels, CPU threads and number of processes.
     """
-    if changes:
-        yield f"  recipe: changed, as allowed: {describe_changes(changes, limit=50)}"
-        if changes.keys() & {*LENGTHS}:
-            yield "  schedule: the learning rate follows the new number of steps from here on"
-    else:
-        yield f"  recipe: unchanged (hash {info.recipe_hash})"
+    changed = f"changed, as allowed: {describe_changes(changes, limit=50)}"
+    yield "  recipe: " + (changed if changes else f"unchanged (hash {info.recipe_hash})")
     host = {"CPU threads": info.host["threads"], "processes": info.host["processes"]}
     if differ := that_differ({**info.versions, **host}, now):
         log.warning(
@@ -315,3 +321,8 @@ def banner_lines(info: RunInfo, changes: Changes, now: Mapping[str, Any]) -> Ite
             "same bit for bit.",
             describe_changes(differ),
         )
+    # An adapter that is no longer wanted is merged: only what both recipes have is without effect.
+    kept = {k: v for k, v in changes.items() if k.startswith(_START) and NOT_THERE not in v}
+    if kept:
+        text = "This phase goes on with the weights it has; this has no effect on them: %s"
+        log.warning(text, describe_changes(kept))
