@@ -10,6 +10,7 @@ import pytest
 from reward_calls import BOXED, R1_ZERO, RIGHT, THINK, UNREADABLE, WRONG, grade, score, score_grade
 
 from grouper.errors import GrouperError
+from grouper.prompts.formats import FORMATS
 from grouper.rewards import REWARDS
 from grouper.types import AnswerContract, AnswerFormat, AnswerKind, Verdict
 
@@ -96,6 +97,13 @@ def test_formats(text: str, strict: float, soft: float, tags: float) -> None:
     assert form("format", text) == strict
     assert form("soft_format", text) == soft
     assert form("tag_count", text) == tags
+
+
+def test_exact_tags_do_not_pay_where_the_grader_reads_no_answer() -> None:
+    """R1-Zero's layout has a space between the pairs, and its answers are read after that."""
+    fmt = FORMATS["r1-zero"]
+    assert form("format", "a</think> <answer>4</answer>", fmt) == 1
+    assert form("format", "a</think><answer>4</answer>", fmt) == 0
 
 
 def test_what_the_prompt_opened_counts_as_written() -> None:

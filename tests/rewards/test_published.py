@@ -91,6 +91,11 @@ def test_xml_integer(answer: str, value: float) -> None:
     assert score("xml_integer", XML, answer) == 0
 
 
+def test_the_published_digits_are_those_of_any_script() -> None:
+    for answer in ("٤", "²"):
+        assert score("xml_integer", XML, f"<answer>{answer}</answer>", variant="original") == 0.5
+
+
 FORMAT_CASES = [
     # text, strict, soft, original strict, original soft
     (LINES, 0.5, 0.5, 0, 0),  # reasoning over two lines
@@ -101,6 +106,7 @@ FORMAT_CASES = [
     ("<reasoning>a</reasoning>\n\n<answer>4</answer>so", 0, 0.5, 0, 0.5),
     ("hm <reasoning>a</reasoning><answer>4</answer>", 0, 0.5, 0, 0),
     (ONE_LINE + "more", 0, 0.5, 0, 0),
+    (ONE_LINE.replace("\n</answer>", "</answer>"), 0, 0.5, 0, 0),
     (" " + ONE_LINE, 0, 0.5, 0, 0),
     ("<reasoning>\n\n</reasoning>\n<answer>\n\n</answer>\n", 0, 0.5, 0.5, 0),
     ("<reasoning>a</reasoning> so <answer>4</answer>", 0, 0, 0, 0),
