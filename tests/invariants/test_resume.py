@@ -286,13 +286,14 @@ def test_an_edited_reward_is_refused_by_name_unless_allowed(workplace: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_best_on_other_validation_problems_gives_way_to_the_next(workplace: Path) -> None:
+@pytest.mark.parametrize("change", ["data.validation.options.count=5", "evaluation.temperature=2"])
+def test_the_best_by_another_measure_gives_way_to_the_next(workplace: Path, change: str) -> None:
     path = run("cut", "skip_grpo=true", "sft.steps=2") / "sft"
     file = path / "checkpoint-2" / STATE_FILE
     state = json.loads(file.read_text())
     state["best"] |= {"step": 2, "accuracy": 1.0}  # as problems that were easy would leave it
     file.write_text(json.dumps(state))
-    changes = ["skip_grpo=true", "sft.steps=4", "data.validation.options.count=5"]
+    changes = ["skip_grpo=true", "sft.steps=4", change]
     recipe = load_recipe("demo", [*SMALL, "output_dir=cut", *changes])
     with Run(recipe, Progress(), resume=True, allow_changes=True) as open_run:
         train(open_run)

@@ -44,6 +44,8 @@ from grouper.training.sft import sft_step
 
 log = logging.getLogger(__name__)
 
+# What decides how accurate a model is found to be in validation.
+_MEASURED_BY = ("data.validation", "evaluation.", "grading.")
 # Of the model that a phase begins with.
 _START = ("model.path", "model.revision", "model.new.", "model.lora.", "grpo.start_from")
 
@@ -274,8 +276,8 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
     _warn_of_holes(run, phase, state.step)
     changes = run.folder.changes_begin_at(phase, state.step)
     here = [c for c in run.folder.read_info().changes if (c.phase, c.step) == (phase, state.step)]
-    if any(key.startswith("data.validation") for change in here for key in change.changes):
-        state.best.accuracy = -1.0  # on other problems: the next one measured is better
+    if any(key.startswith(_MEASURED_BY) for change in here for key in change.changes):
+        state.best.accuracy = -1.0  # measured in another way: the next one measured is better
     if saved["recipe_hash"] == run.hash and not here:  # `here` may be the data or a reward function
         state.ahead = read_ahead(folder)
     run.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
