@@ -24,7 +24,7 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -213,17 +213,18 @@ Tensors = tuple[Tensor | None, ...]
 Listener = Callable[[str, Tensors, tuple[float, ...]], None]
 """Receives the name of a called kernel, its tensors and its numbers."""
 
-_listeners: list[Listener] = []
+# Of the thread: a recording must not hear the kernels of another sampler.
+_LISTENERS: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
 
 
-@contextmanager
+@contextlib.contextmanager
 def listened(listener: Listener) -> Iterator[None]:
-    """Pass every call inside this block to the listener."""
-    _listeners.append(listener)
+    """Pass every call that this thread makes inside this block to the listener."""
+    before = _LISTENERS.set((*_LISTENERS.get(), listener))
     try:
         yield
     finally:
-        _listeners.pop()
+        _LISTENERS.reset(before)
 
 
 @cache
@@ -263,5 +264,5 @@ def call(name: str, tensors: Tensors, *numbers: float) -> None:
     if isinstance(tensors[0], FakeTensor):
         return
     function(name)(packed(tensors, numbers))
-    for listener in _listeners:
+    for listener in _LISTENERS.get():
         listener(name, tensors, numbers)
