@@ -191,7 +191,8 @@ def evaluate(
     display = display or Progress(quiet=True)
     processes = join_processes()
     record = None if folder is None else RunFolder(folder)
-    with _loaded(recipe, model, **{split: problems}) as (prepared, policy):
+    measuring = nullcontext() if record is None else record.measuring
+    with measuring, _loaded(recipe, model, **{split: problems}) as (prepared, policy):
         items = prepared.test if split == "test" else prepared.validation
         params, samples = prepared.evaluation_params(), recipe.evaluation.samples
         what = split if suite is None else f"{suite.name}-{prepared.format.name}"
@@ -236,10 +237,10 @@ def evaluate(
                 known=record and record.read_evaluation,
                 resume=True,
             )
-    if record is not None:
-        text = resolved_yaml(recipe).encode()
-        processes.on_rank0(lambda: write_atomic(record.path / "recipe.yaml", text))
-        processes.on_rank0(lambda: record.write_evaluation(result))
+        if record is not None:
+            text = resolved_yaml(recipe).encode()
+            processes.on_rank0(lambda: write_atomic(record.path / "recipe.yaml", text))
+            processes.on_rank0(lambda: record.write_evaluation(result))
     return result
 
 

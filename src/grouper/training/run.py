@@ -33,7 +33,7 @@ from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.runs.folder import ANSWERS_FILE, STATE_FILE
-from grouper.runs.progress import Progress, setup_logging
+from grouper.runs.progress import Progress, end_logging, setup_logging
 from grouper.runs.recorder import Recorder
 from grouper.runs.records import RunInfo, describe_changes, host, that_differ
 from grouper.sampling.base import ModelSampler, Sampler, draw_seed
@@ -114,19 +114,16 @@ class Run:
             ),
         )
         self.path = self.folder.path
+        self._logging: list[logging.Handler] = []
         try:
             self._prepare(recipe, sets)
         except BaseException:  # Ctrl-C, too, must leave no process, lock or unfinished folder
             if hasattr(self, "prepared"):
                 self.prepared.close()
             self.folder.close()
-            self._discard()
+            end_logging(self._logging)
+            self.folder.discard()
             raise
-
-    def _discard(self) -> None:
-        """Remove a folder that this run has created: the next attempt finds no old recipe."""
-        setup_logging(None, console=self.display.console)
-        self.folder.discard()
 
     def has_begun(self) -> bool:
         """Whether anything has been measured or trained in the run folder."""
@@ -137,7 +134,7 @@ class Run:
         display = self.display
         # The other processes would print the same.
         talks = self.processes.rank == 0
-        setup_logging(self.path if talks else None, console=display.console if talks else None)
+        self._logging = setup_logging(self.path, console=display.console) if talks else []
         for text in quarantine_lines(sets):
             log.info(text)
         self.base_path = self._base(recipe, sets)
@@ -415,8 +412,9 @@ class Run:
         self.prepared.close()
         self._beside.shutdown()  # what it was doing ends with the servers
         self.folder.close()
+        end_logging(self._logging)  # what the process does next is not of this run
         if isinstance(raised[1], PreflightError) and not self.has_begun():
-            self._discard()
+            self.folder.discard()
         if not any(raised):
             # After an error the other processes may never get here, and must not be waited for.
             leave_processes(self._replica)
