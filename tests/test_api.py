@@ -8,6 +8,7 @@ import shutil
 import signal
 
 import pytest
+import torch
 from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper import (
@@ -109,6 +110,14 @@ def test_a_notebook_runs_it_whole_inside_its_loop(tiny, tmp_path):
     assert folder.is_dir()
     with pytest.raises(Exception, match="already holds a run"):
         train(setup)
+
+
+def test_gradients_that_are_switched_off_outside_are_on_in_training(tiny):
+    """As in a notebook that has asked a model before; it ended in the first update."""
+    recipe = tiny.override("data.test=null", "data.validation=null", name="off")
+    with torch.inference_mode(), prepare(recipe.override(skip_grpo=True)) as setup:
+        assert train(setup).results == ()
+        assert torch.is_inference_mode_enabled()
 
 
 def test_a_session_is_taken_as_before_and_keeps_its_own_switches(tiny):

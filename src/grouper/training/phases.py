@@ -55,6 +55,7 @@ class RunResult:
     """None with fewer than two of them."""
 
 
+@torch.inference_mode(False)  # with gradients, whatever the caller has switched off
 def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
     """Run every phase of the recipe that is not finished yet, and compare.
 

@@ -13,8 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import EvaluationConfig, Recipe, SamplingConfig
 from grouper.data import ProblemSet
@@ -22,7 +20,7 @@ from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.result import EvaluationResult
 from grouper.grading import Grader, require_symbolic
-from grouper.models.device import cpu_threads, find_device
+from grouper.models.device import find_device, use_cpu_threads
 from grouper.models.folders import require_model_folder
 from grouper.models.loading import (
     context_length,
@@ -81,16 +79,17 @@ class Prepared:
             that the model does not know, or leaves no room for a completion.
     """
 
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
     def __init__(
         self, recipe: Recipe, sets: ProblemSets, *, model: str | None = None, quiet: bool = False
     ) -> None:
         find_device(recipe.device)
-        torch.set_num_threads(cpu_threads(recipe.threads))
+        use_cpu_threads(recipe.threads)
         require_symbolic(recipe.grading)
         self.recipe, self._quiet = recipe, quiet
         self.warnings: list[str] = []
         """Settings that work but rarely do what was meant."""
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
         path = model or named_base(recipe)
         if path is None:
             self._folder = tempfile.TemporaryDirectory(prefix="grouper-base-")
@@ -377,8 +376,8 @@ class Prepared:
 
     def release(self) -> None:
         """Let the model go, so that its memory is there for the run."""
-        self.__dict__.pop("model", None)
-        gc.collect()
+        if self.__dict__.pop("model", None) is not None:
+            gc.collect()
 
     def close(self) -> None:
         """End what was started: model, grader, and the folder of a new model."""
@@ -389,6 +388,9 @@ class Prepared:
             self.samplers.close()
         if self._folder is not None:
             self._folder.cleanup()
+
+    def __del__(self) -> None:
+        self.close()  # it was left open, as by a cell of a notebook that is run again
 
     def __enter__(self) -> Self:
         return self

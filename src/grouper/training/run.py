@@ -25,7 +25,7 @@ from grouper.errors import ConfigError, Interrupted, ModelError, PreflightError,
 from grouper.evaluation.compare import metrics_line
 from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
-from grouper.models.device import cpu_threads, find_device, on_device
+from grouper.models.device import find_device, on_device, use_cpu_threads
 from grouper.models.folders import on_this_machine, read_adapter, require_model_folder
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
@@ -110,7 +110,7 @@ class Run:
                 versions=describe_versions(recipe),
                 fingerprints=sets.fingerprints,
                 code=code,
-                host=host(cpu_threads(recipe.threads), self.processes.size),
+                host=host(use_cpu_threads(recipe.threads), self.processes.size),
             ),
         )
         self.path = self.folder.path
@@ -402,13 +402,11 @@ class Run:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        raised = raised or (None, None, None)  # closed by hand
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
         self.watchdog.end()
         self._ending.set()
-        self.grader.close()
         self.prepared.close()
         self._beside.shutdown()  # what it was doing ends with the servers
         self.folder.close()
