@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -179,21 +180,30 @@ def test_the_rest_of_a_stream_that_is_left_is_not_drawn(generator, monkeypatch):
 
 
 def test_threads_are_answered_one_after_another(generator, monkeypatch):
-    """Passes of one model that overlap switch its attention off in each other's middle."""
-    inside, most, honest = 0, 0, generator.sampler.sample
+    """Passes of one model that overlap switch its attention off in each other's middle.
 
-    def sample(requests):
+    And so do a tokenizer's with what it makes of special tokens.
+    """
+    inside, most = 0, 0
+
+    @contextmanager
+    def counted():
         nonlocal inside, most
         inside += 1
         for _ in range(100):
             time.sleep(0)  # lets another thread go on
             most = max(most, inside)
-        yield from honest(requests)
+        yield
         inside -= 1
+
+    def sample(requests, honest=generator.sampler.sample):
+        with counted():
+            yield from honest(requests)
 
     questions = [f"Pick {number}." for number in range(8)]
     expected = [solve(question, generator) for question in questions]
     monkeypatch.setattr(generator.sampler, "sample", sample)
+    monkeypatch.setattr(api, "render", counted()(api.render))
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(lambda one: solve(one, generator), questions)) == expected
     assert most == 1

@@ -432,7 +432,8 @@ class Generator:
             raise DataError("the question is empty", where="solve", fix="Give it some text.")
         # The reference is not known here, and rendering does not look at it.
         problem = Problem(id="question", question=question, answer="?", source="generate")
-        return render(problem, self.prepared.format, self.prepared.tokenizer, earlier)
+        with self._one_at_a_time:  # a tokenizer is switched over for each part of a prompt
+            return render(problem, self.prepared.format, self.prepared.tokenizer, earlier)
 
     def answers(
         self,

@@ -79,8 +79,6 @@ class Prepared:
             that the model does not know, or leaves no room for a completion.
     """
 
-    _folder: tempfile.TemporaryDirectory[str] | None = None
-
     def __init__(
         self, recipe: Recipe, sets: ProblemSets, *, model: str | None = None, quiet: bool = False
     ) -> None:
@@ -90,6 +88,7 @@ class Prepared:
         self.recipe, self._quiet = recipe, quiet
         self.warnings: list[str] = []
         """Settings that work but rarely do what was meant."""
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         path = model or named_base(recipe)
         if path is None:
             self._folder = tempfile.TemporaryDirectory(prefix="grouper-base-")
@@ -376,8 +375,8 @@ class Prepared:
 
     def release(self) -> None:
         """Let the model go, so that its memory is there for the run."""
-        if self.__dict__.pop("model", None) is not None:
-            gc.collect()
+        self.__dict__.pop("model", None)
+        gc.collect()
 
     def close(self) -> None:
         """End what was started: model, grader, and the folder of a new model."""
@@ -388,9 +387,6 @@ class Prepared:
             self.samplers.close()
         if self._folder is not None:
             self._folder.cleanup()
-
-    def __del__(self) -> None:
-        self.close()  # it was left open, as by a cell of a notebook that is run again
 
     def __enter__(self) -> Self:
         return self
