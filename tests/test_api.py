@@ -120,6 +120,17 @@ def test_gradients_that_are_switched_off_outside_are_on_in_training(tiny):
         assert torch.is_inference_mode_enabled()
 
 
+def test_a_process_group_of_the_callers_own_is_left_alone(tiny, tmp_path):
+    meet = f"file://{tmp_path / 'meet'}"
+    torch.distributed.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
+    try:
+        with Run(tiny, Progress(quiet=True)):
+            pass
+        assert torch.distributed.is_initialized()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_session_is_taken_as_before_and_keeps_its_own_switches(tiny):
     with Run(tiny.override(name="old", skip_grpo=True, skip_sft=True)) as run:
         with pytest.raises(ValueError, match="to the Run"):

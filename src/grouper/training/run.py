@@ -79,6 +79,7 @@ class Run:
     ) -> None:
         self.recipe = recipe
         self.display = display = display or Progress(log_every=recipe.tracking.log_every)
+        self._group_is_callers = torch.distributed.is_initialized()
         self.processes = join_processes()
         self.hash = recipe_hash(recipe)
         find_device(recipe.device)
@@ -404,7 +405,6 @@ class Run:
     def __exit__(self, *raised: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        self._previous.clear()
         self.watchdog.end()
         self._ending.set()
         self.prepared.close()
@@ -413,7 +413,7 @@ class Run:
         end_logging(self._logging)  # what the process does next is not of this run
         if isinstance(raised[1], PreflightError) and not self.has_begun():
             self.folder.discard()
-        if not any(raised):
+        if not any(raised) and not self._group_is_callers:
             # After an error the other processes may never get here, and must not be waited for.
             leave_processes(self._replica)
 
