@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
+import signal
 
 import pytest
+import torch
 from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper import (
@@ -22,7 +25,9 @@ from grouper.errors import ConfigError, ModelError, RewardError, RunFolderError
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import render
 from grouper.runs.folder import RunFolder
+from grouper.runs.lock import LOCK_FILE
 from grouper.runs.progress import Progress
+from grouper.sampling.native import NativeSampler
 
 ASYNC_REWARD = """
 import asyncio
@@ -107,12 +112,38 @@ def test_a_notebook_runs_it_whole_inside_its_loop(tiny, tmp_path):
         train(setup)
 
 
+def test_gradients_that_are_switched_off_outside_are_on_in_training(tiny):
+    """As in a notebook that has asked a model before; it ended in the first update."""
+    recipe = tiny.override("data.test=null", "data.validation=null", name="off")
+    with torch.inference_mode(), prepare(recipe.override(skip_grpo=True)) as setup:
+        assert train(setup).results == ()
+        assert torch.is_inference_mode_enabled()
+
+
+def test_a_process_group_of_the_callers_own_is_left_alone(tiny, tmp_path):
+    meet = f"file://{tmp_path / 'meet'}"
+    torch.distributed.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
+    try:
+        with Run(tiny, Progress(quiet=True)):
+            pass
+        assert torch.distributed.is_initialized()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_session_is_taken_as_before_and_keeps_its_own_switches(tiny):
     with Run(tiny.override(name="old", skip_grpo=True, skip_sft=True)) as run:
         with pytest.raises(ValueError, match="to the Run"):
             train(run, resume=True)
         result = train(run)
     assert [r.name for r in result.results] == ["base"]
+    # What the process does next is not of this run.
+    log = (result.path / "training.log").read_text()
+    with Run(tiny.override(name="next", skip_grpo=True, skip_sft=True), Progress(quiet=True)):
+        logging.getLogger("grouper.training").warning("of the next run")
+    logging.getLogger("grouper.training").warning("of no run")
+    assert (result.path / "training.log").read_text() == log
+    assert "of no run" not in (result.path.parent / "next" / "training.log").read_text()
 
 
 def test_mistakes_are_told_before_anything_is_made(tiny, tmp_path):
@@ -139,6 +170,15 @@ def test_a_model_is_measured_as_its_run_measured_it(lora_run, tmp_path, monkeypa
         evaluate(recipe.override("data.test=null"), final)
     with pytest.raises(ModelError, match="no folder"):
         evaluate(recipe, "./nowhere")
+
+
+def test_an_evaluation_that_is_interrupted_is_left_to_others(lora_run, tmp_path, monkeypatch):
+    """A notebook lives on, and held the lock until its end."""
+    recipe = load_recipe(lora_run / "recipe.yaml")
+    monkeypatch.setattr(NativeSampler, "sample", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(recipe, str(lora_run / "base"), folder=tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.name == LOCK_FILE] == []
 
 
 def test_pass_rates_are_counted_and_continued(lora_run, tmp_path):

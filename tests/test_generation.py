@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 
+import numpy as np
+import pandas as pd
 import pytest
 from tiny_models import ScriptedSampler
 
 from grouper import api
-from grouper.api import append_jsonl, load_generator, solve, stream, synthesize
+from grouper.api import Generator, append_jsonl, load_generator, solve, stream, synthesize
 from grouper.config.loading import load_recipe
 from grouper.config.schema import SourceConfig
 from grouper.data import load_problems
@@ -167,9 +172,9 @@ def test_a_stream_waits_for_the_last_byte_of_a_character(generator, monkeypatch)
     ids = generator.prepared.tokenizer.encode(response, add_special_tokens=False)
     solution = solve("Pick 12.", generator)
 
-    def drawn(*_, **__):
+    def drawn(*_, on_tokens, **__):
         for end in range(1, len(ids) + 1):
-            generator.sampler.on_tokens(ids[:end])
+            on_tokens(ids[:end])
         return [[dataclasses.replace(solution, response=response)]]
 
     monkeypatch.setattr(generator, "answers", drawn)
@@ -177,6 +182,68 @@ def test_a_stream_waits_for_the_last_byte_of_a_character(generator, monkeypatch)
     assert len(ids) > len(response)  # some characters have several tokens
     assert "".join(pieces) == response
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.slow
+def test_the_rest_of_a_stream_that_is_left_is_not_drawn(generator, monkeypatch):
+    """`break`, or a client that has gone, waited for the whole answer."""
+    finished = []
+    monkeypatch.setattr(Generator, "_solution", lambda *_: finished.append(1))
+    pieces = stream("Pick 12.", generator, min_new_tokens=9_000, max_new_tokens=9_000)
+    next(pieces)
+    pieces.close()
+    assert finished == []
+    monkeypatch.undo()
+    assert "".join(stream("Pick 12.", generator)) == solve("Pick 12.", generator).response
+
+
+def test_threads_are_answered_one_after_another(generator, monkeypatch):
+    """Passes of one model that overlap switch its attention off in each other's middle.
+
+    And so do a tokenizer's with what it makes of special tokens.
+    """
+    inside, most = 0, 0
+
+    @contextmanager
+    def counted():
+        nonlocal inside, most
+        inside += 1
+        for _ in range(100):
+            time.sleep(0)  # lets another thread go on
+            most = max(most, inside)
+        yield
+        inside -= 1
+
+    def sample(requests, honest=generator.sampler.sample):
+        with counted():
+            yield from honest(requests)
+
+    questions = [f"Pick {number}." for number in range(8)]
+    expected = [solve(question, generator) for question in questions]
+    monkeypatch.setattr(generator.sampler, "sample", sample)
+    monkeypatch.setattr(api, "render", counted()(api.render))
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda one: solve(one, generator), questions)) == expected
+    assert most == 1
+
+
+def test_questions_of_any_kind_stand_beside_their_own_answers(generator):
+    """A Series that was shuffled had each answer beside another question."""
+    texts = ["Pick 1.", "Pick 2.", "Pick 3."]
+    expected = generator.answers(texts, max_new_tokens=2)
+    for questions in (pd.Series(texts, index=[2, 0, 1]), np.array(texts), (t for t in texts)):
+        assert generator.answers(questions, max_new_tokens=2) == expected
+    assert generator.answers([]) == []
+    with pytest.raises(DataError, match="empty"):
+        generator.answers(["Pick 1.", " "])
+
+
+def test_a_seed_of_numpy_is_that_number(generator):
+    how = {"temperature": 5.0, "max_new_tokens": 8}
+    (seed,) = np.arange(3, 4)
+    assert solve("Pick 1.", generator, seed=seed, **how) == solve(
+        "Pick 1.", generator, seed=3, **how
+    )
 
 
 def test_of_several_processes_one_writes(lora_run, tmp_path, monkeypatch):

@@ -22,9 +22,10 @@ import json
 import logging
 import math
 import shutil
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -191,7 +192,8 @@ def evaluate(
     display = display or Progress(quiet=True)
     processes = join_processes()
     record = None if folder is None else RunFolder(folder)
-    with _loaded(recipe, model, **{split: problems}) as (prepared, policy):
+    measuring = nullcontext() if record is None else record.measuring
+    with measuring, _loaded(recipe, model, **{split: problems}) as (prepared, policy):
         items = prepared.test if split == "test" else prepared.validation
         params, samples = prepared.evaluation_params(), recipe.evaluation.samples
         what = split if suite is None else f"{suite.name}-{prepared.format.name}"
@@ -236,10 +238,10 @@ def evaluate(
                 known=record and record.read_evaluation,
                 resume=True,
             )
-    if record is not None:
-        text = resolved_yaml(recipe).encode()
-        processes.on_rank0(lambda: write_atomic(record.path / "recipe.yaml", text))
-        processes.on_rank0(lambda: record.write_evaluation(result))
+        if record is not None:
+            text = resolved_yaml(recipe).encode()
+            processes.on_rank0(lambda: write_atomic(record.path / "recipe.yaml", text))
+            processes.on_rank0(lambda: record.write_evaluation(result))
     return result
 
 
@@ -398,6 +400,8 @@ class Solution:
 class Generator:
     """A loaded model that answers questions, each on its own. Close it, or use it with `with`.
 
+    Several threads may ask it; one is answered after another.
+
     Args:
         recipe: how prompts are written and answers sampled (its evaluation section).
         model: a model folder, an adapter folder (its base is found), or a Hub name.
@@ -411,6 +415,7 @@ class Generator:
         self.prepared = Prepared(recipe, ProblemSets(), model=model)
         self.sampler = self.prepared.samplers.over(self.prepared.load(model))
         self.params = self.prepared.evaluation_params()
+        self._one_at_a_time = threading.RLock()
 
     def prompt(self, question: str, earlier: Sequence[Message] = ()) -> Prompt:
         """The prompt of a question.
@@ -420,20 +425,25 @@ class Generator:
             earlier: the turns before it, if any, as the chat template takes them.
 
         Raises:
+            DataError: the question is empty.
             PromptError: turns come before it, and the model was trained without a chat template.
         """
+        if not question.strip():
+            raise DataError("the question is empty", where="solve", fix="Give it some text.")
         # The reference is not known here, and rendering does not look at it.
         problem = Problem(id="question", question=question, answer="?", source="generate")
-        return render(problem, self.prepared.format, self.prepared.tokenizer, earlier)
+        with self._one_at_a_time:  # a tokenizer is switched over for each part of a prompt
+            return render(problem, self.prepared.format, self.prepared.tokenizer, earlier)
 
     def answers(
         self,
-        questions: Sequence[str],
+        questions: Iterable[str],
         *,
         samples: int | None = None,
         earlier: Sequence[Message] = (),
         display: Progress | None = None,
         seed: int | None = None,
+        on_tokens: Callable[[Sequence[int]], None] | None = None,
         **changes: Any,
     ) -> list[list[Solution]]:
         """The answers to each question; none to one that the model's context has no room for.
@@ -444,9 +454,15 @@ class Generator:
             earlier: as in `prompt`.
             display: where progress goes; nowhere by default.
             seed: of the draws; left out: the recipe's.
+            on_tokens: called with all ids so far of a single answer, every few tokens, where the
+                engine is Grouper's own.
             changes: settings of sampling for this call: `temperature`, `top_p`, `top_k`, `min_p`,
                 `max_new_tokens`.
+
+        Raises:
+            DataError: a question is empty.
         """
+        questions = list(questions)  # those of a pandas Series have labels, not places
         prompts = [self.prompt(question, earlier) for question in questions]
         k = self.recipe.evaluation.samples if samples is None else samples
         display = display or Progress(quiet=True)
@@ -455,14 +471,16 @@ class Generator:
         if left_out := len(questions) - len(fitting):
             log.warning("%d questions are too long for the model; they get no answer.", left_out)
         # Addressed by the text: the answer to a question does not depend on its neighbours.
-        seed = self.recipe.seed if seed is None else seed
+        seed = self.recipe.seed if seed is None else int(seed)  # NumPy's spells itself
         requests = [
             SampleRequest(prompt=p, params=params, key=draw_seed(seed, "generate", p.text, sample))
             for p in (prompts[n] for n in fitting)
             for sample in range(k)
         ]
         drawn: dict[int, Completion] = {}
-        with display.track("answering", len(requests)) as task:
+        with self._one_at_a_time, display.track("answering", len(requests)) as task:
+            if isinstance(self.sampler, NativeSampler):
+                self.sampler.on_tokens = on_tokens
             for index, completion in self.sampler.sample(requests):
                 drawn[index] = completion
                 task.advance()
@@ -495,8 +513,6 @@ class Generator:
         Raises:
             DataError: the question is empty, or longer than the model's context leaves room for.
         """
-        if not question.strip():
-            raise DataError("the question is empty", where="solve", fix="Give it some text.")
         tokens = len(self.prompt(question, earlier).token_ids)
         _, room = self._asked(changes)
         if tokens > room:
@@ -507,8 +523,6 @@ class Generator:
             )
         k = self.recipe.evaluation.samples if samples is None else samples
         show = on_text if k == 1 else None
-        # Another engine gives its text in one piece.
-        native = self.sampler if show and isinstance(self.sampler, NativeSampler) else None
         decode, sent = StopStrings(self.prepared.tokenizer, ()).text, ""
 
         def up_to(token_ids: Sequence[int]) -> None:
@@ -519,13 +533,8 @@ class Generator:
                 show(text.removeprefix(sent))
                 sent = text
 
-        if native is not None:
-            native.on_tokens = up_to
-        try:
-            (found,) = self.answers([question], samples=k, earlier=earlier, seed=seed, **changes)
-        finally:
-            if native is not None:
-                native.on_tokens = None
+        asked: dict[str, Any] = {"samples": k, "earlier": earlier, "seed": seed, **changes}
+        (found,) = self.answers([question], on_tokens=up_to if show else None, **asked)
         if show:
             show(found[0].response[len(sent) :])  # without a stop string that it may have shown
         return found
@@ -629,18 +638,27 @@ def stream(question: str, model: Generator, **changes: Any) -> Iterator[str]:
 
     Args:
         question: of the user.
-        model: a generator; no other call may use it until the last piece.
+        model: a generator. What is not asked for any more, as after `break`, is not drawn.
         changes: as in `Generator.answer`.
 
     Raises:
         DataError: see `Generator.answer`.
     """
-    pieces: SimpleQueue[str | None] = SimpleQueue()
+    pieces, left = SimpleQueue[str | None](), threading.Event()
+
+    def show(piece: str) -> None:
+        if left.is_set():
+            raise CancelledError
+        pieces.put(piece)
+
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(model.answer, question, 1, on_text=pieces.put, **changes)
+        done = pool.submit(model.answer, question, 1, on_text=show, **changes)
         done.add_done_callback(lambda _: pieces.put(None))
-        while (piece := pieces.get()) is not None:
-            yield piece
+        try:
+            while (piece := pieces.get()) is not None:
+                yield piece
+        finally:
+            left.set()
         done.result()
 
 

@@ -15,7 +15,7 @@ from grouper.errors import ConfigError, RewardError, hidden
 from grouper.grading.pool import _environment
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
-from grouper.runs.progress import setup_logging
+from grouper.runs.progress import end_logging, setup_logging
 from grouper.runs.trackers import check_trackers, find_trackers
 
 SECRET = "sk-live-0123456789"
@@ -113,9 +113,9 @@ def test_what_a_function_says_of_it_is_hidden(
     assert hidden(f"401 for {SECRET}") == "401 for ${JUDGE_TOKEN}"
     error = RewardError(f"the reward raised: 401 for {SECRET}")
     assert SECRET not in f"{error}{error.what}"
-    setup_logging(tmp_path)
+    handlers = setup_logging(tmp_path)
     logging.getLogger("grouper.runs").warning("The tracker failed: %s", SECRET)
-    setup_logging(None)
+    end_logging(handlers)
     assert "failed: ${JUDGE_TOKEN}" in (tmp_path / "training.log").read_text()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 
 from grouper.config.loading import load_recipe, recipe_hash
@@ -27,6 +28,15 @@ def test_both_spellings_are_those_of_the_command_line(demo):
     assert recipe_hash(demo.override(name="mine")) == recipe_hash(
         load_recipe("demo", ["name=mine"])
     )
+
+
+def test_what_python_has_instead_of_numbers_and_words(demo):
+    """A sweep goes over an array; a dtype or a function is refused as a setting that is wrong."""
+    (steps,), (rate,) = np.arange(3, 4), np.array([1e-4], dtype=np.float32)
+    swept = demo.override(grpo={"steps": steps, "optimizer": {"learning_rate": rate}})
+    assert (swept.grpo.steps, swept.grpo.optimizer.learning_rate) == (3, float(rate))
+    with pytest.raises(ConfigError, match=r"model.dtype: should be 'float32' or 'bfloat16'"):
+        demo.override(model={"dtype": np.float64})
 
 
 def test_the_recipe_itself_stays_as_it_is_and_sections_are_merged(demo):

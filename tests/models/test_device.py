@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from grouper.config.loading import load_recipe
 from grouper.config.schema import ModelConfig
 from grouper.errors import ConfigError
-from grouper.models.device import find_device, on_device
+from grouper.models import device
+from grouper.models.device import find_device, on_device, use_cpu_threads
 from grouper.training import run
 
 
 def test_the_cpu_is_always_there() -> None:
     assert find_device("cpu") == torch.device("cpu")
+
+
+def test_threads_of_one_recipe_are_not_those_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the demonstration, which asks for one, all that a notebook ran was on one thread."""
+    now = SimpleNamespace(threads=6)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: now.threads)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: setattr(now, "threads", count))
+    monkeypatch.setattr(device, "processors", lambda: 8)
+    monkeypatch.setattr(device, "_THREADS", {})
+    assert [use_cpu_threads(asked) for asked in (None, 1, 2, None)] == [6, 1, 2, 6]
+    assert (use_cpu_threads(1), now.threads) == (1, 1)
+    now.threads = 4  # the user's own choice, from here on
+    assert [use_cpu_threads(asked) for asked in (None, 16, None)] == [4, 16, 4]
+    now.threads = 32
+    assert [use_cpu_threads(asked) for asked in (None, 1, None)] == [8, 1, 8]
 
 
 def test_auto_takes_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from tiny_models import make_batch, tiny_model
 from tokenizers import Tokenizer
@@ -26,6 +29,7 @@ from grouper.models.loading import (
     load_tokenizer,
     quiet,
     save_policy,
+    shape_of,
     stop_ids_of,
 )
 from grouper.models.policy import Policy
@@ -48,6 +52,25 @@ def folder(tmp_path: Path) -> Path:
 
 def config(path: Path, **changes: Any) -> ModelConfig:
     return ModelConfig(path=str(path), **changes)
+
+
+def test_threads_load_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that transformers loads at the same time, one was left without weights."""
+    inside, most = 0, 0
+
+    def from_pretrained(*_: object, **__: object) -> list[int]:
+        nonlocal inside, most
+        inside += 1
+        for _turn in range(100):
+            time.sleep(0)  # lets another thread go on
+            most = max(most, inside)
+        inside -= 1
+        return [1]
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", from_pretrained)
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(shape_of, [str(tmp_path)] * 8)) == [[1]] * 8
+    assert most == 1
 
 
 @torch.no_grad()

@@ -9,6 +9,20 @@ import pytest
 
 import grouper
 from grouper.errors import RunFolderError
+from grouper.runs.folder import RunFolder
+
+
+def test_tables_and_items_are_read_after_a_change_of_folder(
+    lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`%cd` in a notebook: tables were empty then, without a word."""
+    monkeypatch.chdir(lora_run.parent)
+    run = grouper.load_run(lora_run.name)
+    measured = RunFolder(lora_run.name).read_evaluation("grpo")
+    monkeypatch.chdir(tmp_path)
+    assert run.metrics == grouper.load_run(lora_run).metrics != []
+    assert measured is not None
+    assert measured.items[0].completion == run.completions[-4]["completion"]
 
 
 def test_metrics_rollouts_and_evaluations_are_flat_tables(lora_run: Path) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from grouper.errors import RunFolderError
 from grouper.runs import progress as progress_module
-from grouper.runs.progress import Progress, format_step, setup_logging
+from grouper.runs.progress import Progress, end_logging, format_step, setup_logging
 from grouper.types import StepReport, Tally
 
 GRPO = {
@@ -63,9 +63,9 @@ def terminal() -> tuple[Console, io.StringIO]:
 
 @pytest.fixture
 def log(tmp_path):
-    setup_logging(tmp_path)
+    handlers = setup_logging(tmp_path)
     yield tmp_path / "training.log"
-    setup_logging(None)
+    end_logging(handlers)
 
 
 LINE = "grpo  3/60  reward 0.750  solved 75%  length 22  KL 0.0012  1.00 s"
@@ -219,20 +219,34 @@ def test_the_log_takes_any_text_and_is_continued(tmp_path, monkeypatch):
     # pytest would show the text in a report, which cannot carry half a character.
     monkeypatch.setattr(logging.getLogger("grouper"), "propagate", False)
     for text in ("first \ud83d", "second"):
-        setup_logging(tmp_path)
+        handlers = setup_logging(tmp_path)
         logging.getLogger("grouper.training").info("%s", text)
-    setup_logging(None)
+        end_logging(handlers)
     logging.getLogger("grouper.training").info("third")
     lines = (tmp_path / "training.log").read_text().splitlines()
     assert [line.split(": ", 1)[1] for line in lines] == ["first \\ud83d", "second"]
 
 
+def test_each_open_run_has_its_log_until_it_ends(tmp_path):
+    said = logging.getLogger("grouper.training").info
+    first, second = setup_logging(tmp_path / "a"), setup_logging(tmp_path / "b")
+    again = setup_logging(tmp_path / "b")  # a run that was left open, as in a notebook
+    said("both are open")
+    end_logging(first)
+    said("one is open")
+    end_logging([*second, *again])
+    said("none is open")
+    logs = [(tmp_path / name / "training.log").read_text() for name in "ab"]
+    found = [[line.split(": ", 1)[1] for line in log.splitlines()] for log in logs]
+    assert found == [["both are open"], ["both are open", "one is open"]]
+
+
 def test_warnings_and_only_they_reach_the_console(tmp_path):
     console, out = plain()
-    setup_logging(tmp_path, console=console)
+    handlers = setup_logging(tmp_path, console=console)
     logging.getLogger("grouper.training").info("a detail")
     logging.getLogger("grouper.training").warning("half of the completions are cut off")
-    setup_logging(None)
+    end_logging(handlers)
     assert out.getvalue() == "warning: half of the completions are cut off\n"
 
 
@@ -240,10 +254,10 @@ def test_warnings_and_only_they_reach_the_console(tmp_path):
 def test_a_log_that_cannot_be_written_does_not_stop_the_run(tmp_path, capsys):
     (tmp_path / "training.log").symlink_to("/dev/full")
     console, out = plain()
-    setup_logging(tmp_path, console=console)
+    handlers = setup_logging(tmp_path, console=console)
     logging.getLogger("grouper.training").info("a detail")
     logging.getLogger("grouper.training").info("another")
-    setup_logging(None)
+    end_logging(handlers)
     assert out.getvalue().count("can no longer be written") == 1
     assert "Traceback" not in capsys.readouterr().err
 

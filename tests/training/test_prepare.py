@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from grouper.advice import run_plan
+from grouper.api import prepare
 from grouper.config.loading import load_recipe
 from grouper.data import ProblemSet
 from grouper.errors import ConfigError, ModelError, PromptError
@@ -191,3 +193,18 @@ def test_sft_and_rollouts_start_from_identical_prompts(shared_data, tmp_path):
         texts = [run.prepared.tokenizer.decode(list(d.token_ids[:-1])) for d in trained]
         rows = (folder / "sft.jsonl").read_text().splitlines()
         assert texts == [json.loads(row)["response"] for row in rows[:60]]
+
+
+@pytest.mark.slow
+def test_what_is_left_open_goes_with_its_name(tmp_path):
+    """A notebook's `prepared = prepare(recipe)`, run again, left a grading process each time."""
+    file = tmp_path / "roots.jsonl"
+    file.write_text(json.dumps({"question": "Half of root 2?", "answer": r"\frac{\sqrt{2}}{2}"}))
+    data = f"data={{train: {{source: file, path: {file}}}}}"
+    prepared = prepare(load_recipe("demo", [data, "skip_sft=true", *SMALL[:2]]))
+    answer = r"<answer>\frac{1}{\sqrt{2}}</answer>"
+    assert prepared.reward(f"<reasoning>...</reasoning>{answer}").components["correctness"] == 1
+    (worker,) = prepared.grader.worker_pids
+    del prepared
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)

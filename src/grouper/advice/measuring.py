@@ -23,7 +23,7 @@ from grouper.errors import Interrupted
 from grouper.kernels.switch import switched_off
 from grouper.rewards import RewardStack
 from grouper.rewards.core import find_reward
-from grouper.runs.progress import TIME_PARTS, Progress, setup_logging
+from grouper.runs.progress import TIME_PARTS, Progress
 from grouper.training.checkpoint import TrainState
 from grouper.training.grpo import grpo_step
 from grouper.training.metrics import matrix_rate
@@ -199,8 +199,6 @@ def bench(
                 )
         except Interrupted as error:
             raise Interrupted("stopped on request", fix="Nothing was written.") from error
-        finally:
-            setup_logging(None, console=progress.console)  # training.log goes with the folder
 
 
 def _take(

@@ -114,9 +114,14 @@ def changed(
     # The parts of the algorithm are filled in again: the changes may name another one.
     parts = PRESETS.get(section.get("algorithm"), {}).items()
     data["grpo"] = {key: value for key, value in section.items() if (key, value) not in parts}
-    # Sections as what was set on them, also inside lists.
-    _merge(data, TypeAdapter(Any).dump_python(sections, mode="json", exclude_unset=True))
+    # Sections as what was set on them, also inside lists; numbers of NumPy as numbers.
+    how: dict[str, Any] = {"mode": "json", "exclude_unset": True, "fallback": _plain}
+    _merge(data, TypeAdapter(Any).dump_python(sections, **how))
     return as_json(data, overrides, where=where)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(type(value), "tolist") else str(value)
 
 
 def _merge(data: dict[str, Any], changes: Mapping[str, Any]) -> None:

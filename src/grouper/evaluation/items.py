@@ -55,7 +55,7 @@ class StoredItems(Sequence[EvaluationItem]):
     """
 
     def __init__(self, path: Path, light: Sequence[EvaluationItem]) -> None:
-        self.path = path
+        self.path = path.absolute()
         self.light = tuple(light)
         """In memory: what the numbers of an evaluation are made of."""
 

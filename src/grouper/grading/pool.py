@@ -9,7 +9,6 @@ the thread that started it, so these threads must not be anybody else's.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import importlib.util
 import json
@@ -21,10 +20,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -227,6 +226,8 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         self._asked: dict[_Pair, Future[Equivalence]] = {}
         self._lock = threading.RLock()
         _graders.add(self)
+        # Also where it is left open, as by a cell of a notebook that is run again.
+        weakref.finalize(self, _end, self._workers)
 
     def grade(self, texts: Sequence[str], references: Sequence[str]) -> list[Grade]:
         """One grade per text, in order; blocks until all are known.
@@ -315,11 +316,8 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
     def close(self) -> None:
         """Kill the workers: what waits for them is a crash. A later `grade` starts new ones."""
         with self._lock:
-            workers, self._workers = self._workers, []
-        for worker in workers:
-            worker.close()
-        for worker in workers:
-            worker.join(timeout=10)
+            workers, self._workers[:] = self._workers[:], []
+        _end(workers)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -338,7 +336,7 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
                 return known
             if not self._workers:
                 self._requests, seconds = SimpleQueue(), self.settings.timeout_seconds
-                self._workers = [_Worker(self._requests, seconds) for _ in range(self._count)]
+                self._workers += [_Worker(self._requests, seconds) for _ in range(self._count)]
             future = self._asked[pair] = Future()
             future.set_running_or_notify_cancel()  # a verdict on its way cannot be called back
             self._requests.put((pair, future))
@@ -352,19 +350,26 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         self._asked = {pair: future for pair, future in self._asked.items() if future.done()}
         for worker in self._workers:
             worker.abandon()
-        self._workers = []
+        self._workers.clear()
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    """Kill these workers, and wait until they are gone."""
+    for worker in workers:
+        worker.close()
+    for worker in workers:
+        worker.join(timeout=10)
 
 
 _graders: weakref.WeakSet[Grader] = weakref.WeakSet()
 
 
-def _for_all(do: Callable[[Grader], None]) -> None:
+def _all_after_fork() -> None:
     for grader in list(_graders):
-        do(grader)
+        grader.after_fork()
 
 
-atexit.register(_for_all, Grader.close)
-os.register_at_fork(after_in_child=partial(_for_all, Grader.after_fork))
+os.register_at_fork(after_in_child=_all_after_fork)
 
 
 def require_symbolic(settings: GradingConfig) -> None:

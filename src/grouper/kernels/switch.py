@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from threading import Lock
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor  # torch's own shape engine
@@ -16,12 +16,40 @@ from torch._subclasses.fake_tensor import FakeTensor  # torch's own shape engine
 # If this environment variable is 0, everything runs on PyTorch's own operations.
 OFF = "GROUPER_KERNELS"
 
+Value = TypeVar("Value")
+
 _PLANNED: ContextVar[str | None] = ContextVar("planned", default=None)
 _RUNNING: ContextVar[bool] = ContextVar("running", default=False)
 _OFF: ContextVar[bool] = ContextVar("off", default=False)
 
 is_running = _RUNNING.get
 """Whether the kernels may be used now."""
+
+
+@contextlib.contextmanager
+def _inside(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Give a variable of this thread a value inside the block."""
+    before = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(before)
+
+
+class Listeners:
+    """Functions that are told of every call of a kernel that their own thread makes."""
+
+    def __init__(self) -> None:
+        self._now: ContextVar[tuple[Callable[..., object], ...]] = ContextVar("now", default=())
+
+    def told(self, listener: Callable[..., object]) -> contextlib.AbstractContextManager[None]:
+        """Tell this one, too, inside the block."""
+        return _inside(self._now, (*self._now.get(), listener))
+
+    def tell(self, *call: Any) -> None:
+        """Tell all of them of a call."""
+        for listener in self._now.get():
+            listener(*call)
 
 
 class _Swaps:
@@ -77,27 +105,17 @@ def kernels_are_off() -> bool:
     return _OFF.get() or os.environ.get(OFF) == "0"
 
 
-@contextlib.contextmanager
-def switched_off() -> Iterator[None]:
+def switched_off() -> contextlib.AbstractContextManager[None]:
     """Run everything inside this block on PyTorch's own operations."""
-    before = _OFF.set(True)
-    try:
-        yield
-    finally:
-        _OFF.reset(before)
+    return _inside(_OFF, True)
 
 
-@contextlib.contextmanager
-def planned(device: str) -> Iterator[None]:
+def planned(device: str) -> contextlib.AbstractContextManager[None]:
     """Treat tensors without memory as being on this type of device inside the block.
 
     The same operations run as on that device, so its memory and traffic can be counted without it.
     """
-    before = _PLANNED.set(device)
-    try:
-        yield
-    finally:
-        _PLANNED.reset(before)
+    return _inside(_PLANNED, device)
 
 
 def has_memory(tensor: Tensor) -> bool:

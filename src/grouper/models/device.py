@@ -38,12 +38,21 @@ def has_bfloat16() -> bool:
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def cpu_threads(asked: int | None) -> int:
-    """Threads of PyTorch: as many as asked for, else its own choice, within the job's processors.
+# Threads that a recipe has set last, and those before any: of PyTorch's choice, or the user's.
+_THREADS: dict[str, int] = {}
 
-    It does not know of a container's limit, and would wait for threads that may not run.
+
+def use_cpu_threads(asked: int | None) -> int:
+    """Set the threads of PyTorch, for the whole process; returns how many they are.
+
+    As many as asked for, else what they were before any recipe, within the job's processors:
+    PyTorch does not know of a container's limit, and would wait for threads that may not run.
     """
-    return asked or min(torch.get_num_threads(), processors())
+    if torch.get_num_threads() != _THREADS.get("set"):
+        _THREADS["before"] = torch.get_num_threads()
+    _THREADS["set"] = asked or min(_THREADS["before"], processors())
+    torch.set_num_threads(_THREADS["set"])
+    return _THREADS["set"]
 
 
 def find_device(name: str) -> torch.device:

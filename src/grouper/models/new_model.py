@@ -54,7 +54,7 @@ def make_new_model(
     tokenizer = fit_tokenizer(problems, fmt, vocab_size=config.vocab_size)
     special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     shape = new_model_config(config, vocabulary=len(tokenizer), **special)
-    with torch.random.fork_rng(devices=[]):
+    with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(shape)
     model.generation_config = transformers.GenerationConfig(**special)

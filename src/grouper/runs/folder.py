@@ -134,8 +134,8 @@ class RunFolder:
         self._opened = time.monotonic()
         self._elapsed_before: float | None = None
         """`elapsed_s` of the step before the first one that is appended here."""
-        self._measuring: RunLock | None = None
-        """On the evaluation that this process has begun."""
+        self.measuring = contextlib.ExitStack()
+        """Closed, it lets others measure what this process has begun."""
 
     # --- a new run, or one that goes on
 
@@ -412,15 +412,14 @@ class RunFolder:
             raise ValueError(f"{result.name!r} cannot be a file name")
         summary, items = self._evaluation_files(result.name)
         # Written as they came, unless the evaluation was made elsewhere.
-        if getattr(result.items, "path", None) != items:
+        if getattr(result.items, "path", None) != items.absolute():
             # Never an old summary beside new items.
             delete(summary)
             write_lines(items, map(row_of, result.items))
         # The summary last: an evaluation without one does not exist.
         text = json.dumps(records.evaluation_summary(result), indent=2)
         write_atomic(summary, (text + "\n").encode())
-        if self._measuring is not None:
-            self._measuring.release()
+        self.measuring.close()
 
     def name_for(self, name: str, split: str, card: Mapping[str, Any]) -> str:
         """The name itself, or with a number where one of other settings has it.
@@ -442,7 +441,7 @@ class RunFolder:
             if unfinished.of_others():
                 continue
             if not summary.exists():
-                self._measuring = RunLock(unfinished.folder, "evaluation")
+                self.measuring.callback(RunLock(unfinished.folder, "evaluation").release)
                 return chosen
             there = read_json(summary, _DAMAGED)
             if _settings(there["split"], there["card"]) == _settings(split, card):
@@ -533,7 +532,8 @@ class LoadedRun:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self._folder = RunFolder(Path(path).expanduser())
+        # Tables are read when they are looked at, from whatever folder the process is in by then.
+        self._folder = RunFolder(Path(path).expanduser().absolute())
         self.path = self._folder.path
         self.info = self._folder.read_info().model_dump()
         """The content of `run.json`."""

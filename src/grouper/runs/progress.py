@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -138,11 +138,18 @@ class Progress:
     @contextmanager
     def within(self, description: str, total: int | None = None) -> Iterator[Task]:
         """As `track`, for a part of one step: a bar in a terminal, else a line now and then."""
-        if self._live:
-            with self._bar(description, total) as task:
-                yield task
-        else:
+        if not self._live:
             yield Task(lambda done, total: self._now_and_then(description, done, total), total)
+            return
+        bars = self._bars
+        bars.start()
+        row = bars.add_task(description, total=total)
+        try:
+            yield Task(lambda done, total: bars.update(row, completed=done, total=total), total)
+        finally:
+            bars.remove_task(row)
+            if not bars.tasks:
+                bars.stop()
 
     def step(self, report: StepReport, total: int | None = None) -> None:
         """Show a training step in a line that stays, and write all of it to `training.log`.
@@ -188,26 +195,13 @@ class Progress:
         if time.monotonic() - self._last_shown >= PLAIN_SECONDS:
             self._print(f"{description}: {done}" + (f" of {total}" if total else ""))
 
-    @contextmanager
-    def _bar(self, description: str, total: int | None) -> Iterator[Task]:
-        bars = self._bars
-        bars.start()
-        row = bars.add_task(description, total=total)
-        try:
-            yield Task(lambda done, total: bars.update(row, completed=done, total=total), total)
-        finally:
-            bars.remove_task(row)
-            if not bars.tasks:
-                bars.stop()
-
 
 class _LogFile(logging.FileHandler):
     """A log that gives up when it cannot be written: the log may never stop a run."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
-        logging.getLogger("grouper").removeHandler(self)
         with suppress(OSError):  # what is left in the buffer cannot be written either
-            self.close()
+            end_logging([self])
         logger.warning("%s can no longer be written: %s", self.baseFilename, record.getMessage())
 
 
@@ -232,23 +226,23 @@ class _Hiding(logging.Filter):
         return True
 
 
-def setup_logging(run_dir: Path | None, *, console: Console | None = None) -> None:
+def setup_logging(run_dir: Path | None, *, console: Console | None = None) -> list[logging.Handler]:
     """Send the library's messages to `training.log`, and its warnings to the console.
 
-    Call it after `RunFolder.create`, which may clear the folder. Calling again replaces what an
-    earlier call set up.
+    Call it after `RunFolder.create`, which may clear the folder. A console takes the place of an
+    earlier one, and a file that of the same one; each open run has a file of its own.
 
     Args:
         run_dir: the run folder; None for no file.
         console: the one that `Progress` uses; None for no warnings on the console.
 
+    Returns:
+        What `end_logging` is to be given at the end.
+
     Raises:
         RunFolderError: the file cannot be opened.
     """
     root = logging.getLogger("grouper")
-    for earlier in [h for h in root.handlers if isinstance(h, _LogFile | _OnConsole)]:
-        root.removeHandler(earlier)
-        earlier.close()
     root.setLevel(logging.INFO)
     handlers: list[logging.Handler] = [] if console is None else [_OnConsole(console)]
     if run_dir is not None:
@@ -257,6 +251,16 @@ def setup_logging(run_dir: Path | None, *, console: Console | None = None) -> No
             run_dir.mkdir(parents=True, exist_ok=True)
             handlers.append(_LogFile(path, encoding="utf-8", errors="backslashreplace"))
     for handler in handlers:
+        handler.name = f"grouper on {getattr(handler, 'baseFilename', 'the console')}"
+        end_logging([earlier for earlier in root.handlers if earlier.name == handler.name])
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s: %(message)s"))
         handler.addFilter(_Hiding())
         root.addHandler(handler)
+    return handlers
+
+
+def end_logging(handlers: Iterable[logging.Handler]) -> None:
+    """Send messages no longer where `setup_logging` has sent them."""
+    for handler in handlers:
+        logging.getLogger("grouper").removeHandler(handler)
+        handler.close()

@@ -61,6 +61,7 @@ class RunResult:
     """None with fewer than two of them, or where they share no problem."""
 
 
+@torch.inference_mode(False)  # with gradients, whatever the caller has switched off
 def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
     """Run every phase of the recipe that is not finished yet, and compare.
 

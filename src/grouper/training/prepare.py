@@ -13,8 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import EvaluationConfig, Recipe, SamplingConfig
 from grouper.data import ProblemSet
@@ -22,7 +20,7 @@ from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.result import EvaluationResult
 from grouper.grading import Grader, require_symbolic
-from grouper.models.device import cpu_threads, find_device
+from grouper.models.device import find_device, use_cpu_threads
 from grouper.models.folders import require_model_folder
 from grouper.models.loading import (
     context_length,
@@ -85,7 +83,7 @@ class Prepared:
         self, recipe: Recipe, sets: ProblemSets, *, model: str | None = None, quiet: bool = False
     ) -> None:
         find_device(recipe.device)
-        torch.set_num_threads(cpu_threads(recipe.threads))
+        use_cpu_threads(recipe.threads)
         require_symbolic(recipe.grading)
         self.recipe, self._quiet = recipe, quiet
         self.warnings: list[str] = []

@@ -25,7 +25,7 @@ from grouper.errors import ConfigError, Interrupted, ModelError, PreflightError,
 from grouper.evaluation.compare import metrics_line
 from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
-from grouper.models.device import cpu_threads, find_device, on_device
+from grouper.models.device import find_device, on_device, use_cpu_threads
 from grouper.models.folders import on_this_machine, read_adapter, require_model_folder
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
@@ -33,7 +33,7 @@ from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards.calling import code_fingerprints, load_hook
 from grouper.runs.folder import ANSWERS_FILE, STATE_FILE
-from grouper.runs.progress import Progress, setup_logging
+from grouper.runs.progress import Progress, end_logging, setup_logging
 from grouper.runs.recorder import Recorder
 from grouper.runs.records import RunInfo, describe_changes, host, that_differ
 from grouper.sampling.base import ModelSampler, Sampler, draw_seed
@@ -79,6 +79,7 @@ class Run:
     ) -> None:
         self.recipe = recipe
         self.display = display = display or Progress(log_every=recipe.tracking.log_every)
+        self._group_is_callers = torch.distributed.is_initialized()
         self.processes = join_processes()
         self.hash = recipe_hash(recipe)
         find_device(recipe.device)
@@ -110,23 +111,20 @@ class Run:
                 versions=describe_versions(recipe),
                 fingerprints=sets.fingerprints,
                 code=code,
-                host=host(cpu_threads(recipe.threads), self.processes.size),
+                host=host(use_cpu_threads(recipe.threads), self.processes.size),
             ),
         )
         self.path = self.folder.path
+        self._logging: list[logging.Handler] = []
         try:
             self._prepare(recipe, sets)
         except BaseException:  # Ctrl-C, too, must leave no process, lock or unfinished folder
             if hasattr(self, "prepared"):
                 self.prepared.close()
             self.folder.close()
-            self._discard()
+            end_logging(self._logging)
+            self.folder.discard()
             raise
-
-    def _discard(self) -> None:
-        """Remove a folder that this run has created: the next attempt finds no old recipe."""
-        setup_logging(None, console=self.display.console)
-        self.folder.discard()
 
     def has_begun(self) -> bool:
         """Whether anything has been measured or trained in the run folder."""
@@ -137,7 +135,7 @@ class Run:
         display = self.display
         # The other processes would print the same.
         talks = self.processes.rank == 0
-        setup_logging(self.path if talks else None, console=display.console if talks else None)
+        self._logging = setup_logging(self.path, console=display.console) if talks else []
         for text in quarantine_lines(sets):
             log.info(text)
         self.base_path = self._base(recipe, sets)
@@ -405,19 +403,17 @@ class Run:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        raised = raised or (None, None, None)  # closed by hand
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-        self._previous.clear()
         self.watchdog.end()
         self._ending.set()
-        self.grader.close()
         self.prepared.close()
         self._beside.shutdown()  # what it was doing ends with the servers
         self.folder.close()
+        end_logging(self._logging)  # what the process does next is not of this run
         if isinstance(raised[1], PreflightError) and not self.has_begun():
-            self._discard()
-        if not any(raised):
+            self.folder.discard()
+        if not any(raised) and not self._group_is_callers:
             # After an error the other processes may never get here, and must not be waited for.
             leave_processes(self._replica)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -231,3 +232,21 @@ def test_what_is_packed() -> None:
     assert [w.shape for w in packable([halves, torch.empty(4, 8), halves[0]])] == [(4, 8)]
     large = torch.empty(MOST_PACKED // 8, 8, dtype=torch.bfloat16, device="meta")
     assert packable([large, halves]) == []
+
+
+def test_kernels_of_another_thread_are_no_part_of_a_recording() -> None:
+    """Two samplers may record at the same time; each would repeat the other's step in its own."""
+    x, out, theirs = (torch.zeros(4, WIDTH) for _ in range(3))
+    scale, elsewhere = torch.ones(WIDTH), []
+
+    def step() -> None:
+        thread = Thread(target=lambda: elsewhere.append(ops.gate(theirs, theirs, 1.0, 0.0)))
+        thread.start()
+        thread.join()
+        out.copy_(ops.norm(x, scale, 1e-6, ones=False))
+
+    played = record(step)
+    assert played is not None
+    elsewhere[0].fill_(7.0)
+    played()
+    assert elsewhere[0].eq(7.0).all()

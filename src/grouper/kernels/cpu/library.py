@@ -23,8 +23,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from grouper.files import cache_folder
-from grouper.kernels.switch import kernels_are_off
+from grouper.kernels.switch import Listeners, kernels_are_off
 
 log = logging.getLogger(__name__)
 
@@ -210,20 +209,10 @@ _SMALL = 1 << 15
 
 
 Tensors = tuple[Tensor | None, ...]
-Listener = Callable[[str, Tensors, tuple[float, ...]], None]
-"""Receives the name of a called kernel, its tensors and its numbers."""
 
-_listeners: list[Listener] = []
-
-
-@contextmanager
-def listened(listener: Listener) -> Iterator[None]:
-    """Pass every call inside this block to the listener."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.pop()
+_LISTENERS = Listeners()
+listened = _LISTENERS.told
+"""The listener is given the name of each kernel, its tensors and its numbers."""
 
 
 @cache
@@ -263,5 +252,4 @@ def call(name: str, tensors: Tensors, *numbers: float) -> None:
     if isinstance(tensors[0], FakeTensor):
         return
     function(name)(packed(tensors, numbers))
-    for listener in _listeners:
-        listener(name, tensors, numbers)
+    _LISTENERS.tell(name, tensors, numbers)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grouper.kernels.switch import device_type, has_memory, kernels_are_off
+from grouper.kernels.switch import Listeners, device_type, has_memory, kernels_are_off
 
 try:  # torch brings it along where it is built for CUDA
     import triton
@@ -29,10 +26,13 @@ AVAILABLE = triton is not None
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
-Listener = Callable[[str, tuple[Tensor, ...]], None]
-"""Receives the name of a launched kernel and its tensors."""
+_LISTENERS = Listeners()
+launches = _LISTENERS.told
+"""The listener is given the name of each kernel and its tensors, before it is launched.
 
-_LISTENERS: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
+A tensor that a kernel both reads and writes is passed twice.
+"""
+
 # Why a kernel could not be built or started in this process; from then on none is used.
 _FAILURES: list[str] = []
 
@@ -59,19 +59,6 @@ def serves(*tensors: Tensor) -> bool:
     )
 
 
-@contextlib.contextmanager
-def launches(listener: Listener) -> Iterator[None]:
-    """Call the listener before every launch inside this block.
-
-    A tensor that a kernel both reads and writes is passed twice.
-    """
-    before = _LISTENERS.set((*_LISTENERS.get(), listener))
-    try:
-        yield
-    finally:
-        _LISTENERS.reset(before)
-
-
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Launch a kernel; with tensors without memory only the listeners are called.
 
@@ -85,8 +72,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
         Refused: it could not be built or started (no C compiler, a card that Triton does not know).
     """
     tensors = tuple(a for a in arguments if isinstance(a, Tensor))
-    for listener in _LISTENERS.get():
-        listener(kernel.__name__, tensors)
+    _LISTENERS.tell(kernel.__name__, tensors)
     if not has_memory(tensors[0]):
         return
     try:
