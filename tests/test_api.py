@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,6 +147,13 @@ def test_a_session_is_taken_as_before_and_keeps_its_own_switches(tiny):
     assert "of no run" not in (result.path.parent / "next" / "training.log").read_text()
 
 
+def test_a_recipe_is_prepared_and_trained(tiny):
+    result = train(tiny.override(name="short", skip_grpo=True, skip_sft=True))
+    assert [r.name for r in result.results] == ["base"]
+    with pytest.raises(ConfigError, match="no recipe 'dmo'"):
+        train("dmo")
+
+
 def test_mistakes_are_told_before_anything_is_made(tiny, tmp_path):
     with pytest.raises(RewardError, match="no reward 'corectness'"):
         prepare(tiny.override(rewards=[{"name": "corectness"}]))
@@ -157,7 +165,7 @@ def test_mistakes_are_told_before_anything_is_made(tiny, tmp_path):
 def test_a_model_is_measured_as_its_run_measured_it(lora_run, tmp_path, monkeypatch):
     recipe = load_recipe(lora_run / "recipe.yaml")
     monkeypatch.setenv("HOME", str(lora_run.parent))
-    final = f"~/{lora_run.name}/grpo/final"
+    final = Path(f"~/{lora_run.name}/grpo/final")
     trained = RunFolder(lora_run).read_evaluation("grpo")
     assert trained is not None
     measured = evaluate(recipe, final, name="again", folder=tmp_path / "kept")
@@ -189,7 +197,7 @@ def test_pass_rates_are_counted_and_continued(lora_run, tmp_path):
     assert {total for _, total in first.values()} == {2}
     before = path.read_text()
     assert [path] == list(tmp_path.iterdir())
-    assert pass_rates(recipe, str(lora_run / "base"), path, samples=2) == first
+    assert pass_rates(recipe, lora_run / "base", path, samples=2) == first
     assert path.read_text() == before
     # Other weights in the same folder, another prompt or seed, or more samples are another
     # measurement.

@@ -297,7 +297,7 @@ def test_prompts_that_are_used_word_for_word_stay_so(lora_run, tmp_path, monkeyp
     )
     scripted = ScriptedSampler(lambda *_: "<reasoning>0</reasoning><answer>0</answer>")
     monkeypatch.setattr(Samplers, "over", lambda self, policy: scripted)
-    assert synthesize(recipe, str(lora_run / "grpo" / "final"), file, samples=1) == (1, 1)
+    assert synthesize(recipe, lora_run / "grpo" / "final", file, samples=1) == (1, 1)
     assert source_named(str(file)) == {"source": "prompt-response", "path": str(file)}
     trained = load_problems(SourceConfig(**source_named(str(file))), seed=0)
     (problem,) = trained.problems

@@ -106,7 +106,7 @@ def prepare(recipe: Recipe | str | Path) -> Prepared:
 
 
 def train(
-    what: Prepared | Run,
+    what: Prepared | Run | Recipe | str | Path,
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -116,8 +116,8 @@ def train(
     """Run every phase of the recipe that is not finished yet, and compare.
 
     Args:
-        what: what was prepared, or a run that the caller has opened (which has the switches
-            itself).
+        what: what was prepared, a run that the caller has opened (which has the switches itself),
+            or what `prepare` takes.
         resume: continue the run in the folder.
         overwrite: delete the run in the folder first.
         allow_changes: with `resume`: go on although recipe, data or code changed.
@@ -134,8 +134,11 @@ def train(
         repo = what.recipe.push_to
         pushes = [] if repo is None else [PushCheckpoints(repo)]
         return phases.train(what, [*usual_hooks(what.recipe), *pushes])
-    what.release()
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
+    if not isinstance(what, Prepared):
+        with prepare(what) as prepared:
+            return train(prepared, display=display, **intent)
+    what.release()
     with Run(what.recipe, display, **intent) as run:
         return train(run)
 
@@ -159,7 +162,7 @@ _COMPUTED = {"dtype", "compute_dtype", "quantization", "attention"}
 
 def evaluate(
     recipe: Recipe,
-    model: str,
+    model: str | Path,
     *,
     split: str = "test",
     problems: ProblemSet | None = None,
@@ -186,7 +189,7 @@ def evaluate(
     Raises:
         GrouperError: the model or the problems cannot be loaded.
     """
-    problems = problems or require_part(recipe, split)
+    problems, model = problems or require_part(recipe, split), str(model)
     place = Path(model).expanduser()
     state = read_state(place) if is_complete(place) else dict[str, Any](phase="base", step=0)
     display = display or Progress(quiet=True)
@@ -247,7 +250,7 @@ def evaluate(
 
 def pass_rates(
     recipe: Recipe,
-    model: str,
+    model: str | Path,
     path: Path | str,
     *,
     samples: int = 8,
@@ -271,7 +274,7 @@ def pass_rates(
     Raises:
         RunFolderError: the file holds other measurements, or cannot be written.
     """
-    target, problems = Path(path).expanduser(), require_part(recipe, "train")
+    target, model, problems = Path(path).expanduser(), str(model), require_part(recipe, "train")
     asked = _as_trained(recipe, samples, rewards=False)
     how = asked.model_dump(mode="json", include={"prompt", "evaluation", "grading", "seed"})
     facts = [model, identity_of(model, recipe.model.revision), problems.fingerprint, how]
@@ -680,7 +683,7 @@ def append_jsonl(path: str | Path, solution: Solution, **extra: Any) -> None:
 
 def synthesize(
     recipe: Recipe,
-    model: str,
+    model: str | Path,
     path: Path | str,
     *,
     samples: int = 4,
@@ -708,7 +711,7 @@ def synthesize(
     Raises:
         GrouperError: the model or the problems cannot be loaded, or the file not written.
     """
-    target, problems = Path(path).expanduser(), require_part(recipe, "train")
+    target, model, problems = Path(path).expanduser(), str(model), require_part(recipe, "train")
     asked = {p.id: p.question for p in problems.problems}
     verbatim = {p.id for p in problems.problems if p.prompt is not None}
 
