@@ -80,7 +80,7 @@ def audited(limit: int | None, show: int, output: Path | None, **source: Any) ->
         click.echo()
     held_out = [name for name in sets if name in MEASURED] or list(sets)[1:]
     trained = [p for name, s in sets.items() if name not in held_out for p in s.problems]
-    leaks = [leak for n in held_out for leak in find_overlap(trained, sets[n].problems)]
+    leaks = find_overlap(trained, [p for n in held_out for p in sets[n].problems])
     if len(sets) > 1:
         click.echo(click.style("overlap between trained and held-out problems", bold=True))
         for what, same in (("in the training data", True), ("sharing 13 words", False)):
