@@ -32,6 +32,8 @@ def listed() -> None:
 
 def show(count: int, **source: Any) -> None:
     """Print the first problems as they are read."""
+    # Of so few rows none can be held out.
+    source["settings"] = ("data.validation_share=0", *source["settings"])
     for name, problems in _load(**source, limit=count).items():
         _head(name, problems)
         for problem in problems.problems:
@@ -189,7 +191,7 @@ def _trained_on(
     place: dict[str, str | None], splits: Sequence[str], settings: Sequence[str]
 ) -> Iterator[Recipe]:
     """For each split of a source, a recipe that trains on it."""
-    own = {"seed": "", "validation_share": "data."}
+    own = {"seed": "", "validation_share": "data.", "data.validation_share": ""}
     overrides = []
     for setting in settings:
         key, equals, _ = setting.partition("=")

@@ -52,8 +52,7 @@ def find_overlap(
     found = []
     for problem, words in asked:
         same = questions[words]
-        shared = filter(None, (runs[run] for run in _runs(problem, words)))
-        trained_id = same or next(shared, None)
+        trained_id = same or next(filter(None, map(runs.get, _runs(problem, words))), None)
         if trained_id is not None:
             leak = Overlap(held_out_id=problem.id, trained_id=trained_id, same_question=bool(same))
             found.append(leak)
