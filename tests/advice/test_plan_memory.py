@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from tiny_models import make_batch, make_prompt, tiny_model
 from transformers import AutoConfig
 
 from grouper.advice.run_plan import FOUR_BITS, ModelMemory
-from grouper.advice.tracing import Tracer
+from grouper.advice.tracing import Tracer, _Live
 from grouper.algorithms.batching import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
+from grouper.kernels.cpu import ops
 from grouper.kernels.cpu.graph import packable
 from grouper.kernels.cpu.library import library
+from grouper.models import token_scores
 from grouper.models.attention import RaggedRows
 from grouper.models.loading import weightless_policy
 from grouper.models.policy import Policy
@@ -204,6 +207,35 @@ def test_every_family_can_be_traced(family: str, attention: Any) -> None:
     memory = ModelMemory(config, weightless_policy(config, shape), "cpu")
     part = memory.update("step", ROWS, OptimizerConfig(), accumulated=False)
     assert part.activations > part.logits_chunk > 0
+
+
+@pytest.mark.slow
+def test_parts_of_a_loop_that_are_alike_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan for the CPU ran every block of heads and every chunk of logits without content."""
+    monkeypatch.setattr(ops, "ROOM", 1 << 12)
+    monkeypatch.setattr(token_scores, "CHUNK_ELEMENTS", 16 * SHAPE["vocab_size"])
+    shape = AutoConfig.for_model(**{**SHAPE, "num_hidden_layers": 1})
+    tracer = Tracer(weightless_policy(ModelConfig(path="x"), shape), "cpu")
+    counted, count_one = list[int](), _Live.count
+
+    def count_and_note(live: _Live, tensor: torch.Tensor) -> None:
+        counted.append(id(tensor))
+        count_one(live, tensor)
+
+    monkeypatch.setattr(_Live, "count", count_and_note)
+
+    def traced(count: int) -> tuple[tuple[int, int], int]:
+        counted.clear()
+        return tracer.update(replace(ROWS, count=count), accumulated=False), len(counted)
+
+    _, few = traced(64)
+    longer, many = traced(128)
+    assert many == few
+    for module in (ops, token_scores):
+        monkeypatch.setattr(module, "standing_for_all", lambda parts, _: parts)
+    everything, all_parts = traced(128)
+    assert everything == longer
+    assert all_parts > 1.5 * many
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from tiny_models import tiny_model
 
 from grouper.advice import run_plan
 from grouper.advice.run_plan import RunPlan, plan_run
+from grouper.advice.tracing import Tracer
+from grouper.algorithms.batching import Rows
 from grouper.config.loading import load_recipe
 from grouper.errors import ModelError
 from grouper.models.new_model import make_new_model
@@ -30,8 +33,8 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def plan(*overrides: str, **speed: Any) -> RunPlan:
-    return plan_run(load_recipe("demo", [*SMALL, *overrides]), device="cpu", **speed)
+def plan(*overrides: str, **settings: Any) -> RunPlan:
+    return plan_run(load_recipe("demo", [*SMALL, *overrides]), device="cpu", **settings)
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +205,22 @@ def test_a_plan_for_cuda_says_what_auto_means_and_counts_the_copy() -> None:
     here = plan("skip_sft=true")
     assert all(part.sampling_copy == 0 for part in here.memory)
     assert not any("auto" in note or "cpu:" in note for note in here.notes)
+
+
+def test_without_cards_only_the_recipes_own_slices_are_traced(
+    demo: RunPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`grouper init` asks for one number, up to three times, and each trace takes seconds."""
+    traced, update = [], Tracer.update
+
+    def listed(tracer: Tracer, rows: Rows, *, accumulated: bool) -> tuple[int, int]:
+        traced.append(rows)
+        return update(tracer, rows, accumulated=accumulated)
+
+    monkeypatch.setattr(Tracer, "update", listed)
+    found = plan(with_cards=False)
+    assert found == replace(demo, cards=())
+    assert len(traced) == 3, "one kind of rows in SFT, two in GRPO"
 
 
 def test_a_plan_can_be_written_as_json(demo: RunPlan) -> None:

@@ -39,6 +39,24 @@ def test_show_prints_problems_as_they_are_read(grouper, folder):
     assert "3 + 3" not in called.out
 
 
+def test_a_few_problems_of_a_recipe_that_holds_some_out_are_shown(grouper, folder):
+    """It was refused: 0.03 of 3 problems leaves one side empty."""
+    recipe = {
+        "name": "own",
+        "model": {"path": "."},
+        "data": {
+            "train": {"source": "file", "path": str(folder), "split": "test"},
+            "validation_share": 0.03,
+        },
+    }
+    (folder / "own.yaml").write_text(json.dumps(recipe))
+    called = grouper("data", "show", folder / "own.yaml", "-n", "1")
+    assert called.code == 0, called.err
+    assert called.out.count("Answer: ") == 1
+    held_out = grouper("data", "show", folder / "own.yaml", "-n", "1", "data.validation_share=0.03")
+    held_out.refused("leaves one side empty")
+
+
 def test_an_audit_finds_and_writes_everything(grouper, folder, tmp_path):
     output = tmp_path / "quarantine.jsonl"
     called = grouper(

@@ -10,6 +10,7 @@ import pytest
 from grouper.config.loading import load_recipe
 from grouper.data import find_overlap
 from grouper.errors import DataError
+from grouper.training import problem_sets
 from grouper.training.problem_sets import find_leaks, load_part, load_problem_sets, phase_lines
 
 HELD_OUT = [
@@ -51,6 +52,18 @@ def test_demonstrations_of_the_same_set_lose_the_held_out_questions():
     assert len(sets.sft) == 90
     assert {p.id for p in sets.sft.problems} == {p.id for p in sets.train.problems}
     assert find_leaks(recipe, sets) == []
+
+
+def test_a_set_that_both_phases_train_on_is_looked_through_once(monkeypatch):
+    recipe = load_recipe("demo", [*HELD_OUT, "data.sft=null"])
+    sets = load_problem_sets(recipe)
+    assert sets.sft is sets.train
+    looked_through = []
+    monkeypatch.setattr(
+        problem_sets, "find_overlap", lambda trained, _: looked_through.append(len(trained)) or ()
+    )
+    assert find_leaks(recipe, sets) == []
+    assert looked_through == [90, 90, 10]
 
 
 def test_what_settings_are_chosen_on_is_not_the_test_set(tmp_path):

@@ -268,6 +268,7 @@ def plan_run(
     *,
     device: str | None = None,
     tokens_per_second: float | None = None,
+    with_cards: bool = True,
 ) -> RunPlan:
     """Plan a run without loading weights and without a network.
 
@@ -275,6 +276,7 @@ def plan_run(
         recipe: the run.
         device: what to plan for; left out: as the recipe says.
         tokens_per_second: measured speed, for the times of the phases.
+        with_cards: look for what fits on each card, which takes twice as long as all else.
 
     Raises:
         ModelError: the configuration of the model is not on this machine.
@@ -291,9 +293,9 @@ def plan_run(
         # There the sampler keeps its cache from step to step; where an update runs out of memory,
         # it is given back.
         memory[len(updates) - 1] = replace(updates["grpo"], cache=sampling[0].cache)
-    curves = {name: planner.token_curve(name) for name in planner.slices}
+    curves = {name: planner.token_curve(name) for name in planner.slices if with_cards}
     cards = []
-    for gib in CARDS:
+    for gib in CARDS if with_cards else ():
         room = int((gib - RESERVE) * GIB)
         slots = [planner.slots(name, 4 * own, room) for name in planner.sampled]
         # While sampling a run takes fewer slots where memory is short.

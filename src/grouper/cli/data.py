@@ -32,6 +32,8 @@ def listed() -> None:
 
 def show(count: int, **source: Any) -> None:
     """Print the first problems as they are read."""
+    # Of so few rows none can be held out.
+    source["settings"] = ("data.validation_share=0", *source["settings"])
     for name, problems in _load(**source, limit=count).items():
         _head(name, problems)
         for problem in problems.problems:
@@ -80,7 +82,7 @@ def audited(limit: int | None, show: int, output: Path | None, **source: Any) ->
         click.echo()
     held_out = [name for name in sets if name in MEASURED] or list(sets)[1:]
     trained = [p for name, s in sets.items() if name not in held_out for p in s.problems]
-    leaks = [leak for n in held_out for leak in find_overlap(trained, sets[n].problems)]
+    leaks = find_overlap(trained, [p for n in held_out for p in sets[n].problems])
     if len(sets) > 1:
         click.echo(click.style("overlap between trained and held-out problems", bold=True))
         for what, same in (("in the training data", True), ("sharing 13 words", False)):
@@ -189,7 +191,7 @@ def _trained_on(
     place: dict[str, str | None], splits: Sequence[str], settings: Sequence[str]
 ) -> Iterator[Recipe]:
     """For each split of a source, a recipe that trains on it."""
-    own = {"seed": "", "validation_share": "data."}
+    own = {"seed": "", "validation_share": "data.", "data.validation_share": ""}
     overrides = []
     for setting in settings:
         key, equals, _ = setting.partition("=")

@@ -205,7 +205,7 @@ def _fits(file: Path, memory: float) -> bool:
     from grouper.advice.run_plan import GIB, plan_run
 
     recipe = load_recipe(file, [f"data.train.limit={LOOKED_AT}"])
-    plan = plan_run(recipe, device="cuda")
+    plan = plan_run(recipe, device="cuda", with_cards=False)
     update = plan.memory[0].peak / GIB
     click.echo(
         f"Model: {recipe.model.path}, {plan.parameters:,} parameters, {plan.trainable:,} of them "

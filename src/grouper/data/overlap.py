@@ -39,19 +39,20 @@ def find_overlap(
     >>> find_overlap([problem("train/0", "What is 2 + 2?")], [problem("test/0", "what is 2+2")])
     (Overlap(held_out_id='test/0', trained_id='train/0', same_question=True),)
     """
-    questions: dict[tuple[str, ...], str] = {}
-    runs: dict[tuple[str, ...], str] = {}
+    asked = [(problem, question_words(problem.question)) for problem in held_out]
+    # What is looked for -> the first trained problem that has it. All runs of a large training set
+    # would fill gigabytes.
+    questions = dict.fromkeys((words for _, words in asked), "")
+    runs = dict.fromkeys((run for p, words in asked for run in _runs(p, words)), "")
     for problem in trained:
         words = question_words(problem.question)
-        questions.setdefault(words, problem.id)
-        for run in _runs(problem, words):
-            runs.setdefault(run, problem.id)
+        for known, parts in ((questions, [words]), (runs, _runs(problem, words))):
+            for part in known.keys() & parts:
+                known[part] = known[part] or problem.id
     found = []
-    for problem in held_out:
-        words = question_words(problem.question)
-        same = questions.get(words)
-        shared = (runs[run] for run in _runs(problem, words) if run in runs)
-        trained_id = same or next(shared, None)
+    for problem, words in asked:
+        same = questions[words]
+        trained_id = same or next(filter(None, map(runs.get, _runs(problem, words))), None)
         if trained_id is not None:
             leak = Overlap(held_out_id=problem.id, trained_id=trained_id, same_question=bool(same))
             found.append(leak)
@@ -73,6 +74,5 @@ def question_words(text: str) -> tuple[str, ...]:
 
 def _runs(problem: Problem, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     if problem.source == "arithmetic" and "steps" in problem.columns:
-        return
-    for start in range(len(words) - RUN_LENGTH + 1):
-        yield words[start : start + RUN_LENGTH]
+        return iter(())
+    return zip(*(words[start:] for start in range(RUN_LENGTH)), strict=False)

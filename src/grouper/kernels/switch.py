@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from threading import Lock
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor  # torch's own shape engine
 
 # If this environment variable is 0, everything runs on PyTorch's own operations.
 OFF = "GROUPER_KERNELS"
-
-Value = TypeVar("Value")
 
 _PLANNED: ContextVar[str | None] = ContextVar("planned", default=None)
 _RUNNING: ContextVar[bool] = ContextVar("running", default=False)
@@ -27,7 +25,7 @@ is_running = _RUNNING.get
 
 
 @contextlib.contextmanager
-def _inside(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+def _inside(variable: ContextVar[Any], value: object) -> Iterator[None]:
     """Give a variable of this thread a value inside the block."""
     before = variable.set(value)
     try:
@@ -91,13 +89,12 @@ SWAPS = _Swaps()
 @contextlib.contextmanager
 def running() -> Iterator[None]:
     """Allow the kernels inside this block."""
-    before = _RUNNING.set(not _OFF.get())
-    SWAPS.count(1)
-    try:
-        yield
-    finally:
-        SWAPS.count(-1)
-        _RUNNING.reset(before)
+    with _inside(_RUNNING, not _OFF.get()):
+        SWAPS.count(1)
+        try:
+            yield
+        finally:
+            SWAPS.count(-1)
 
 
 def kernels_are_off() -> bool:
@@ -113,7 +110,8 @@ def switched_off() -> contextlib.AbstractContextManager[None]:
 def planned(device: str) -> contextlib.AbstractContextManager[None]:
     """Treat tensors without memory as being on this type of device inside the block.
 
-    The same operations run as on that device, so its memory and traffic can be counted without it.
+    The same operations run as on that device, so its memory and, on a GPU, its traffic can be
+    counted without it.
     """
     return _inside(_PLANNED, device)
 
@@ -127,3 +125,14 @@ def device_type(tensor: Tensor) -> str:
     """The type of device (`cpu`, `cuda`, ...) that the tensor is on, or is planned for."""
     device = _PLANNED.get()
     return tensor.device.type if device is None or has_memory(tensor) else device
+
+
+def standing_for_all(parts: Sequence[Any], tensor: Tensor) -> Sequence[Any]:
+    """The parts of a loop that have to run: of a plan for the CPU the first two and the last.
+
+    Parts of equal size take the same memory from the second on, which meets what the first has
+    left, and each one that is traced takes a millisecond.
+    """
+    if has_memory(tensor) or device_type(tensor) != "cpu" or len(parts) < 4:
+        return parts
+    return (*parts[:2], parts[-1])

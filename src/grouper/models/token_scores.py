@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from grouper.kernels.switch import device_type, has_memory
+from grouper.kernels.switch import device_type, has_memory, standing_for_all
 from grouper.kernels.triton import head as fused
 from grouper.kernels.triton.language import Refused, serves
 from grouper.models.device import free_memory
@@ -223,7 +223,7 @@ class _TokenScores(torch.autograd.Function):
             torch.empty(len(hidden), dtype=accurate(hidden[:0]).dtype, device=hidden.device)
             for _ in range(3)
         )
-        for part in _chunks(hidden, len(weight)):
+        for part in standing_for_all(_chunks(hidden, len(weight)), hidden):
             products = head_product(hidden[part].to(head.dtype), matrix, offset)
             scores = None
             if serves(products):
@@ -253,7 +253,7 @@ class _TokenScores(torch.autograd.Function):
             for t, needed in zip(inputs, ctx.needs_input_grad, strict=False)
         )
         matrix, offset = weight.to(head.dtype), None if bias is None else bias.to(head.dtype)
-        for part in _chunks(hidden, len(weight)):
+        for part in standing_for_all(_chunks(hidden, len(weight)), hidden):
             rows = hidden[part].to(head.dtype)
             products = head_product(rows, matrix, offset)
             gradient = head.gradient(products, *(tensor[part] for tensor in of_tokens))
@@ -274,12 +274,12 @@ class _TokenScores(torch.autograd.Function):
         return *grads, None, None
 
 
-def _chunks(hidden: Tensor, vocabulary: int) -> Iterator[slice]:
+def _chunks(hidden: Tensor, vocabulary: int) -> list[slice]:
     """The tokens of each chunk."""
     device = device_type(hidden)
     free = free_memory(hidden.device) if device == "cuda" and has_memory(hidden) else None
     rows = chunk_rows(vocabulary, device, free)
-    return (slice(start, start + rows) for start in range(0, len(hidden), rows))
+    return [slice(start, start + rows) for start in range(0, len(hidden), rows)]
 
 
 def plain_token_scores(

@@ -387,12 +387,11 @@ class RunFolder:
     def has_finished(self, phases: Sequence[str]) -> bool:
         """Whether each of these phases has left its final model, and has not gone on since."""
         steps = {row.phase: row.step for _, row in self._metrics_lines()}
-        reached = dict.fromkeys(phases, 0) | steps
-        for phase in phases:
-            file = self.path / phase / "final" / STATE_FILE
-            if not file.is_file() or read_json(file, _NO_STATE).get("step", 0) < reached[phase]:
-                return False
-        return True
+        states = {phase: self.path / phase / "final" / STATE_FILE for phase in phases}
+        return all(
+            file.is_file() and read_json(file, _NO_STATE).get("step", 0) >= steps.get(phase, 0)
+            for phase, file in states.items()
+        )
 
     def rollout_files(self) -> Iterator[tuple[str, int, Path]]:
         """(phase, step, file) of every step whose rollouts are stored, in order."""

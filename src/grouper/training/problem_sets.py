@@ -217,8 +217,9 @@ def find_leaks(recipe: Recipe, sets: ProblemSets) -> list[Leak]:
     """One per held-out part and the part that it shares problems with, if a phase trains on it."""
     leaks = []
     phases = ((sets.sft, recipe.skip_sft), (sets.train, recipe.skip_grpo))
-    parts = [part for part, skipped in phases if part is not None and not skipped]
-    trained = [problem for part in parts for problem in part.problems]
+    # Both phases may have the very same set.
+    parts = {id(part): part for part, skipped in phases if part is not None and not skipped}
+    trained = [problem for part in parts.values() for problem in part.problems]
     for name, part in sets.parts.items():
         if name in MEASURED and (found := find_overlap(trained, part.problems)):
             same = sum(overlap.same_question for overlap in found)
