@@ -46,6 +46,17 @@ def test_the_runs_of_a_folder_with_the_latest_last(grouper, finished_run, tmp_pa
     assert all(name in table for name in ("name", "accuracy %", "done", "stopped"))
 
 
+def test_the_list_of_runs_makes_no_tally_of_any_step(grouper, tmp_path, monkeypatch):
+    """It needs the number of the last one, and long runs have 30 metrics in each of thousands."""
+    make_run(tmp_path / "long")
+    made = []
+    monkeypatch.setattr("grouper.runs.records._tally", lambda *_: made.append(1))
+    called = grouper("runs", tmp_path, "--json")
+    (row,) = json.loads(called.out)
+    assert row["step"] == "grpo 5"
+    assert made == []
+
+
 def test_a_damaged_run_hides_no_other(grouper, tmp_path):
     make_run(tmp_path / "sound")
     for name, file in (("metrics", "metrics.jsonl"), ("recipe", "recipe.yaml")):

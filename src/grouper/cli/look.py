@@ -25,7 +25,6 @@ from grouper.files import processors, require_writable
 from grouper.models.folders import RECIPE_FILE
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import is_running
-from grouper.types import StepReport
 
 
 def runs(folder: str | None, *, as_json: bool) -> None:
@@ -51,10 +50,10 @@ def runs(folder: str | None, *, as_json: bool) -> None:
 def _run(path: Path) -> dict[str, Any]:
     """One row of the list of runs."""
     run = RunFolder(path)
-    reports: list[StepReport] = []
+    steps: list[dict[str, Any]] = []
     tested: list[EvaluationResult] = []
     try:
-        recipe, reports = load_recipe(path / RECIPE_FILE), run.read_metrics()
+        recipe, steps = load_recipe(path / RECIPE_FILE), run.metrics_rows()
         tested = [r for r in run.read_evaluations() if r.split == "test"]
         state = "finished" if run.has_finished(recipe.phases) else "stopped"
     except GrouperError as error:  # one of many: the others are listed anyway
@@ -67,7 +66,7 @@ def _run(path: Path) -> dict[str, Any]:
     return {
         "name": path.name,
         "state": state,
-        "step": f"{reports[-1].phase} {reports[-1].step}" if reports else None,
+        "step": "{phase} {step}".format_map(steps[-1]) if steps else None,
         "accuracy %": round(100 * tested[-1].overall.mean, 1) if tested else None,
         "when": datetime.fromtimestamp(last).astimezone().isoformat(" ", "minutes"),
     }
