@@ -474,7 +474,7 @@ class Generator:
         if left_out := len(questions) - len(fitting):
             log.warning("%d questions are too long for the model; they get no answer.", left_out)
         # Addressed by the text: the answer to a question does not depend on its neighbours.
-        seed = self.recipe.seed if seed is None else int(seed)  # NumPy's spells itself
+        seed = self.recipe.seed if seed is None else int(seed)  # NumPy's has another repr
         requests = [
             SampleRequest(prompt=p, params=params, key=draw_seed(seed, "generate", p.text, sample))
             for p in (prompts[n] for n in fitting)
@@ -641,7 +641,7 @@ def stream(question: str, model: Generator, **changes: Any) -> Iterator[str]:
 
     Args:
         question: of the user.
-        model: a generator. What is not asked for any more, as after `break`, is not drawn.
+        model: a generator. It stops drawing where the caller stops, as with `break`.
         changes: as in `Generator.answer`.
 
     Raises:

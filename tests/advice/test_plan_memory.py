@@ -232,7 +232,7 @@ def test_parts_of_a_loop_that_are_alike_are_traced_once(monkeypatch: pytest.Monk
     longer, many = traced(128)
     assert many == few
     for module in (ops, token_scores):
-        monkeypatch.setattr(module, "standing_for_all", lambda parts, _: parts)
+        monkeypatch.setattr(module, "representative", lambda parts, _: parts)
     everything, all_parts = traced(128)
     assert everything == longer
     assert all_parts > 1.5 * many

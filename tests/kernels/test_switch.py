@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from grouper.kernels.switch import device_type, has_memory, planned, standing_for_all
+from grouper.kernels.switch import device_type, has_memory, planned, representative
 
 
 def test_tensors_are_where_they_are() -> None:
@@ -32,8 +32,8 @@ def test_what_has_no_memory_counts_as_planned() -> None:
 def test_only_a_plan_for_the_cpu_leaves_out_parts_of_a_loop() -> None:
     shape_only, parts = torch.empty(1, device="meta"), range(0, 60, 10)
     with planned("cpu"):
-        assert [*standing_for_all(parts, shape_only)] == [0, 10, 50]
-        assert [*standing_for_all(parts[:3], shape_only)] == [0, 10, 20]
-        assert standing_for_all(parts, torch.zeros(1)) == parts
+        assert [*representative(parts, shape_only)] == [0, 10, 50]
+        assert [*representative(parts[:3], shape_only)] == [0, 10, 20]
+        assert representative(parts, torch.zeros(1)) == parts
     with planned("cuda"):  # its traffic is counted
-        assert standing_for_all(parts, shape_only) == parts
+        assert representative(parts, shape_only) == parts

@@ -251,11 +251,11 @@ def test_changes_that_were_allowed_before_nothing_was_trained_are_told_together(
     create(
         tmp_path,
         recipe_hash="dddd",
-        recipe_yaml="{seed: 1, x: 2}\n",
+        recipe_yaml="{seed: 3, x: 2}\n",
         resume=True,
         allow_changes=True,
     )
-    assert run.changes_begin_at("grpo", 4) == {"seed": [0, 1], "x": ["(not there)", 2]}
+    assert run.changes_begin_at("grpo", 4) == {"seed": [0, 3], "x": ["(not there)", 2]}
     assert {change.step for change in run.read_info().changes} == {4}
 
 

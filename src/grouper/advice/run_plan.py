@@ -276,7 +276,7 @@ def plan_run(
         recipe: the run.
         device: what to plan for; left out: as the recipe says.
         tokens_per_second: measured speed, for the times of the phases.
-        with_cards: look for what fits on each card, which takes twice as long as all else.
+        with_cards: also find what fits on each card, which takes twice as long as everything else.
 
     Raises:
         ModelError: the configuration of the model is not on this machine.

@@ -198,9 +198,8 @@ def _read_arrow(path: Path) -> Iterator[Row]:
             for batch in source.iter_batches(batch_size=1024) if whole else source:
                 yield from _as_written(batch.to_pylist(), batch.schema)
     except ArrowInvalid as error:
-        raise DataError(
-            f"not {'a Parquet' if whole else 'an Arrow'} file ({error})", where=str(path)
-        ) from error
+        what = f"not {'a Parquet' if whole else 'an Arrow'} file ({error})"
+        raise DataError(what, where=str(path)) from error
 
 
 def _as_written(rows: Iterable[Row], schema: Iterable[Any]) -> Iterator[Row]:
@@ -253,9 +252,8 @@ def _split_files(folder: Path, split: str) -> Sequence[Path]:
         fix = "Fetch those that are missing, remove another copy, or name one file as `path`."
         raise DataError(what, where=f"{folder}/{split}", fix=fix)
     inner = folder / split
-    return files or (
-        _split_files(inner, split) if (inner / _SAVED).is_file() else _data_files(inner)
-    )
+    saved = (inner / _SAVED).is_file()
+    return files or (_split_files(inner, split) if saved else _data_files(inner))
 
 
 def read_hub(

@@ -35,17 +35,17 @@ def _inside(variable: ContextVar[Any], value: object) -> Iterator[None]:
 
 
 class Listeners:
-    """Functions that are told of every call of a kernel that their own thread makes."""
+    """Functions that are called with each call of a kernel that their own thread makes."""
 
     def __init__(self) -> None:
         self._now: ContextVar[tuple[Callable[..., object], ...]] = ContextVar("now", default=())
 
-    def told(self, listener: Callable[..., object]) -> contextlib.AbstractContextManager[None]:
-        """Tell this one, too, inside the block."""
+    def adding(self, listener: Callable[..., object]) -> contextlib.AbstractContextManager[None]:
+        """Call this one, too, inside the block."""
         return _inside(self._now, (*self._now.get(), listener))
 
-    def tell(self, *call: Any) -> None:
-        """Tell all of them of a call."""
+    def notify(self, *call: Any) -> None:
+        """Call all of them with the name of a kernel and what it is given."""
         for listener in self._now.get():
             listener(*call)
 
@@ -127,11 +127,11 @@ def device_type(tensor: Tensor) -> str:
     return tensor.device.type if device is None or has_memory(tensor) else device
 
 
-def standing_for_all(parts: Sequence[Any], tensor: Tensor) -> Sequence[Any]:
-    """The parts of a loop that have to run: of a plan for the CPU the first two and the last.
+def representative(parts: Sequence[Any], tensor: Tensor) -> Sequence[Any]:
+    """The parts of a loop that must run: all, or two and the last in a plan for the CPU.
 
-    Parts of equal size take the same memory from the second on, which meets what the first has
-    left, and each one that is traced takes a millisecond.
+    Each part that is traced takes a millisecond, and from the second on, which runs beside what the
+    first has left, parts of equal size take the same memory.
     """
     if has_memory(tensor) or device_type(tensor) != "cpu" or len(parts) < 4:
         return parts

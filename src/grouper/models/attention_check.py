@@ -89,7 +89,7 @@ def check_logits(policy: Policy) -> None:
         raise ModelError(
             f"Grouper's logits disagree with those of {name} (they differ by {share:.2g} of their "
             "size)",
-            fix="Its training diverged: use an earlier checkpoint."
+            fix="They are not numbers: if training diverged, use an earlier checkpoint."
             if math.isnan(share)
             else "This version of Grouper cannot train the model: please report it.",
         )

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from grouper.kernels.switch import device_type, has_memory, standing_for_all
+from grouper.kernels.switch import device_type, has_memory, representative
 from grouper.kernels.triton import head as fused
 from grouper.kernels.triton.language import Refused, serves
 from grouper.models.device import free_memory
@@ -223,7 +223,7 @@ class _TokenScores(torch.autograd.Function):
             torch.empty(len(hidden), dtype=accurate(hidden[:0]).dtype, device=hidden.device)
             for _ in range(3)
         )
-        for part in standing_for_all(_chunks(hidden, len(weight)), hidden):
+        for part in representative(_chunks(hidden, len(weight)), hidden):
             products = head_product(hidden[part].to(head.dtype), matrix, offset)
             scores = None
             if serves(products):
@@ -253,7 +253,7 @@ class _TokenScores(torch.autograd.Function):
             for t, needed in zip(inputs, ctx.needs_input_grad, strict=False)
         )
         matrix, offset = weight.to(head.dtype), None if bias is None else bias.to(head.dtype)
-        for part in standing_for_all(_chunks(hidden, len(weight)), hidden):
+        for part in representative(_chunks(hidden, len(weight)), hidden):
             rows = hidden[part].to(head.dtype)
             products = head_product(rows, matrix, offset)
             gradient = head.gradient(products, *(tensor[part] for tensor in of_tokens))

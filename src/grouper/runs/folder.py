@@ -135,7 +135,7 @@ class RunFolder:
         self._elapsed_before: float | None = None
         """`elapsed_s` of the step before the first one that is appended here."""
         self.measuring = contextlib.ExitStack()
-        """Closed, it lets others measure what this process has begun."""
+        """Closing it lets other processes measure what this one has begun."""
 
     # --- a new run, or one that goes on
 
@@ -300,7 +300,8 @@ class RunFolder:
         for change in info.changes:
             if change.step is None:
                 change.phase, change.step = phase, step
-                latest |= change.changes
+                for key, (old, new) in change.changes.items():
+                    latest[key] = [latest.get(key, [old])[0], new]
         if latest:
             self._write_info(info)
         return latest

@@ -237,7 +237,7 @@ def setup_logging(run_dir: Path | None, *, console: Console | None = None) -> li
         console: the one that `Progress` uses; None for no warnings on the console.
 
     Returns:
-        What `end_logging` is to be given at the end.
+        The new handlers, for `end_logging`.
 
     Raises:
         RunFolderError: the file cannot be opened.
@@ -260,7 +260,7 @@ def setup_logging(run_dir: Path | None, *, console: Console | None = None) -> li
 
 
 def end_logging(handlers: Iterable[logging.Handler]) -> None:
-    """Send messages no longer where `setup_logging` has sent them."""
+    """Stop sending messages where `setup_logging` sent them."""
     for handler in handlers:
         logging.getLogger("grouper").removeHandler(handler)
         handler.close()

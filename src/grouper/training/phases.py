@@ -44,9 +44,9 @@ from grouper.training.sft import sft_step
 
 log = logging.getLogger(__name__)
 
-# What decides how accurate a model is found to be in validation.
+# Settings that the accuracy in validation depends on.
 _MEASURED_BY = ("data.validation", "evaluation.", "grading.")
-# Of the model that a phase begins with.
+# Settings of the model that a phase begins with.
 _START = ("model.path", "model.revision", "model.new.", "model.lora.", "grpo.start_from")
 
 

@@ -211,7 +211,7 @@ _SMALL = 1 << 15
 Tensors = tuple[Tensor | None, ...]
 
 _LISTENERS = Listeners()
-listened = _LISTENERS.told
+listened = _LISTENERS.adding
 """The listener is given the name of each kernel, its tensors and its numbers."""
 
 
@@ -252,4 +252,4 @@ def call(name: str, tensors: Tensors, *numbers: float) -> None:
     if isinstance(tensors[0], FakeTensor):
         return
     function(name)(packed(tensors, numbers))
-    _LISTENERS.tell(name, tensors, numbers)
+    _LISTENERS.notify(name, tensors, numbers)

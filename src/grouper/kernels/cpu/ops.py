@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grouper.kernels.cpu.library import DTYPES, call, letters, library, threads_for
 from grouper.kernels.layers import fits_rotation, norm_dtype
-from grouper.kernels.switch import device_type, is_running, standing_for_all
+from grouper.kernels.switch import device_type, is_running, representative
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
@@ -247,7 +247,7 @@ class _Attention(torch.autograd.Function):
         deltas = (grad.float() * out.float()).sum(-1).reshape(blocks, -1)
         to_q, to_k, to_v = (torch.empty_like(t) for t in (q, k, v))
         step = max(1, ROOM // (group * tokens * columns))
-        for first in standing_for_all(range(0, blocks, step), query):
+        for first in representative(range(0, blocks, step), query):
             at = slice(first, first + step)
             # Scores and their gradients are in float32: small differences between them matter.
             with _halves_multiplied(q.dtype):

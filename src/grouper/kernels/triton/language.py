@@ -27,7 +27,7 @@ AVAILABLE = triton is not None
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 _LISTENERS = Listeners()
-launches = _LISTENERS.told
+launches = _LISTENERS.adding
 """The listener is given the name of each kernel and its tensors, before it is launched.
 
 A tensor that a kernel both reads and writes is passed twice.
@@ -72,7 +72,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any
         Refused: it could not be built or started (no C compiler, a card that Triton does not know).
     """
     tensors = tuple(a for a in arguments if isinstance(a, Tensor))
-    _LISTENERS.tell(kernel.__name__, tensors)
+    _LISTENERS.notify(kernel.__name__, tensors)
     if not has_memory(tensors[0]):
         return
     try:
