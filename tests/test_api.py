@@ -14,6 +14,7 @@ from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper import (
     Run,
+    api,
     evaluate,
     load_generator,
     load_recipe,
@@ -147,8 +148,11 @@ def test_a_session_is_taken_as_before_and_keeps_its_own_switches(tiny):
     assert "of no run" not in (result.path.parent / "next" / "training.log").read_text()
 
 
-def test_a_recipe_is_prepared_and_trained(tiny):
+def test_a_recipe_is_trained_and_prepared_once(tiny, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(api, "load_problem_sets", loaded.append)  # the run does this itself
     result = train(tiny.override(name="short", skip_grpo=True, skip_sft=True))
+    assert loaded == []
     assert [r.name for r in result.results] == ["base"]
     with pytest.raises(ConfigError, match="no recipe 'dmo'"):
         train("dmo")

@@ -87,12 +87,9 @@ def prepare(recipe: Recipe | str | Path) -> Prepared:
     Raises:
         GrouperError: every problem of the recipe or its data.
     """
-    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    recipe, warnings = _checked(recipe)
     for hook in recipe.hooks:
         load_hook(hook)
-    warnings = check_recipe(recipe)
-    for text in warnings:
-        log.warning(text)
     prepared = Prepared(recipe, load_problem_sets(recipe))
     try:
         found = prepared.check_rewards()
@@ -103,6 +100,15 @@ def prepare(recipe: Recipe | str | Path) -> Prepared:
         log.warning(text)
     prepared.warnings.extend([*warnings, *found])
     return prepared
+
+
+def _checked(recipe: Recipe | str | Path) -> tuple[Recipe, list[str]]:
+    """The recipe, by itself, its name or its file; and its warnings, which are logged."""
+    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    warnings = check_recipe(recipe)
+    for text in warnings:
+        log.warning(text)
+    return recipe, warnings
 
 
 def train(
@@ -134,12 +140,13 @@ def train(
         repo = what.recipe.push_to
         pushes = [] if repo is None else [PushCheckpoints(repo)]
         return phases.train(what, [*usual_hooks(what.recipe), *pushes])
+    if isinstance(what, Prepared):
+        what.release()
+        recipe = what.recipe
+    else:
+        recipe, _ = _checked(what)
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
-    if not isinstance(what, Prepared):
-        with prepare(what) as prepared:
-            return train(prepared, display=display, **intent)
-    what.release()
-    with Run(what.recipe, display, **intent) as run:
+    with Run(recipe, display, **intent) as run:
         return train(run)
 
 
