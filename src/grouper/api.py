@@ -88,8 +88,6 @@ def prepare(recipe: Recipe | str | Path) -> Prepared:
         GrouperError: every problem of the recipe or its data.
     """
     recipe, warnings = _checked(recipe)
-    for hook in recipe.hooks:
-        load_hook(hook)
     prepared = Prepared(recipe, load_problem_sets(recipe))
     try:
         found = prepared.check_rewards()
@@ -105,6 +103,8 @@ def prepare(recipe: Recipe | str | Path) -> Prepared:
 def _checked(recipe: Recipe | str | Path) -> tuple[Recipe, list[str]]:
     """The recipe, by itself, its name or its file; and its warnings, which are logged."""
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    for hook in recipe.hooks:
+        load_hook(hook)
     warnings = check_recipe(recipe)
     for text in warnings:
         log.warning(text)
