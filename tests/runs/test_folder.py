@@ -230,6 +230,24 @@ def test_changes_that_are_allowed_are_recorded_with_their_place(tmp_path):
     assert len(again.read_info().changes) == 1
 
 
+def test_a_run_is_given_more_steps_without_allowing_changes(tmp_path):
+    create(tmp_path, recipe_yaml="{seed: 0, grpo: {steps: 6}}")
+    longer = {"recipe_hash": "bbbb", "recipe_yaml": "{seed: 0, grpo: {steps: 8}}"}
+    with pytest.raises(RunFolderError, match=r"grpo\.steps 6 -> 8"):
+        create(tmp_path, **longer)
+    with pytest.raises(RunFolderError, match="seed 0 -> 1"):
+        create(tmp_path, **longer | {"recipe_yaml": "{seed: 1, grpo: {steps: 8}}"}, resume=True)
+    run = create(tmp_path, **longer, resume=True)
+    assert run.changes_begin_at("grpo", 6) == {"grpo.steps": [6, 8]}
+
+
+def test_numbers_that_follow_from_the_data_are_recorded(tmp_path):
+    run = create(tmp_path)
+    for numbers in ({"sft.steps": 12}, {"sft.steps": 12, "grpo.steps": 7}, {"sft.steps": 13}):
+        run.record_resolved(numbers)
+        assert run.read_info().resolved == numbers
+
+
 def test_changed_code_is_refused_by_name_and_recorded_when_allowed(tmp_path):
     """R1: the source of a reward file is part of what a run is."""
     create(tmp_path, code={"mine.py": "c1"})
@@ -469,7 +487,10 @@ def test_steps_are_read_in_order_beyond_six_digits(tmp_path):
     run = create(tmp_path)
     for step in (1_000_000, 2, 999_999):
         write_rollouts(run, "grpo", step, [make_group(0, [1.0])], [0.0])
+    (tmp_path / "rollouts" / "notes.jsonl.gz").write_bytes(b"mine")
     assert [line["step"] for line in run.read_rollouts()] == [2, 999_999, 1_000_000]
+    assert [line["step"] for line in run.read_rollouts("grpo", 2)] == [2]
+    assert list(run.read_rollouts("sft")) == []
     assert (tmp_path / "rollouts" / "grpo-000002.jsonl.gz").exists()
 
 
@@ -556,6 +577,23 @@ def test_cutting_back_equals_never_having_gone_on(tmp_path, moment):
     assert snapshot(short) != snapshot(long)
     long.truncate_to(*moment)
     assert snapshot(short) == snapshot(long)
+
+
+def test_holes_are_the_steps_whose_lines_or_rollouts_were_lost(tmp_path):
+    run = create(tmp_path)
+    fill(run, ("grpo", 4))
+    assert run.holes({"sft": 4, "grpo": 4}) == []
+    metrics = tmp_path / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if '"step":4' not in line))
+    rollouts = tmp_path / "rollouts"
+    (rollouts / "grpo-000001.jsonl.gz").write_bytes(b"")
+    (rollouts / "grpo-000003.jsonl.gz").unlink()
+    assert run.holes({"sft": 4, "grpo": 4}) == [
+        "the lines of metrics.jsonl of sft step 4",
+        "the lines of metrics.jsonl of grpo step 4",
+        "the rollouts of grpo step 1, 3",
+    ]
 
 
 def test_cutting_back_an_empty_run_does_nothing(tmp_path):
