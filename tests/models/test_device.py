@@ -12,7 +12,7 @@ from grouper.config.schema import ModelConfig
 from grouper.errors import ConfigError
 from grouper.models import device
 from grouper.models.device import find_device, on_device, use_cpu_threads
-from grouper.training import run
+from grouper.training import parallel, run
 
 
 def test_the_cpu_is_always_there() -> None:
@@ -38,10 +38,26 @@ def test_auto_takes_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert find_device("auto") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     assert find_device("auto") == torch.device("cuda", 0)
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert find_device("auto") == torch.device("cuda", 3)
+
+
+def test_a_process_that_sees_its_own_gpu_alone_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a scheduler may arrange it; and several processes on the CPU may be more than the GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert find_device("auto") == torch.device("cuda", 0)
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(parallel, "TorchProcessGroup", lambda: None)
+    parallel.join_processes()
+    assert chosen == [torch.device("cuda", 0)]
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,11 @@ def find_device(name: str) -> torch.device:
     Raises:
         ConfigError: PyTorch finds no such device here.
     """
-    if name == "auto":
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
-        # torchrun numbers the processes of a machine; each takes the device of its number.
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if name == "auto" and torch.cuda.is_available():
+        # torchrun numbers the processes of a machine; each takes the device of its number. It sees
+        # fewer where a scheduler shows each process its own alone, or where the run uses the CPU.
+        number = int(os.environ.get("LOCAL_RANK", "0"))
+        return torch.device("cuda", number % torch.cuda.device_count())
     if name in _BACKENDS and not _BACKENDS[name].is_available():
         raise ConfigError(
             f"PyTorch {torch.__version__} finds no {name} device on this machine",
@@ -76,7 +76,7 @@ def find_device(name: str) -> torch.device:
             fix="Set device: auto or cpu; or install a PyTorch that was built for the device, with "
             "its driver.",
         )
-    return torch.device(name)
+    return torch.device("cpu" if name == "auto" else name)
 
 
 def free_memory(device: torch.device) -> int:

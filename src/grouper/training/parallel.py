@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from grouper.algorithms.batching import TrainBatch, micro_batches
 from grouper.errors import GrouperError
+from grouper.models.device import find_device
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.models.process_group import ProcessGroup
 from grouper.sampling.weights import whole
@@ -76,7 +77,7 @@ def join_processes() -> ProcessGroup:
     if not dist.is_initialized():
         backend = "gloo"
         if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(find_device("auto"))
             backend = "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, timeout=timedelta(minutes=30))
     return TorchProcessGroup()
