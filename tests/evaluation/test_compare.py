@@ -261,7 +261,7 @@ def test_other_problems_under_the_same_ids_are_not_the_same_by_chance() -> None:
         return replace(made, items=tuple(items))
 
     first, second = answering("a", "1234567890"), answering("b", "1298765430")
-    with pytest.raises(DataError, match=r"share no problem.* as they are for 4 of 10 ids"):
+    with pytest.raises(DataError, match=r"share no problem.* for 4 of the 10 ids in common"):
         compare([first, second])
     arms = {"a": [first, second], "b": [second, first]}
     with pytest.raises(DataError, match="name the same ones in each arm, in the same order"):

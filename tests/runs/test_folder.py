@@ -241,6 +241,17 @@ def test_a_run_is_given_more_steps_without_allowing_changes(tmp_path):
     assert run.changes_begin_at("grpo", 6) == {"grpo.steps": [6, 8]}
 
 
+def test_fewer_checkpoints_are_kept_without_allowing_changes(tmp_path):
+    """As we advise where the disk is full."""
+    create(tmp_path, recipe_yaml="{seed: 0, grpo: {keep_checkpoints: 4}}")
+    fewer = {"recipe_hash": "bbbb", "recipe_yaml": "{seed: 0, grpo: {keep_checkpoints: 1}}"}
+    with pytest.raises(RunFolderError, match="keep_checkpoints 4 -> 1"):
+        create(tmp_path, **fewer)
+    run = create(tmp_path, **fewer, resume=True)
+    assert run.changes_begin_at("grpo", 6) == {"grpo.keep_checkpoints": [4, 1]}
+    assert create(tmp_path, **fewer, resume=True).recipe_hashes() == {"aaaa", "bbbb"}
+
+
 def test_numbers_that_follow_from_the_data_are_recorded(tmp_path):
     run = create(tmp_path)
     for numbers in ({"sft.steps": 12}, {"sft.steps": 12, "grpo.steps": 7}, {"sft.steps": 13}):

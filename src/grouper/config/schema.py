@@ -281,9 +281,9 @@ class PhaseConfig(Section):
     sampling.max_new_tokens)"""
     evaluate_every: NonNegative | Literal["epoch"] = 0
     """steps between validations (on data.validation), or epoch; 0: never"""
-    checkpoint_every: Annotated[NonNegative, ASIDE] = 0
+    checkpoint_every: NonNegative = 0
     """steps; a checkpoint is also saved ten minutes after the last one; 0: by time only"""
-    keep_checkpoints: Annotated[Positive, ASIDE] = 2
+    keep_checkpoints: Positive = 2
     """the newest ones, to go on from"""
 
     def contradictions(self) -> Iterator[str]:
@@ -588,7 +588,7 @@ class TrackingConfig(Section):
     token_groups: Annotated[NonNegative | Literal["all"], ASIDE] = 2
     """groups per step whose tokens are recorded one by one: log-probs, entropy, clipping; the
     report shows them. all: of every group, with ids and exact log-probs"""
-    log_every: Annotated[Positive, ASIDE] = 1
+    log_every: Positive = 1
     """steps between lines on the console and in training.log"""
     print_every_steps: Annotated[Positive | None, ASIDE] = None
     """GRPO steps between samples shown on the console; left out: none"""

@@ -112,7 +112,7 @@ def compare(
         raise DataError(
             f"the evaluations {' and '.join(repr(result.name) for result in results)} share no "
             "problem: an id and its reference answer would have to be the same, as they are for "
-            f"{len(shared)} of {named} ids",
+            f"{len(shared)} of the {named} ids in common",
             where="comparing evaluations",
             fix="Measure every model on the same problems. Seeds with problems of their own are "
             "paired: name the same ones in each arm, in the same order.",

@@ -54,12 +54,12 @@ from grouper.runs.records import (
     Change,
     Changes,
     RunInfo,
+    are_harmless,
     content_changes,
     describe_changes,
     evaluation_summary,
     flat,
     numbers_in_words,
-    only_prolongs,
     recipe_changes,
 )
 from grouper.types import StepReport
@@ -195,9 +195,8 @@ class RunFolder:
                 "anyway with --resume --allow-changes.",
             )
         old, new = info.recipe_hash, now.recipe_hash
-        if old != new:
-            changes |= recipe_changes(self._recipe_text, recipe_yaml)
         if old != new or changes:
+            changes |= recipe_changes(self._recipe_text, recipe_yaml)
             info.changes.append(Change(hash_before=old, hash=new, changes=changes))
         info.recipe_hash = new
         info.fingerprints |= now.fingerprints
@@ -208,7 +207,7 @@ class RunFolder:
         """Whether `create` would find a run here to continue or delete. Touches nothing.
 
         With `recipe_yaml`, a refusal names the settings that differ. A run that is continued may be
-        given more steps or epochs without `allow_changes`.
+        given more steps or epochs, and save more or less, without `allow_changes`.
 
         Raises:
             RunFolderError: `create` would refuse the folder, but for changed data or code.
@@ -233,7 +232,7 @@ class RunFolder:
             return True
         there, before = self.read_info().recipe_hash, self._recipe_text
         changes = recipe_changes(before, recipe_yaml) if before and recipe_yaml else {}
-        allowed = intent.get("allow_changes") or (intent.get("resume") and only_prolongs(changes))
+        allowed = intent.get("allow_changes") or (intent.get("resume") and are_harmless(changes))
         if there != recipe_hash and not allowed:
             shown = f": {describe_changes(changes)}" if changes else ""
             raise RunFolderError(
@@ -289,9 +288,8 @@ class RunFolder:
     def record_resolved(self, numbers: Mapping[str, int]) -> None:
         """Record settings that followed from the data: `resolved` of `run.json`."""
         info = self.read_info()
-        if info.resolved != dict(numbers):
-            info.resolved = dict(numbers)
-            self._write_info(info)
+        info.resolved = dict(numbers)
+        self._write_info(info)
 
     def changes_begin_at(self, phase: str, step: int) -> Changes:
         """Record where changes take effect that were allowed since the last step; returns them."""

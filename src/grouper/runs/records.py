@@ -262,6 +262,8 @@ Changes = dict[str, list[Any]]
 
 # A finished phase may be given more of these without `--allow-changes`.
 LENGTHS = ("sft.steps", "sft.epochs", "grpo.steps", "grpo.epochs")
+# Ends of settings of what is saved and printed how often, which change no number.
+UPKEEP = (".checkpoint_every", ".keep_checkpoints", ".log_every")
 
 NOT_THERE = "(not there)"
 
@@ -324,14 +326,17 @@ def recipe_changes(before: str, now: str) -> Changes:
     }
 
 
-def only_prolongs(changes: Changes) -> bool:
-    """Whether phases are given more steps or epochs, and nothing else differs.
+def are_harmless(changes: Changes) -> bool:
+    """Whether these need no `--allow-changes`: phases get longer, or are saved more or less often.
 
-    >>> only_prolongs({"grpo.steps": [6, 8]}), only_prolongs({"grpo.steps": [8, 6]})
-    (True, False)
+    >>> are_harmless({"grpo.steps": [6, 8], "grpo.keep_checkpoints": [3, 1]})
+    True
+    >>> are_harmless({"grpo.steps": [8, 6]})
+    False
     """
     return bool(changes) and all(
-        key in LENGTHS and None not in pair and pair[0] < pair[1] for key, pair in changes.items()
+        key.endswith(UPKEEP) or (key in LENGTHS and None not in pair and pair[0] < pair[1])
+        for key, pair in changes.items()
     )
 
 
