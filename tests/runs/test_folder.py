@@ -321,6 +321,14 @@ def test_metrics_come_back_exactly(tmp_path):
     assert run.read_metrics() == reports
 
 
+def test_of_most_metrics_the_mean_alone_is_kept(tmp_path):
+    run = create(tmp_path)
+    tallies = {"loss": Tally.of([0.5, 1.5]), "policy/kl": Tally.of([0.1, 0.2, 0.4])}
+    run.append_metrics(StepReport(phase="grpo", step=1, status="learning", tallies=tallies))
+    (found,) = run.read_metrics()
+    assert found.tallies == {"loss": Tally.of([1.0]), "policy/kl": tallies["policy/kl"]}
+
+
 def test_a_step_is_one_flat_line_that_pandas_reads(tmp_path):
     """U13: a table of numbers, and whatever is not finite stays what it is."""
     run = create(tmp_path)

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from drawn_runs import report, result
+from drawn_runs import report, result, rollout
 from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper import errors
@@ -275,6 +275,29 @@ def recording(folder: Path) -> Recorder:
     recipe = load_recipe("demo", [f"output_dir={folder}"])
     info = RunInfo(recipe_hash=recipe_hash(recipe), versions={}, fingerprints={})
     return Recorder(recipe, ProcessGroup(), {}, info)
+
+
+def test_trackers_get_the_rewards_that_were_trained_on_and_a_table_now_and_then(
+    tmp_path, monkeypatch
+):
+    recorder = recording(tmp_path)
+    sent: list[Record] = []
+    monkeypatch.setattr(recorder, "_send", sent.append)
+    for step in (1, 2, 25):
+        rows = [rollout(step, number) for number in range(40)]
+        rows[0]["advantage"] = None  # its group had nothing to say
+        rows[1]["rewards"]["format"] = None  # it was not scored
+        recorder.write_rollouts("grpo", step, rows)
+        recorder.append_metrics(report("grpo", step, {"reward/total": 1.0}))
+    recorder.append_metrics(report("grpo", 26, {"reward/total": 1.0}))
+    recorder.close()
+    assert [len(one.completions) for one in sent] == [16, 0, 16, 0]
+    # As many problems as possible.
+    shown = [row["problem_id"] for row in sent[0].completions]
+    assert shown == [f"train/{n}" for n in [*range(10), *range(6)]]
+    counts = {name: len(values) for name, values in sent[1].histograms.items()}
+    assert counts == {"rewards/total": 39, "rewards/correctness": 39, "rewards/format": 38}
+    assert sent[3].histograms == {}
 
 
 def test_pictures_are_drawn_at_evaluations_and_at_the_end_if_there_is_news(tmp_path):
