@@ -188,6 +188,16 @@ def gradients() -> dict[str, float]:
     return worst
 
 
+def on_the_cpu() -> list[str]:
+    """Where the weights are that are split on a machine with a GPU, which the run does not use."""
+    processes = join_processes()
+    torch._C._get_accelerator = lambda: torch.device("cuda")
+    replica = make_parallel(policy_of("qwen3", lora=False), processes, "fsdp")
+    found = sorted({parameter.device.type for parameter in replica.policy.parameters()})
+    leave_processes(replica)
+    return found
+
+
 def run_short_of_memory(policy: Policy, *, at: int) -> list[int]:
     """Let forward number `at` fail; the rows of every forward are noted."""
     rows: list[int] = []
@@ -419,6 +429,7 @@ def full_disk(run: str, rank: int) -> dict[str, Any]:
 
 JOBS: dict[str, Callable[..., Any]] = {
     "gradients": lambda size: fork_all(size, gradients),
+    "on_the_cpu": lambda size: fork_all(size, on_the_cpu),
     "sharing": lambda size: {
         str(count): fork_all(size, lambda count=count: sharing(count)) for count in (1, 3, 8)
     },

@@ -119,6 +119,12 @@ def test_the_gradient_is_that_of_one_process(gang: Callable[..., Any], size: int
         assert max(worst.values()) < 1e-12, worst
 
 
+@pytest.mark.slow  # 2 s
+def test_weights_that_are_split_stay_on_the_device_of_the_run(gang: Callable[..., Any]) -> None:
+    """With device=cpu beside a GPU, which FSDP would choose."""
+    assert gang("on_the_cpu", 2) == [["cpu"], ["cpu"]]
+
+
 ALL = "10000"
 """More tokens than the step has: the last process has a single slice."""
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -173,11 +174,7 @@ class ParallelPolicy:
             batch: the rows.
             weights: used in place of the trainable ones; from `snapshot` or `shard`.
         """
-        outputs: TokenOutputs = (
-            self.policy(batch)
-            if weights is None
-            else torch.func.functional_call(self.policy, weights, (batch,))
-        )
+        outputs: TokenOutputs = torch.func.functional_call(self.policy, weights or {}, (batch,))
         return outputs
 
     def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -199,11 +196,13 @@ class FullySharded(ParallelPolicy):
 
     def __init__(self, policy: Policy, processes: ProcessGroup) -> None:
         super().__init__(policy, processes)
+        # Left to itself FSDP moves the weights to a GPU, also of a run that is to use the CPU.
+        mesh = init_device_mesh(policy.device.type, (processes.size,))
         # The decoder layers are gathered one after the other.
         layers = getattr(policy.model, "_no_split_modules", None) or ()
         for module in [m for m in policy.modules() if type(m).__name__ in layers]:
-            fully_shard(module)
-        self._sharded = fully_shard(policy)
+            fully_shard(module, mesh=mesh)
+        self._sharded = fully_shard(policy, mesh=mesh)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self._sharded.set_requires_gradient_sync(last)
