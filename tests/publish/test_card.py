@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
-from drawn_runs import result
+from drawn_runs import make_run, result
 from tiny_models import tiny_model
 
 from grouper.config.loading import load_recipe
 from grouper.publish.card import license_of, model_card
 from grouper.publish.export import recipe_record
+from grouper.training.checkpoint import _KEYS, STATE_FILE
 
 
 def test_a_model_of_unknown_origin_gets_a_short_card(tmp_path: Path) -> None:
@@ -48,6 +50,34 @@ def test_the_card_says_how_it_was_trained(tmp_path: Path, skipped: str, said: st
         "sampling": {"temperature": 0.0, "max_new_tokens": 8},
     }
     assert said in model_card(str(tmp_path / "strange"), record, place="strange")
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "accuracy", "measured"),
+    [("sft", 40, 0.4, ["base", "SFT"]), ("grpo", 5, 0.9, ["base", "SFT", "GRPO"])],
+)
+def test_a_card_has_what_was_measured_up_to_its_model(
+    tmp_path: Path, phase: str, step: int, accuracy: float, measured: list[str]
+) -> None:
+    """Its metadata the model's own result on the test problems, and no validation."""
+    run = make_run(tmp_path / "run")
+    model = run.path / phase / "final"
+    tiny_model("qwen3").save_pretrained(model)
+    state = dict.fromkeys(_KEYS) | {"phase": phase, "step": step}
+    (model / STATE_FILE).write_text(json.dumps(state))
+    record = {
+        **recipe_record(load_recipe("demo")),
+        "prompt": {"format": "xml", "in_chat_template": True, "stop": []},
+        "sampling": {"temperature": 0.0, "max_new_tokens": 8},
+    }
+    card = model_card(str(model), record, place="me/mine", run=run.path)
+    metadata = yaml.safe_load(card.split("---")[1])
+    (metric,) = metadata["model-index"][0]["results"][0]["metrics"]
+    assert (metric["type"], metric["value"]) == ("accuracy", accuracy)
+    assert ("grpo" in metadata["tags"]) == (phase == "grpo")
+    rows = [line for line in card.splitlines() if line.startswith("| ")]
+    shown = [name for name in ("base", "SFT", "GRPO") if any(f"| {name} |" in row for row in rows)]
+    assert shown == measured, card
 
 
 def test_models_that_share_no_problem_stand_side_by_side(
