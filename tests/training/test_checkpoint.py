@@ -288,6 +288,29 @@ def test_a_damaged_final_is_made_again_unless_something_came_from_it(
         is_finished(tmp_path, "sft", 4)
 
 
+def test_a_finished_grpo_needs_its_sft_no_longer(tmp_path: Path) -> None:
+    """Nor is SFT prolonged, from which it began; its own final model is made again."""
+    start = save(tmp_path, tiny_state("sft", total=4), final=True)
+    state = tiny_state("grpo", total=2)
+    state.step = 2
+    save(tmp_path, state)
+    assert is_finished(tmp_path, "sft", 6), "GRPO has begun from it"
+    final = save(tmp_path, state, final=True)
+    flip(start / "model.safetensors")
+    assert is_finished(tmp_path, "sft", 4)
+    assert is_finished(tmp_path, "grpo", 2)
+    flip(final / "model.safetensors")
+    assert not is_finished(tmp_path, "grpo", 2)
+
+
+def test_a_final_model_alone_cannot_be_trained_on(tmp_path: Path) -> None:
+    final = save(tmp_path, tiny_state("grpo"), final=True)
+    with pytest.raises(CheckpointError, match=r"only final/ is left.* A run of its own can begin"):
+        newest(tmp_path)
+    (final / STATE_FILE).unlink()
+    assert latest_checkpoint(tmp_path, "grpo", recipe_hashes={HASH}) is None
+
+
 def test_an_optimizer_of_other_weights_is_one_paragraph(tmp_path: Path) -> None:
     state = tiny_state(lora=True)
     take_step(state)
