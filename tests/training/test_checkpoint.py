@@ -382,13 +382,26 @@ def test_a_run_is_refused_where_not_even_its_models_fit_and_warned_of_its_checkp
         check_room_for_run(tmp_path, state.replica.policy, phases)
 
     with pytest.raises(RunFolderError, match="are free"):
-        check(1.9 * weights)
-    check(2.1 * weights)
+        check(2 * weights * checkpoint.MARGIN - 1)
+    check(2 * weights * checkpoint.MARGIN + 1)
     assert "lower keep_checkpoints" in caplog.text
-    caplog.clear()
     # Two finals; two checkpoints of SFT and three of GRPO, and one more of each being written.
-    check(1.1 * (2 * weights + 7 * (weights + moments)))
+    wanted = 2 * weights + 7 * (weights + moments)
+    for validated in (0, 2):  # the best model of each phase is kept, too
+        every = {"evaluate_every": int(validated > 0)}
+        phases = {name: phase.model_copy(update=every) for name, phase in phases.items()}
+        for more, warned in ((-1, True), (1, False)):
+            caplog.clear()
+            check((wanted + validated * weights) * checkpoint.MARGIN + more)
+            assert bool(caplog.records) == warned
+    # What the run has already written is room, too.
+    (tmp_path / "sft" / "final").mkdir(parents=True)
+    (tmp_path / "sft" / "final" / "model.safetensors").write_bytes(b"." * weights)
+    check((wanted + weights) * checkpoint.MARGIN + 1)
     assert not caplog.records
+    check(weights * checkpoint.MARGIN + 1)
+    with pytest.raises(RunFolderError, match="are free"):
+        check(weights * checkpoint.MARGIN - 1)
 
 
 def test_a_checkpoint_is_whole_whether_it_still_is_the_best_one_or_not(tmp_path: Path) -> None:
