@@ -285,30 +285,31 @@ def demonstrate(
             f"the worked solution of {problem.id} holds the stop token itself",
             where="data.sft",
         )
-    return Demonstration(
-        prompt=prompt, token_ids=(*ids, stop_token_id), stop_token_id=stop_token_id
-    )
+    return Demonstration(prompt=prompt, token_ids=(*ids, stop_token_id))
 
 
 def completion_text(problem: Problem, fmt: AnswerFormat) -> str:
     """The worked solution of `problem` as its format wants it, less the prefix.
 
-    A whole response is taken word for word. Else the answer is the column
-    `demonstrated_answer` where the source has one, or the reference.
+    A whole response is taken word for word, but for the prefix, if it begins with it: the prompt
+    has opened that already. Else the answer is the column `demonstrated_answer` where the source
+    has one, or the reference.
 
     Raises:
         PromptError: the problem has no worked solution, one that holds tags of the format, or a
             response in another layout.
     """
-    if problem.response is not None:
+    if (response := problem.response) is not None:
+        if problem.prompt is not None:
+            return response
         # After this format's prompt another layout would unteach this one.
-        missing = [mark for mark in fmt.marks if mark not in fmt.prefix + problem.response]
-        if missing and problem.prompt is None:
+        if missing := [mark for mark in fmt.marks if mark not in fmt.prefix + response]:
             raise PromptError(
                 f"the response of {problem.id} lacks {', '.join(missing)} of the format {fmt.name}",
                 where="data.sft",
             )
-        return problem.response
+        repeated = fmt.prefix and response.lstrip().startswith(fmt.prefix)
+        return response.lstrip().removeprefix(fmt.prefix) if repeated else response
     if not (problem.solution or "").strip():
         raise PromptError(f"problem {problem.id} has no worked solution", where="data.sft")
     tags = [tag for tag in fmt.tags or () if len(tag.strip()) > 1]  # not a line break, or a point
