@@ -185,6 +185,19 @@ def test_math_takes_the_answer_column_or_the_last_box(tmp_path):
             {"question": "task", "answer": "reward_model.ground_truth"},
             [{"task": "q", "reward_model": {"ground_truth": "34", "style": "rule"}}],
         ),
+        # A conversation, whether or not it begins with an instruction
+        (
+            {"question": "messages.-2.content", "answer": "messages.2.content"},
+            [
+                {
+                    "messages": [
+                        {"role": "system", "content": "Be brief."},
+                        {"role": "user", "content": "q"},
+                        {"role": "assistant", "content": "34"},
+                    ]
+                }
+            ],
+        ),
         # DAPO-Math: the column called solution holds the answer
         ({"question": "prompt", "answer": "solution"}, [{"prompt": "q", "solution": "34"}]),
         # OpenMathReasoning-mini, by its own names
