@@ -22,7 +22,6 @@ from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.result import EvaluationResult
 from grouper.grading import Grader, require_symbolic
 from grouper.models.device import find_device, use_cpu_threads
-from grouper.models.folders import require_model_folder
 from grouper.models.loading import (
     context_length,
     load_policy,
@@ -275,7 +274,6 @@ class Prepared:
         Raises:
             ModelError: it cannot be had.
         """
-        require_model_folder(path)
         recipe = self.recipe
         policy = load_policy(
             recipe.model, path, seed=recipe.seed, device=find_device(recipe.device)
