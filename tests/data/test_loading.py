@@ -51,7 +51,8 @@ def test_rows_that_cannot_be_used_are_listed_with_their_reason(tmp_path):
         1: "the answer has no ####",
         2: "the question is empty",
         3: "the answer is empty",
-        4: "column 'answer' holds a dict, not text or a number",
+        4: "column 'answer' holds a dict, not text or a number; "
+        "name a part of it, such as `prompt.-1.content`",
     }
     assert (len(problem_set.quarantined), problem_set.rows_read) == (4, 6)
 

@@ -312,4 +312,5 @@ def _text(value: Any, column: str) -> str | None:
             half = value[error.start]
             raise ValueError(f"column {column!r} holds {half!a}, half of a character") from error
         return None if value.strip() in _MISSING else value
-    raise ValueError(f"column {column!r} holds a {type(value).__name__}, not text or a number")
+    fix = "; name a part of it, such as `prompt.-1.content`" if isinstance(value, Mapping) else ""
+    raise ValueError(f"column {column!r} holds a {type(value).__name__}, not text or a number{fix}")
