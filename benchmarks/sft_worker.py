@@ -64,7 +64,6 @@ def begin(
         Demonstration(
             prompt=Prompt(problem_id=str(number), text="", token_ids=tuple(prompt)),
             token_ids=(*completion, STOP),
-            stop_token_id=STOP,
         )
         for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
     )

@@ -435,11 +435,13 @@ class Generator:
             earlier: the turns before it, if any, as the chat template takes them.
 
         Raises:
-            DataError: the question is empty.
+            DataError: the question is empty, or not valid UTF-8.
             PromptError: turns come before it, and the model was trained without a chat template.
         """
         if not question.strip():
             raise DataError("the question is empty", where="solve", fix="Give it some text.")
+        if question.encode(errors="ignore").decode() != question:  # no tokenizer takes it
+            raise DataError("the question is not valid UTF-8", where="solve", fix="Convert it.")
         # The reference is not known here, and rendering does not look at it.
         problem = Problem(id="question", question=question, answer="?", source="generate")
         with self._one_at_a_time:  # a tokenizer is switched over for each part of a prompt

@@ -363,17 +363,11 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
-    """A prompt and the completion SFT should teach, stop token included."""
+    """A prompt and the completion SFT should teach."""
 
     prompt: Prompt
     token_ids: tuple[int, ...]
-    stop_token_id: int
-
-    def __post_init__(self) -> None:
-        _require(
-            len(self.token_ids) > 0 and self.token_ids[-1] == self.stop_token_id,
-            f"the demonstration of {self.prompt.problem_id} does not end in the stop token",
-        )
+    """Of the completion; the last one is the stop token."""
 
 
 @dataclass(frozen=True, slots=True)

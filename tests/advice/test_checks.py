@@ -387,6 +387,9 @@ def test_a_model_that_does_not_stop_is_found_after_sft(late: int, names: list[st
         (["data.test=null"], ["no-test"]),
         (["prompt.system=Just answer."], ["system"]),
         (["model.lora={}", "grpo.optimizer.learning_rate=1e-6"], ["adapter-rate"]),
+        (["model.dtype=bfloat16", "grpo.optimizer.learning_rate=1e-6"], ["rounded-away"]),
+        (["model.dtype=bfloat16", "skip_grpo=true", "grpo.optimizer.learning_rate=1e-6"], []),
+        (["model.dtype=bfloat16", "model.lora={}"], []),
     ],
 )
 def test_what_is_rarely_meant_in_a_recipe_is_warned_of(

@@ -84,7 +84,7 @@ def test_nothing_to_learn_is_no_batch() -> None:
 
 def test_demonstrations_train_the_whole_completion_stop_token_included() -> None:
     demonstrations = [
-        Demonstration(prompt=make_prompt(i), token_ids=(*tokens(n, i), 2), stop_token_id=2)
+        Demonstration(prompt=make_prompt(i), token_ids=(*tokens(n, i), 2))
         for i, n in enumerate([2, 5])
     ]
     batch = demonstration_batch(demonstrations, token_mean)

@@ -30,9 +30,11 @@ def test_the_problems_are_those_that_grpo_meets_first(grouper, finished_run):
     """Not the first of the file, which may be sorted by subject."""
     called = grouper("preview", finished_run, "-q", "--problems", "4", "--samples", "2")
     shown = re.findall(r"^Problem (.+)$", called.out, re.MULTILINE)
-    met = {row["problem_id"] for row in RunFolder(finished_run).read_rollouts("grpo", 1)}
-    assert set(shown) == met
+    met = {r["problem_id"]: r["prompt"] for r in RunFolder(finished_run).read_rollouts("grpo", 1)}
+    assert set(shown) == set(met)
     assert len(shown) == 4
+    for problem, prompt in met.items():  # as the model reads it
+        assert f"Problem {problem}\n{prompt}\nReference: " in called.out
 
 
 def test_a_temperature_that_is_too_low_is_named_with_code_1(grouper, finished_run):

@@ -51,7 +51,8 @@ def test_rows_that_cannot_be_used_are_listed_with_their_reason(tmp_path):
         1: "the answer has no ####",
         2: "the question is empty",
         3: "the answer is empty",
-        4: "column 'answer' holds a dict, not text or a number",
+        4: "column 'answer' holds a dict, not text or a number; "
+        "name a part of it, such as `prompt.-1.content`",
     }
     assert (len(problem_set.quarantined), problem_set.rows_read) == (4, 6)
 
@@ -184,6 +185,19 @@ def test_math_takes_the_answer_column_or_the_last_box(tmp_path):
         (
             {"question": "task", "answer": "reward_model.ground_truth"},
             [{"task": "q", "reward_model": {"ground_truth": "34", "style": "rule"}}],
+        ),
+        # A conversation, whether or not it begins with an instruction
+        (
+            {"question": "messages.-2.content", "answer": "messages.2.content"},
+            [
+                {
+                    "messages": [
+                        {"role": "system", "content": "Be brief."},
+                        {"role": "user", "content": "q"},
+                        {"role": "assistant", "content": "34"},
+                    ]
+                }
+            ],
         ),
         # DAPO-Math: the column called solution holds the answer
         ({"question": "prompt", "answer": "solution"}, [{"prompt": "q", "solution": "34"}]),

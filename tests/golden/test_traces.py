@@ -83,7 +83,6 @@ def trace(name: str) -> list[dict[str, float]]:
                 Demonstration(
                     prompt=make_prompt(step + i, 3 + i),
                     token_ids=(*tokens(2 + (step + i) % 5, step * i), 2),
-                    stop_token_id=2,
                 )
                 for i in range(4)
             ]

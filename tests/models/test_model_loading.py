@@ -16,8 +16,9 @@ import transformers
 from safetensors.torch import load_file
 from tiny_models import make_batch, tiny_model
 from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from grouper import errors
 from grouper.config.schema import LoraConfig, ModelConfig
@@ -330,6 +331,18 @@ def test_a_tokenizer_of_another_kind_than_the_configuration_is_one_paragraph(
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_tokenizer(str(tmp_path))
+
+
+def test_decoding_drops_no_space(folder: Path) -> None:
+    """Solutions with ` ,` or ` .` in them were left out, as texts that the tokenizer changes."""
+    words = {word: number for number, word in enumerate(("<unk>", "2", ",", "3", "?"))}
+    backend = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", clean_up_tokenization_spaces=True
+    ).save_pretrained(folder)
+    tokenizer = load_tokenizer(str(folder))
+    assert tokenizer.decode(tokenizer.encode("2 , 3 ?")) == "2 , 3 ?"
 
 
 def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

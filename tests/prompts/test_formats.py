@@ -232,6 +232,19 @@ def test_a_whole_response_is_trained_word_for_word():
     assert completion_text(problem, FORMATS["r1-zero"]) == response
 
 
+@pytest.mark.parametrize("before", ["", "\n "])
+@pytest.mark.parametrize("name", ["r1-zero", "tags", "xml"])
+def test_what_the_prompt_opens_is_not_trained_again(name, before):
+    """A response from elsewhere begins with the tag, and the model learned to open it twice."""
+    fmt = FORMATS[name]
+    rest = fmt.completion("so", "2")
+    response = before + fmt.prefix + rest
+    problem = Problem(id="a", question="q", answer="2", source="a", response=response)
+    assert completion_text(problem, fmt) == (rest if fmt.prefix else response)
+    # A prompt that is used word for word has opened nothing.
+    assert completion_text(replace(problem, prompt="Q: q"), fmt) == response
+
+
 def test_a_response_in_another_layout_is_refused():
     """Trained, it would unteach the tags or the box that the rewards look for."""
     problem = Problem(id="a", question="q", answer="2", source="a", response="</think> 2")

@@ -252,7 +252,10 @@ def test_the_generation_prompt_opens_the_tag(make, tags):
     fmt = make_format(PromptConfig(format="tags", tags=tags, template="install"))
     install_template(fmt, tokenizer)
     prompt = render(PROBLEM, fmt, tokenizer)
-    assert prompt.text == f"{fmt.system}\n\n2+2?\n{fmt.prefix}"
+    # The tokenizer of Llama 3 puts a BOS in front of a text, which its model cannot do without.
+    bos = tokenizer.bos_token if make is fixtures.llama3 else ""
+    assert prompt.text == f"{bos}{fmt.system}\n\n2+2?\n{fmt.prefix}"
+    assert (prompt.token_ids[0] == tokenizer.bos_token_id) == (make is fixtures.llama3)
     assert fmt.prefix == (tags or TagsConfig()).reasoning_open
     # A program that loads the tokenizer need not know the instruction.
     elsewhere = tokenizer.apply_chat_template(

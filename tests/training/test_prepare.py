@@ -17,6 +17,7 @@ from grouper.api import prepare
 from grouper.config.loading import load_recipe
 from grouper.data import ProblemSet
 from grouper.errors import ConfigError, ModelError, PromptError
+from grouper.models.loading import save_policy, stop_ids_of
 from grouper.runs.progress import Progress
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
@@ -142,6 +143,21 @@ def test_a_tokenizer_that_knows_more_than_the_model(run, tmp_path, more, refused
         if refused:
             stack.enter_context(pytest.raises(ModelError, match=r"'many'.*the model knows \d+"))
         stack.enter_context(Run(recipe, Progress(quiet=True)))
+
+
+def test_other_programs_stop_where_sft_ends_its_completions(run, tmp_path):
+    """A base model ends a text with one token, and its chat template a turn with another."""
+    base, trained = tmp_path / "base", tmp_path / "trained"
+    shutil.copytree(run.base_path, base)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|user|>{% endfor %}"
+    tokenizer.save_pretrained(base)
+    recipe = load_recipe("demo", [*SMALL[3:6], f"model={{path: {base}}}", "grading.symbolic=false"])
+    with Prepared(recipe, ProblemSets(), quiet=True) as prepared:
+        save_policy(prepared.model, prepared.tokenizer, trained)
+    ends = tokenizer.convert_tokens_to_ids(["<|user|>", tokenizer.eos_token])
+    assert stop_ids_of(str(base)) == ends[1:]
+    assert stop_ids_of(str(trained)) == ends
 
 
 def test_prompts_that_leave_nothing(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from grouper.rewards import RewardStack
 from grouper.runs.progress import Progress
 from grouper.sampling.native import NativeSampler
 from grouper.training import run as running
-from grouper.training.run import Run, check_models, require_shareable
+from grouper.training.run import Run, _as_trained, check_models, require_shareable
 
 
 @pytest.fixture
@@ -70,6 +71,16 @@ def test_a_run_that_goes_on_needs_its_start_no_more(recipe: Recipe, lora_run: Pa
             check_models(gone, run, resume=resume)
     with pytest.raises(ModelError, match="there is no folder"):  # the reference
         check_models(gone.override("grpo.beta=0.1"), lora_run, resume=True)
+
+
+def test_a_demonstration_cannot_steer_the_terminal(recipe: Recipe, tmp_path: Path) -> None:
+    row = {"question": "Pick \x1b[2J 1.", "answer": "1", "solution": "\x07 one"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    rows = f"{{source: file, path: {tmp_path}/rows.jsonl}}"
+    with prepare(recipe.override(f"data.sft={rows}", "skip_grpo=true")) as prepared:
+        shown = _as_trained(prepared).plain
+    assert "Pick \\x1b[2J 1." in shown
+    assert ">>><reasoning>\\x07 one</reasoning><answer>1</answer>" in shown
 
 
 def test_an_evaluation_gives_the_samplers_memory_back(

@@ -499,9 +499,7 @@ def test_memory_that_runs_out_takes_what_samplers_hold() -> None:
 def test_it_is_the_mean_over_tokens_whatever_the_budget() -> None:
     policy = Policy(tiny_model("qwen3"))
     shown = [
-        Demonstration(
-            prompt=make_prompt(i, 3 + i), token_ids=(*tokens(2 + 3 * i, i), 2), stop_token_id=2
-        )
+        Demonstration(prompt=make_prompt(i, 3 + i), token_ids=(*tokens(2 + 3 * i, i), 2))
         for i in range(4)
     ]
     batch = demonstration_batch(shown, token_mean)

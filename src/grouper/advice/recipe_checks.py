@@ -22,6 +22,8 @@ from grouper.rewards import build_rewards
 # Below these, a learning rate was most likely chosen for training all weights: an adapter needs
 # about ten times as much (Schulman et al., "LoRA without regret", 2025).
 ADAPTER_RATES = {"sft": 5e-5, "grpo": 5e-6}
+# Below it, AdamW moves less than a sixth of the weights of a usual layer if they are bfloat16.
+BFLOAT16_RATE = 1e-5
 
 
 @contextmanager
@@ -74,11 +76,12 @@ def warnings(recipe: Recipe) -> Iterator[Finding]:
             yield found("system", warning=warning.removesuffix("."))
     if recipe.data.test is None:
         yield found("no-test")
-    for phase, lowest in ADAPTER_RATES.items():
-        rate = getattr(recipe, phase).optimizer.learning_rate
-        skipped = recipe.model.lora is None or getattr(recipe, f"skip_{phase}")
-        if rate < lowest and not skipped:
+    for phase in recipe.phases:
+        rate, lora = getattr(recipe, phase).optimizer.learning_rate, recipe.model.lora
+        if lora is not None and rate < ADAPTER_RATES[phase]:
             yield found("adapter-rate", phase=phase, rate=rate, more=10 * rate)
+        if lora is None and recipe.model.dtype == "bfloat16" and rate < BFLOAT16_RATE:
+            yield found("rounded-away", phase=phase, rate=rate)
 
 
 def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:

@@ -149,12 +149,10 @@ def _show_answer(solution: Solution) -> None:
 def _read_lines(generator: Generator) -> None:
     """Answer every line of standard input; each stands alone."""
     questions = 0
-    for line in sys.stdin:
-        question = line.strip()
-        questions += bool(question)
+    for question in filter(None, map(str.strip, sys.stdin)):
+        questions += 1
         try:
-            if question:
-                _show(question, generator)
+            _show(question, generator)
         except DataError as error:  # a question that is too long ends nothing
             click.echo(error.paragraph(), err=True)
     if not questions:

@@ -480,7 +480,8 @@ def _show_samples(seen: Samples) -> None:
     click.echo(f"Sampling:  {', '.join(shown)}")
     for group in seen.groups:
         click.echo(click.style(f"\nProblem {group.problem.id}", bold=True))
-        click.echo(printable(f"{group.problem.question}\nReference: {group.problem.answer}"))
+        asked = seen.prepared.text(group.prompt.token_ids)
+        click.echo(printable(f"{asked}\nReference: {group.problem.answer}"))
         for number, rollout in enumerate(group.rollouts, start=1):
             click.echo(click.style(f"\n[{number} of {len(group.rollouts)}] ", fg="cyan"), nl=False)
             _show_rollout(rollout, seen.prepared.format)

@@ -274,11 +274,13 @@ def read_fields(row: Row, columns: Columns) -> Fields:
 
 
 def _look_up(row: Row, column: str) -> Any:
-    """`reward_model.ground_truth` reaches into a nested column."""
+    """`reward_model.ground_truth` reaches into a column, `messages.-1.content` into a list, too."""
     if column in row:
         return row[column]
     value: Any = row
     for part in column.split("."):
+        if isinstance(value, list):
+            value = {str(place): value[place] for place in range(-len(value), len(value))}
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
 
@@ -310,4 +312,5 @@ def _text(value: Any, column: str) -> str | None:
             half = value[error.start]
             raise ValueError(f"column {column!r} holds {half!a}, half of a character") from error
         return None if value.strip() in _MISSING else value
-    raise ValueError(f"column {column!r} holds a {type(value).__name__}, not text or a number")
+    fix = "; name a part of it, such as `prompt.-1.content`" if isinstance(value, Mapping) else ""
+    raise ValueError(f"column {column!r} holds a {type(value).__name__}, not text or a number{fix}")

@@ -120,6 +120,8 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
             fix="Copy tokenizer.json and tokenizer_config.json there from the model that it was "
             "made from.",
         )
+    # Llama 3 and others ask for the spaces before `,` `.` `?` and `'s` to be dropped in decoding.
+    tokenizer.clean_up_tokenization_spaces = False
     return tokenizer
 
 

@@ -42,8 +42,7 @@ def _with_tags(tags: TagsConfig) -> AnswerFormat:
 
 def _of_the_table(name: str, row: dict[str, Any]) -> AnswerFormat:
     """A row of `formats.yaml`; a protocol's examples stand before the question, in its layout."""
-    row = {"stop": (), **row}
-    stop, tags = tuple(row.pop("stop")), row.pop("tags", None)
+    stop, tags = tuple(row.pop("stop", ())), row.pop("tags", None)
     if tags is not None:
         tags = tuple(tags)
         contract = _contract(tags)

@@ -105,7 +105,7 @@ def uses_chat(fmt: AnswerFormat, tokenizer: Tokenizer) -> bool:
     Raises:
         PromptError: the recipe insists on a chat template and there is none, or another one.
     """
-    if fmt.chat == "install" and tokenizer.chat_template != own_chat_template(fmt):
+    if fmt.chat == "install" and tokenizer.chat_template != own_chat_template(fmt, tokenizer):
         raise PromptError(
             "the format's chat template is not installed in the tokenizer",
             where="prompt.template",
@@ -132,12 +132,16 @@ def install_template(fmt: AnswerFormat, tokenizer: Any) -> None:
     """
     template = tokenizer.chat_template
     if fmt.chat == "install":
-        tokenizer.chat_template = own_chat_template(fmt)
+        tokenizer.chat_template = own_chat_template(fmt, tokenizer)
     elif isinstance(template, str) and "strftime_now" in template.removeprefix(_NO_CLOCK):
         tokenizer.chat_template = _NO_CLOCK + template.removeprefix(_NO_CLOCK)
 
 
-def own_chat_template(fmt: AnswerFormat, layout: str = "{system}\n\n{question}\n") -> str:
+# Of a first turn.
+_LAYOUT = "{system}\n\n{question}\n"
+
+
+def own_chat_template(fmt: AnswerFormat, tokenizer: Tokenizer, layout: str = _LAYOUT) -> str:
     """A Jinja chat template: instruction, turns, and the opened tag as the generation prompt.
 
     Conversations without a system message get the format's, so that a saved tokenizer renders the
@@ -145,6 +149,8 @@ def own_chat_template(fmt: AnswerFormat, layout: str = "{system}\n\n{question}\n
 
     Args:
         fmt: its instruction and its prefix.
+        tokenizer: the BOS that it puts in front of a text comes first, since nobody adds it to the
+            text of a chat template.
         layout: of a first turn.
     """
     before, _, after = layout.partition("{question}")
@@ -154,7 +160,8 @@ def own_chat_template(fmt: AnswerFormat, layout: str = "{system}\n\n{question}\n
     # A JSON string is a Jinja string: the same quotes and escapes, but for those of Unicode.
     texts = (fmt.system, fmt.prefix, gap, turn, after)
     instruction, opened, gap, turn, after = (json.dumps(t, ensure_ascii=False) for t in texts)
-    return (
+    bos = "{{- bos_token -}}" if _bos(tokenizer) else ""
+    return bos + (
         "{%- if messages[0]['role'] == 'system' -%}"
         "{%- set instruction = messages[0]['content'] -%}{%- set turns = messages[1:] -%}"
         "{%- else -%}"
@@ -235,11 +242,14 @@ def _encode_prompt(tokenizer: Tokenizer, text: str, question: str, *, chat: bool
             special tokens that a tokenizer adds (an EOS at the end) have no place in a prompt.
     """
     ids = _encode_around(tokenizer, text, question.strip())
+    bos = [] if chat else _bos(tokenizer)
+    return ids if ids[:1] == bos else [*bos, *ids]
+
+
+def _bos(tokenizer: Tokenizer) -> list[int]:
+    """The BOS token where the tokenizer puts it in front of a text, else nothing."""
     bos = tokenizer.bos_token_id
-    if chat or bos is None or ids[:1] == [bos]:
-        return ids
-    adds_bos = tokenizer.encode(text, add_special_tokens=True)[:1] == [bos]
-    return [bos, *ids] if adds_bos else ids
+    return [bos] if bos is not None and tokenizer.encode("a")[:1] == [bos] else []
 
 
 def _encode_around(tokenizer: Tokenizer, text: str, question: str) -> list[int]:
@@ -285,30 +295,31 @@ def demonstrate(
             f"the worked solution of {problem.id} holds the stop token itself",
             where="data.sft",
         )
-    return Demonstration(
-        prompt=prompt, token_ids=(*ids, stop_token_id), stop_token_id=stop_token_id
-    )
+    return Demonstration(prompt=prompt, token_ids=(*ids, stop_token_id))
 
 
 def completion_text(problem: Problem, fmt: AnswerFormat) -> str:
     """The worked solution of `problem` as its format wants it, less the prefix.
 
-    A whole response is taken word for word. Else the answer is the column
-    `demonstrated_answer` where the source has one, or the reference.
+    A whole response is taken word for word, but for the prefix, if it begins with it: the prompt
+    has opened that already. Else the answer is the column `demonstrated_answer` where the source
+    has one, or the reference.
 
     Raises:
         PromptError: the problem has no worked solution, one that holds tags of the format, or a
             response in another layout.
     """
-    if problem.response is not None:
+    if (response := problem.response) is not None:
+        if problem.prompt is not None:
+            return response
         # After this format's prompt another layout would unteach this one.
-        missing = [mark for mark in fmt.marks if mark not in fmt.prefix + problem.response]
-        if missing and problem.prompt is None:
+        if missing := [mark for mark in fmt.marks if mark not in fmt.prefix + response]:
             raise PromptError(
                 f"the response of {problem.id} lacks {', '.join(missing)} of the format {fmt.name}",
                 where="data.sft",
             )
-        return problem.response
+        repeated = fmt.prefix and response.lstrip().startswith(fmt.prefix)
+        return response.lstrip().removeprefix(fmt.prefix) if repeated else response
     if not (problem.solution or "").strip():
         raise PromptError(f"problem {problem.id} has no worked solution", where="data.sft")
     tags = [tag for tag in fmt.tags or () if len(tag.strip()) > 1]  # not a line break, or a point

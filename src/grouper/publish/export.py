@@ -185,9 +185,7 @@ def _make_portable(prepared: Prepared, tokenizer: Any) -> bool:
     problems = [Problem(id="q", question=q, answer="?", source="export") for q in _QUESTIONS]
     prompts = [render(problem, fmt, prepared.tokenizer) for problem in problems]
     if not uses_chat(fmt, prepared.tokenizer):
-        starts = prompts[0].token_ids[0] == tokenizer.bos_token_id
-        bos = "{{- bos_token -}}" if starts else ""
-        tokenizer.chat_template = bos + own_chat_template(fmt, fmt.plain)
+        tokenizer.chat_template = own_chat_template(fmt, tokenizer, fmt.plain)
     elif fmt.chat == "install" or not isinstance(before, str):
         tokenizer.chat_template = prepared.tokenizer.chat_template
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import tempfile
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +22,6 @@ from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.result import EvaluationResult
 from grouper.grading import Grader, require_symbolic
 from grouper.models.device import find_device, use_cpu_threads
-from grouper.models.folders import require_model_folder
 from grouper.models.loading import (
     context_length,
     load_policy,
@@ -171,6 +171,10 @@ class Prepared:
 
     # --- for the eye ---
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Ids as text, special tokens included."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
     @property
     def problems(self) -> tuple[Problem, ...]:
         """The training problems."""
@@ -270,11 +274,12 @@ class Prepared:
         Raises:
             ModelError: it cannot be had.
         """
-        require_model_folder(path)
         recipe = self.recipe
         policy = load_policy(
             recipe.model, path, seed=recipe.seed, device=find_device(recipe.device)
         )
+        # Saved beside the weights: other programs, too, stop where SFT ends its completions.
+        policy.model.generation_config.eos_token_id = list(self.stop_tokens.all)
         if is_complete(place := Path(path).expanduser()):
             policy.version = int(read_state(place)["policy_version"])
         return policy

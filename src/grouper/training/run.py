@@ -36,6 +36,7 @@ from grouper.runs.folder import ANSWERS_FILE, STATE_FILE
 from grouper.runs.progress import Progress, end_logging, setup_logging
 from grouper.runs.recorder import Recorder
 from grouper.runs.records import RunInfo, describe_changes, host, that_differ
+from grouper.runs.samples import printable
 from grouper.sampling.base import ModelSampler, Sampler, draw_seed
 from grouper.sampling.engines import Samplers
 from grouper.sampling.vllm import VllmSampler
@@ -162,8 +163,7 @@ class Run:
             self.rewards.remember(self.path / ANSWERS_FILE)
         self.params = self.prepared.training_params()
         """How GRPO draws its rollouts."""
-        decode = partial(self.prepared.tokenizer.decode, skip_special_tokens=False)
-        self.token_text = cache(lambda token: decode([token]))
+        self.token_text = cache(lambda token: self.prepared.text([token]))
         """The text of a token id, special ones included."""
         for text in self.processes.on_rank0(self.prepared.check_rewards):
             log.warning(text)
@@ -508,15 +508,13 @@ def _as_trained(prepared: Prepared) -> Text:
 
     The brackets mark the border where there are no colours.
     """
-    decode = partial(prepared.tokenizer.decode, skip_special_tokens=False)
     demonstration = prepared.demonstrations[0]
-    ids = list(demonstration.token_ids)
     return Text.assemble(
         ("One demonstration; SFT trains what stands between >>> and <<<:\n", "bold"),
-        (decode(list(demonstration.prompt.token_ids)), "dim"),
+        (printable(prepared.text(demonstration.prompt.token_ids)), "dim"),
         (">>>", "bold"),
-        (decode(ids[:-1]), "green"),
-        (decode(ids[-1:]), "green underline"),
+        (printable(prepared.text(demonstration.token_ids[:-1])), "green"),
+        (printable(prepared.text(demonstration.token_ids[-1:])), "green underline"),
         ("<<<", "bold"),
     )
 
