@@ -88,6 +88,27 @@ def test_somebody_elses_folder_is_refused_and_a_place_in_the_run_is_not(lora_run
     check_save_path(recipe.override(save_path=str(lora_run / "adapter")), lora_run)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("config.json", "model.safetensors"),  # a model from elsewhere, as the base may be
+        ("notes.txt", "recipe.yaml"),
+        ("recipe.yaml",),
+    ],
+)
+def test_only_a_model_with_its_recipe_is_replaced(tmp_path, names):
+    target = tmp_path / "there"
+    target.mkdir()
+    for name in names:
+        (target / name).write_text("precious")
+    recipe = load_recipe("demo", [f"save_path={target}"])
+    with pytest.raises(RunFolderError, match="something else than a model"):
+        check_save_path(recipe, tmp_path / "run")
+    for name in ("config.json", "recipe.yaml"):
+        (target / name).write_text("as a run leaves them")
+    check_save_path(recipe, tmp_path / "run")
+
+
 def test_a_folder_in_it_is_not_deleted(lora_run, recipe, tmp_path):
     """Nothing that is handed over is a folder: measurements, say, that somebody put there."""
     again = recipe.override(save_path=str(tmp_path / "adapter"))
