@@ -145,6 +145,15 @@ def test_a_tokenizer_that_knows_more_than_the_model(run, tmp_path, more, refused
         stack.enter_context(Run(recipe, Progress(quiet=True)))
 
 
+def test_the_setting_that_leaves_prompts_no_room_is_named_before_sft(run):
+    """The advice was to raise `prompt.max_prompt_tokens`, which would not have helped."""
+    budget = run.prepared.context - 3
+    recipe = load_recipe("demo", [*SMALL[:7], f"sampling={{max_new_tokens: {budget}}}"])
+    with pytest.raises(PromptError, match="no prompt is left") as refused:
+        Prepared(recipe, load_problem_sets(recipe), model=str(run.base_path), quiet=True)
+    assert refused.value.fix.startswith("Lower sampling.max_new_tokens: of the model's")
+
+
 def test_other_programs_stop_where_sft_ends_its_completions(run, tmp_path):
     """A base model ends a text with one token, and its chat template a turn with another."""
     base, trained = tmp_path / "base", tmp_path / "trained"

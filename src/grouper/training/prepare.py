@@ -143,6 +143,12 @@ class Prepared:
             if sets != ProblemSets() or recipe.evaluation.max_new_tokens is None:
                 train = self._prompts(sets.train or load_part(recipe, "train"), "train")
                 self._set_budget(min(total, self.context or total), train)
+        # First: where prompts have no room, this says which setting leaves them none.
+        if train is None or sets.train is None:
+            train = self._prompts(sets.train, "train")
+        self.train = train
+        """The training problems that fit, each with its prompt; likewise the other parts, which are
+        empty where the recipe has none."""
         self.demonstrations: tuple[Demonstration, ...] = ()
         """What SFT trains; empty where it is skipped."""
         self.validation_demonstrations: tuple[Demonstration, ...] = ()
@@ -155,11 +161,6 @@ class Prepared:
                     self.validation_demonstrations = found
                 except PromptError as error:
                     log.warning("There is no validation loss in SFT: %s.", error.what)
-        if train is None or sets.train is None:
-            train = self._prompts(sets.train, "train")
-        self.train = train
-        """The training problems that fit, each with its prompt; likewise the other parts, which are
-        empty where the recipe has none."""
         self.validation = self._prompts(sets.validation, "validation")
         self.test = self._prompts(sets.test, "test")
 
