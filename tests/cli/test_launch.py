@@ -14,8 +14,10 @@ import torch
 from conftest import Grouper
 
 from grouper.cli import train
+from grouper.cli.main import HEAD_START
 from grouper.cli.train import launch, require_devices
-from grouper.errors import ConfigError
+from grouper.errors import ConfigError, Interrupted
+from grouper.runs.trackers import CLOSING_SECONDS
 
 
 def test_the_first_speaks_at_once_and_the_others_after_it(
@@ -28,7 +30,50 @@ def test_the_first_speaks_at_once_and_the_others_after_it(
     assert waited == []
     monkeypatch.setenv("RANK", "2")
     assert grouper("run", "dmeo").err.startswith("[rank 2] error: ")
-    assert waited == [3.0]
+    assert waited == [HEAD_START]
+
+
+def test_the_others_wait_until_the_first_has_closed_its_trackers() -> None:
+    """Else the launcher would end it while it does."""
+    assert HEAD_START > 1.5 * CLOSING_SECONDS
+
+
+def test_ctrl_c_while_an_error_waits_to_be_told(
+    grouper: Grouper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    monkeypatch.setenv("RANK", "2")
+    found = grouper("run", "dmeo")
+    assert (found.code, found.err[:16]) == (2, "[rank 2] error: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Interrupted("stopped on request", where="out/demo"), "out/demo: stopped on request.\n"),
+        (KeyboardInterrupt(), "Stopped.\n"),
+        (
+            RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]"),
+            "another process of this run has ended, or is out of reach.\n",
+        ),
+    ],
+    ids=["saved", "at once", "left behind"],
+)
+def test_where_all_are_stopped_the_first_says_so_and_the_others_end_at_once(
+    error: BaseException, told: str, grouper: Grouper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(train, "_train", stop)
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits"))
+    for rank, text in enumerate((told, "")):
+        monkeypatch.setenv("RANK", str(rank))
+        found = grouper("run", "demo", "name=stopped")
+        assert (found.code, found.err) == (130, text)
 
 
 def test_the_first_alone_writes_to_standard_output(

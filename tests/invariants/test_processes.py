@@ -477,7 +477,35 @@ def test_sigterm_to_the_launcher_saves_and_ends(tmp_path: Path) -> None:
     assert run.returncode == 130
     assert "Traceback" not in errors
     assert errors.count("stopped on request") == 1, errors
+    # Its warnings, too, are told by one process alone.
+    assert errors.count("of the samples end by themselves after SFT") == 1, errors
     assert list((tmp_path / "out" / "demo" / "grpo").glob("checkpoint-*")), errors
+
+
+@pytest.mark.slow  # 5 s
+def test_ctrl_c_ends_a_process_that_waits_for_another_to_start(tmp_path: Path) -> None:
+    """That one may have been ended by it, and would be waited for half an hour."""
+    (tmp_path / "odd.py").write_text(ODD)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    first = subprocess.Popen(
+        [sys.executable, "-m", "grouper", "run", "demo", *SMALL, "output_dir=out"],
+        cwd=tmp_path,
+        env={**os.environ, **meeting, "RANK": "0", "LOCAL_RANK": "0"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    with socket.socket() as other:
+        while time.monotonic() < deadline and other.connect_ex(("127.0.0.1", port)):
+            time.sleep(0.1)
+    first.send_signal(signal.SIGINT)
+    _, errors = first.communicate(timeout=30)
+    assert first.returncode == 130, errors
+    assert errors.endswith("Stopped.\n"), errors
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

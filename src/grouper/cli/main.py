@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import logging
@@ -38,8 +39,9 @@ TABLE: Row = table("grouper.cli", "commands.yaml")
 FIRST = 5
 # What a shell reports for a closed pipe: not 0, since a run may have been cut short.
 SIGPIPE_EXIT = 141
-# Seconds that a follower waits before it reports an error: rank 0 with the same one ends them all.
-HEAD_START = 3.0
+# Seconds that a follower waits before it reports an error: rank 0 with the same one ends them all,
+# once its trackers are closed and its pictures drawn.
+HEAD_START = 20.0
 
 RANGES: dict[str, Any] = {"int": click.IntRange, "float": click.FloatRange}
 
@@ -213,9 +215,10 @@ def _run(arguments: list[str]) -> int:
             fix = "Free some space where its output goes, and where temporary files and caches are."
             code = _tell(GrouperError(what, fix=fix)) if full else SIGPIPE_EXIT
         elif _comes_from(error, click.exceptions.Abort, KeyboardInterrupt, EOFError):
-            if not is_follower():
-                click.echo("Stopped.", err=True)
-            code = 130
+            code = _tell(Interrupted("Stopped"))
+        elif isinstance(error, RuntimeError) and "gloo" in str(error) and "by peer" in str(error):
+            # Why, the other one says itself, or the launcher, or nobody needs to after Ctrl-C.
+            code = _tell(Interrupted("another process of this run has ended, or is out of reach"))
         elif is_out_of_memory(error):
             what = f"memory ran out ({first_line(error).rstrip('.')})"
             code = _tell(ModelError(what, fix=TABLE["memory"]))
@@ -242,11 +245,14 @@ def _tell(error: GrouperError) -> int:
 
     Every process finds a mistake in the recipe, and one paragraph is enough: followers wait.
     """
-    stopped = isinstance(error, Interrupted)  # all of them are
+    stopped = isinstance(error, Interrupted)
+    if stopped and is_follower():  # all of them are
+        return error.exit_code
     prefix = "" if stopped else "error: "
     if is_follower():
-        time.sleep(HEAD_START)
+        with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(HEAD_START)
         prefix = f"[rank {os.environ['RANK']}] {prefix}"
-    for problem in () if stopped and is_follower() else (error, *error.others):
+    for problem in (error, *error.others):
         click.echo(click.style(prefix, fg="red", bold=True) + problem.paragraph(), err=True)
     return error.exit_code

@@ -56,7 +56,7 @@ def progress(*, quiet: bool) -> Progress:
     from grouper.runs.progress import Progress, setup_logging
 
     display = Progress(quiet=quiet or is_follower())
-    setup_logging(None, console=display.console)
+    setup_logging(None, console=None if is_follower() else display.console)
     return display
 
 

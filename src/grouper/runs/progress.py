@@ -250,6 +250,8 @@ def setup_logging(run_dir: Path | None, *, console: Console | None = None) -> li
         with refusing(path):
             run_dir.mkdir(parents=True, exist_ok=True)
             handlers.append(_LogFile(path, encoding="utf-8", errors="backslashreplace"))
+    # Without any, Python prints warnings itself: of several processes each would print them all.
+    handlers = handlers or [logging.NullHandler()]
     for handler in handlers:
         handler.name = f"grouper on {getattr(handler, 'baseFilename', 'the console')}"
         end_logging([earlier for earlier in root.handlers if earlier.name == handler.name])

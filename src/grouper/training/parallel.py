@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -80,7 +81,9 @@ def join_processes() -> ProcessGroup:
         if torch.cuda.is_available():
             torch.cuda.set_device(find_device("auto"))
             backend = "cpu:gloo,cuda:nccl"
-        dist.init_process_group(backend, timeout=timedelta(minutes=30))
+        # In a thread, since Ctrl-C may have ended the others, and only Python's waiting heeds it.
+        longest = timedelta(minutes=30)
+        ThreadPoolExecutor(1).submit(dist.init_process_group, backend, timeout=longest).result()
     return TorchProcessGroup()
 
 
@@ -145,14 +148,13 @@ class ParallelPolicy:
         tokens = int(batch.prompt_lengths.sum() + batch.completion_lengths.sum())
         budget = min(budget, self.policy.token_limit or budget, -(-tokens // size))
         parts = micro_batches(batch, budget, shared_prompts=self.policy.native)
-        rounds, own = -(-len(parts) // size), 0
-        for number, part in enumerate(parts):
-            if number % size == rank:
-                own += 1
-                yield Slice(number=number, batch=part, own=True, last=own == rounds)
-        if self.split and own < rounds:
-            blank = replace(parts[0], weights=torch.zeros_like(parts[0].weights))
-            yield Slice(number=len(parts) + rank, batch=blank, own=False, last=True)
+        last = (-(-len(parts) // size) - 1) * size
+        for number in range(rank, last + size, size):
+            if number < len(parts):
+                yield Slice(number=number, batch=parts[number], own=True, last=number >= last)
+            elif self.split:
+                blank = replace(parts[0], weights=torch.zeros_like(parts[0].weights))
+                yield Slice(number=number, batch=blank, own=False, last=True)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of a slice's loss to this process's gradients."""

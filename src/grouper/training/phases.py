@@ -178,11 +178,10 @@ def phase_is_finished(run: Run, phase: str) -> bool:
 def _lengths(run: Run, phase: str) -> tuple[int, int]:
     """Items that a phase has, and its steps."""
     recipe, prepared = run.recipe, run.prepared
+    size, per_step = len(prepared.train), recipe.grpo.prompts_per_step
     if phase == "sft":
         size, per_step = len(prepared.demonstrations), recipe.sft.batch_size
-        return size, total_steps(recipe.sft, size=size, per_step=per_step)
-    size, per_step = len(prepared.train), recipe.grpo.prompts_per_step
-    return size, total_steps(recipe.grpo, size=size, per_step=per_step)
+    return size, total_steps(getattr(recipe, phase), size=size, per_step=per_step)
 
 
 def _refuse_sft_after_grpo(run: Run) -> None:
