@@ -96,7 +96,7 @@ def test_a_dry_run_renders_every_prompt_where_the_tokenizer_is_local(grouper, sm
     assert "Demonstrations: 60 fit" in called.out
     assert "Stop tokens: <|end|>" in called.out
     called = grouper("run", "demo", *base, "--dry-run", "prompt.max_prompt_tokens=2")
-    called.refused("no demonstration is left", "prompt.max_prompt_tokens")
+    called.refused("no prompt is left", "prompt.max_prompt_tokens")
 
 
 def test_a_dry_run_warns_of_leaks_and_of_a_system_prompt_without_the_tags(grouper, tmp_path):
