@@ -217,7 +217,7 @@ def _run(arguments: list[str]) -> int:
         elif _comes_from(error, click.exceptions.Abort, KeyboardInterrupt, EOFError):
             code = _tell(Interrupted("Stopped"))
         elif isinstance(error, RuntimeError) and "gloo" in str(error) and "by peer" in str(error):
-            # Why, the other one says itself, or the launcher, or nobody needs to after Ctrl-C.
+            # The cause is reported by that process or the launcher; after Ctrl-C none is needed.
             code = _tell(Interrupted("another process of this run has ended, or is out of reach"))
         elif is_out_of_memory(error):
             what = f"memory ran out ({first_line(error).rstrip('.')})"

@@ -51,11 +51,16 @@ if TYPE_CHECKING:
     from grouper.types import AnswerFormat, Rollout
 
 
-def progress(*, quiet: bool) -> Progress:
-    """A progress display, which log messages go to as well."""
+def progress(*, quiet: bool = False, **settings: Any) -> Progress:
+    """A progress display, which log messages go to as well; of several processes rank 0 has one.
+
+    Args:
+        quiet: show results and warnings alone.
+        settings: others of `Progress`.
+    """
     from grouper.runs.progress import Progress, setup_logging
 
-    display = Progress(quiet=quiet or is_follower())
+    display = Progress(quiet=quiet or is_follower(), **settings)
     setup_logging(None, console=None if is_follower() else display.console)
     return display
 

@@ -27,7 +27,7 @@ def export(source: str, target: str, *, dtype: str, adapter: bool, **how: Any) -
     require_new(place, "TARGET")
     from grouper.publish.export import export_model
 
-    progress(quiet=False)
+    progress()
     done = export_model(model, place, dtype=dtype, adapter=adapter, **how)
     checked = f" Checked: log-probs differ by at most {done.gap:.2g}."
     click.echo(f"{model} -> {place} ({dtype}).{'' if adapter else checked}")
@@ -40,7 +40,7 @@ def push(source: str, repo: str, *, public: bool, **how: Any) -> None:
     model = model_in(source, where="SOURCE")
     from grouper.publish.hub import export_and_push
 
-    progress(quiet=False)
+    progress()
     address = export_and_push(model, repo, private=not public, **how)
     click.echo(f"{model} -> {address}")
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grouper.cli.flags import CommandLine, spelled_out
-from grouper.cli.measure import show_results, stages
+from grouper.cli.measure import progress, show_results, stages
 from grouper.cli.opening import open_recipe, run_folder_of, show_plan
 from grouper.cli.text import is_follower, show, warn
 from grouper.config.loading import recipe_hash, resolved_yaml, shipped_recipes
@@ -163,26 +163,22 @@ def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dirs: tuple[
 
 def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
     from grouper.advice.dry_run import make_plan
-    from grouper.runs.progress import Progress, setup_logging
 
-    setup_logging(None, console=Progress().console)
+    progress()
     plan = make_plan(recipe, **intent)
     show_plan(recipe, plan.sizes, plan.warnings, leaks=plan.leaks, unchecked=plan.unchecked)
 
 
 def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool, verbose: bool) -> None:
     from grouper.api import train
-    from grouper.runs.progress import Progress, setup_logging
     from grouper.training.run import Run
 
     # A process that torchrun or `--nproc` started ends with its launcher, as on SIGTERM; only on
     # Linux, elsewhere the processes of a killed launcher go on to the end.
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    every = recipe.tracking.log_every
-    progress = Progress(quiet=quiet or is_follower(), verbose=verbose, log_every=every)
-    setup_logging(None, console=None if is_follower() else progress.console)
-    with Run(recipe, progress, **intent) as opened:
+    display = progress(quiet=quiet, verbose=verbose, log_every=recipe.tracking.log_every)
+    with Run(recipe, display, **intent) as opened:
         result = train(opened)
     _report(recipe, result)
 
