@@ -107,8 +107,8 @@ class GrouperSteps:
         torch.set_num_threads(threads)
         run = self._session
         if case.ragged:
-            plain, lengths = run.sampler, lengths_of(case)
-            run.sampler = lambda policy, **_: _AtLengths(plain(policy), lengths)  # type: ignore[method-assign]  # what a step asks
+            plain = run.sampler
+            run.sampler = lambda policy: _AtLengths(plain(policy), lengths_of(case))  # type: ignore[method-assign]  # what a step asks
         problems = [problem for problem, _ in run.prepared.train]
         items = tuple(
             (problem, Prompt(problem_id=problem.id, text=words(ids), token_ids=tuple(ids)))

@@ -195,8 +195,9 @@ class RunFolder:
                 "anyway with --resume --allow-changes.",
             )
         old, new = info.recipe_hash, now.recipe_hash
-        if old != new or changes:
+        if old != new:
             changes |= recipe_changes(self._recipe_text, recipe_yaml)
+        if old != new or changes:
             info.changes.append(Change(hash_before=old, hash=new, changes=changes))
         info.recipe_hash = new
         info.fingerprints |= now.fingerprints

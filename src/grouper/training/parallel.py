@@ -81,7 +81,7 @@ def join_processes() -> ProcessGroup:
         if torch.cuda.is_available():
             torch.cuda.set_device(find_device("auto"))
             backend = "cpu:gloo,cuda:nccl"
-        # In a thread, since Ctrl-C may have ended the others, and only Python's waiting heeds it.
+        # In a thread: its wait in C++ would ignore Ctrl-C, which may have ended the others.
         longest = timedelta(minutes=30)
         ThreadPoolExecutor(1).submit(dist.init_process_group, backend, timeout=longest).result()
     return TorchProcessGroup()
@@ -148,10 +148,10 @@ class ParallelPolicy:
         tokens = int(batch.prompt_lengths.sum() + batch.completion_lengths.sum())
         budget = min(budget, self.policy.token_limit or budget, -(-tokens // size))
         parts = micro_batches(batch, budget, shared_prompts=self.policy.native)
-        last = (-(-len(parts) // size) - 1) * size
-        for number in range(rank, last + size, size):
+        final = (-(-len(parts) // size) - 1) * size  # the first slice of the last round
+        for number in range(rank, final + size, size):
             if number < len(parts):
-                yield Slice(number=number, batch=parts[number], own=True, last=number >= last)
+                yield Slice(number=number, batch=parts[number], own=True, last=number >= final)
             elif self.split:
                 blank = replace(parts[0], weights=torch.zeros_like(parts[0].weights))
                 yield Slice(number=number, batch=blank, own=False, last=True)
@@ -198,7 +198,7 @@ class FullySharded(ParallelPolicy):
 
     def __init__(self, policy: Policy, processes: ProcessGroup) -> None:
         super().__init__(policy, processes)
-        # Left to itself FSDP moves the weights to a GPU, also of a run that is to use the CPU.
+        # Without a mesh FSDP moves the weights to a GPU, even in a run with device=cpu.
         mesh = init_device_mesh(policy.device.type, (processes.size,))
         # The decoder layers are gathered one after the other.
         layers = getattr(policy.model, "_no_split_modules", None) or ()

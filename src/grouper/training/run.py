@@ -181,16 +181,11 @@ class Run:
         with self.display.track(f"loading {path}"):
             return self.prepared.load(path)
 
-    def sampler(self, policy: Policy, *, copy_now: bool = False) -> ModelSampler:
-        """The sampler over a policy's weights: one per policy, with at most one copy of them.
-
-        Args:
-            policy: whose weights.
-            copy_now: make a new one, with its copy, before the weights are split over processes.
-        """
-        if copy_now or self._sampler is None or self._sampler[0] is not policy:
+    def sampler(self, policy: Policy) -> ModelSampler:
+        """The sampler over a policy's weights: one per policy, with at most one copy of them."""
+        if self._sampler is None or self._sampler[0] is not policy:
             self._forget_sampler()
-            self._sampler = (policy, self.prepared.samplers.over(policy, copy_now=copy_now))
+            self._sampler = (policy, self.prepared.samplers.over(policy))
         return self._sampler[1]
 
     def _forget_sampler(self) -> None:
@@ -228,7 +223,9 @@ class Run:
         """The policy as this process trains it; the same one for the same policy."""
         if self._replica is None or self._replica.policy is not policy:
             if self.processes.size > 1 and self.recipe.parallel == "fsdp":
-                self.sampler(policy, copy_now=True)
+                # The sampler's copy is made while the weights are still unsharded.
+                self._forget_sampler()  # not two copies at a time
+                self._sampler = (policy, self.prepared.samplers.over(policy, copy_now=True))
             self._replica = make_parallel(policy, self.processes, self.recipe.parallel)
         return self._replica
 

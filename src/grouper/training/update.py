@@ -112,8 +112,10 @@ def update(
         optimizer.step(scale)
         policy.version += 1
     policy.zero_grad(set_to_none=True)
+    if applied:
+        return UpdateResult(tallies, True)
     event = f"not-finite: loss {loss:g}, gradient norm {norm:g}; update skipped"
-    return UpdateResult(tallies, True) if applied else UpdateResult(tallies, False, (event,), batch)
+    return UpdateResult(tallies, False, (event,), batch)
 
 
 def accumulate_gradient(
