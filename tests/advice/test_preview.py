@@ -18,7 +18,15 @@ from grouper.grading import grade
 from grouper.prompts import FORMATS
 from grouper.prompts.rendering import StopTokens
 from grouper.rewards import build_rewards
+from grouper.training.prepare import Prepared
 from grouper.types import Problem, Prompt, Reward, SamplingParams
+
+
+class FakePrepared(SimpleNamespace):
+    """As much of what is prepared as a test gives."""
+
+    text = Prepared.text
+
 
 TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>
 STOP = StopTokens(trained=0, all=(0,))
@@ -64,7 +72,7 @@ def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), *
     )
     given = itertools.cycle(texts)
     recipe = SimpleNamespace(seed=0, grpo=config or GRPOConfig())
-    prepared = SimpleNamespace(
+    prepared = FakePrepared(
         train=((problem, prompt),),
         rewards=build_rewards([RewardConfig(name=name) for name in rewards], TAGS),
         format=TAGS,
@@ -190,7 +198,7 @@ def test_what_a_tokenizer_cannot_do(changes, told):
     }
 
     def found(parts):
-        samples = Samples(groups=(), signal=(), prepared=SimpleNamespace(**parts))
+        samples = Samples(groups=(), signal=(), prepared=FakePrepared(**parts))
         return list(tokenisation(samples))
 
     assert found(usual) == []

@@ -570,7 +570,7 @@ def tokenisation(samples: Samples) -> Iterator[Finding]:
         yield found("tokenisation-of-layout")
     if not 0 <= stops[0] < prepared.vocabulary:
         yield found("tokenisation-of-stop", stop=stops[0], vocabulary=prepared.vocabulary)
-    ending = prepared.tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False)
+    ending = prepared.text(prompt.token_ids)
     if prompt.prefix and not ending.endswith(prompt.prefix):
         yield found("tokenisation-of-prefix", prefix=prompt.prefix, ending=ending[-40:])
 

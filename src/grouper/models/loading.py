@@ -120,7 +120,7 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
             fix="Copy tokenizer.json and tokenizer_config.json there from the model that it was "
             "made from.",
         )
-    # Llama 3 and others ask for the spaces before `,` `.` `?` and `'s` to be dropped in decoding.
+    # Tokenizers of Llama 3 and others would drop spaces before `,` `.` `?` and `'s` in decoding.
     tokenizer.clean_up_tokenization_spaces = False
     return tokenizer
 

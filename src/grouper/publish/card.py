@@ -40,7 +40,8 @@ def model_card(
         license_id: the Hub's name of a licence; left out: that of the base model's card.
     """
     recipe = record["recipe"] if record else {}
-    base = (recipe.get("model") or {}).get("path") or base_of(source)
+    model = recipe.get("model", {})
+    base = model.get("path") or base_of(source)
     made = made_by(source) if run is not None else None
     tested = [result for result in results_of(source, run) if result.split == "test"]
     of_itself = [result for result in tested if (result.phase, result.step) == made]
@@ -48,9 +49,7 @@ def model_card(
     last = PHASES.index(made[0] if made else PHASES[-1])
     phases = [name for name in PHASES[1 : last + 1] if recipe and not skipped[name]]
     name = recipe.get("name") or Path(source).name
-    data = {
-        part: rows for part, rows in (recipe.get("data") or {}).items() if isinstance(rows, dict)
-    }
+    data = {part: rows for part, rows in recipe.get("data", {}).items() if isinstance(rows, dict)}
     metadata = ModelCardData(
         library_name="transformers" if read_adapter(source) is None else "peft",
         pipeline_tag="text-generation",
@@ -72,7 +71,7 @@ def model_card(
         metadata=metadata,
         name=name,
         place=place,
-        base="a new random model" if (recipe.get("model") or {}).get("new") else base,
+        base="a new random model" if model.get("new") else base,
         record=record,
         recipe=recipe,
         phases=phases,

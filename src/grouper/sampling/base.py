@@ -124,9 +124,7 @@ class StopStrings:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens kept: nothing the model wrote is hidden."""
-        return self._tokenizer.decode(
-            token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def completed(self, token_ids: Sequence[int]) -> bool:
         """Whether the last token has just completed a stop string."""
