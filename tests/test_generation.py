@@ -112,7 +112,7 @@ def test_what_cannot_be_loaded_or_asked(lora_run, generator, tmp_path):
         load_generator(lora_run, format="xlm")
     with pytest.raises(DataError, match="empty"):
         solve("  ", generator)
-    with pytest.raises(DataError, match="not valid UTF-8"):  # Latin-1 on standard input
+    with pytest.raises(DataError, match="is not UTF-8"):  # Latin-1 on standard input
         solve("caf\udce9 3 + 4?", generator)
     with pytest.raises(DataError, match="leaves room for"):
         solve("word " * 33_000, generator)

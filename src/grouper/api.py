@@ -441,7 +441,7 @@ class Generator:
         if not question.strip():
             raise DataError("the question is empty", where="solve", fix="Give it some text.")
         if question.encode(errors="ignore").decode() != question:  # no tokenizer takes it
-            raise DataError("the question is not valid UTF-8", where="solve", fix="Convert it.")
+            raise DataError("the question is not UTF-8", where="solve", fix="Convert it to UTF-8.")
         # The reference is not known here, and rendering does not look at it.
         problem = Problem(id="question", question=question, answer="?", source="generate")
         with self._one_at_a_time:  # a tokenizer is switched over for each part of a prompt

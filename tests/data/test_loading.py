@@ -52,7 +52,7 @@ def test_rows_that_cannot_be_used_are_listed_with_their_reason(tmp_path):
         2: "the question is empty",
         3: "the answer is empty",
         4: "column 'answer' holds a dict, not text or a number; "
-        "name a part of it, such as `prompt.-1.content`",
+        "name a part of it, such as `answer.content`",
     }
     assert (len(problem_set.quarantined), problem_set.rows_read) == (4, 6)
 

@@ -298,7 +298,7 @@ def _text(value: Any, column: str) -> str | None:
     if isinstance(value, Mapping) and value.get("role") == "user":
         value = value.get("content")
     if isinstance(value, list) and value:
-        parts = [_text(part, column) for part in value]
+        parts = [_text(part, f"{column}.{place}") for place, part in enumerate(value)]
         return ", ".join(part for part in parts if part is not None) or None
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
@@ -312,5 +312,5 @@ def _text(value: Any, column: str) -> str | None:
             half = value[error.start]
             raise ValueError(f"column {column!r} holds {half!a}, half of a character") from error
         return None if value.strip() in _MISSING else value
-    fix = "; name a part of it, such as `prompt.-1.content`" if isinstance(value, Mapping) else ""
+    fix = f"; name a part of it, such as `{column}.content`" if isinstance(value, Mapping) else ""
     raise ValueError(f"column {column!r} holds a {type(value).__name__}, not text or a number{fix}")

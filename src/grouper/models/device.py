@@ -65,8 +65,8 @@ def find_device(name: str) -> torch.device:
         ConfigError: PyTorch finds no such device here.
     """
     if name == "auto" and torch.cuda.is_available():
-        # torchrun numbers the processes of a machine; each takes the device of its number. It sees
-        # fewer where a scheduler shows each process its own alone, or where the run uses the CPU.
+        # torchrun numbers the processes of a machine; each takes the device of its number. There
+        # may be fewer: a scheduler can show each process only its own, and a run can use the CPU.
         number = int(os.environ.get("LOCAL_RANK", "0"))
         return torch.device("cuda", number % torch.cuda.device_count())
     if name in _BACKENDS and not _BACKENDS[name].is_available():

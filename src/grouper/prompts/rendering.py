@@ -137,7 +137,7 @@ def install_template(fmt: AnswerFormat, tokenizer: Any) -> None:
         tokenizer.chat_template = _NO_CLOCK + template.removeprefix(_NO_CLOCK)
 
 
-# Of a first turn.
+# How a first turn is laid out.
 _LAYOUT = "{system}\n\n{question}\n"
 
 

@@ -262,14 +262,14 @@ Changes = dict[str, list[Any]]
 
 # A finished phase may be given more of these without `--allow-changes`.
 LENGTHS = ("sft.steps", "sft.epochs", "grpo.steps", "grpo.epochs")
-# Ends of settings of what is saved and printed how often, which change no number.
+# Suffixes of settings that say how often to save and print. They change no result.
 UPKEEP = (".checkpoint_every", ".keep_checkpoints", ".log_every")
 
 NOT_THERE = "(not there)"
 
 
 class Change(BaseModel, strict=True, extra="forbid"):
-    """What differed when a run was continued with `--allow-changes`."""
+    """What differed when a run was continued."""
 
     phase: str | None = None
     """With `step`: from where on the changes hold; not known before a checkpoint is loaded."""
