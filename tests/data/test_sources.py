@@ -70,7 +70,7 @@ def test_rows_of_verl_are_read_as_they_are(tmp_path):
     found = load("file", written(tmp_path / "train.jsonl", rows)).problems
     assert [(p.question, p.answer) for p in found] == [("What is 2+2?", "4"), (asked, "4")]
     instructed = [{"role": "system", "content": "Be brief."}, *row["prompt"]]
-    with pytest.raises(DataError, match="'prompt.0' holds a dict"):
+    with pytest.raises(DataError, match=r"'prompt\.0' holds a dict"):
         load("file", written(tmp_path / "other.jsonl", [row | {"prompt": instructed}]))
 
 

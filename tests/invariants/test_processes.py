@@ -361,6 +361,25 @@ def test_a_rank_that_raises_ends_all_within_seconds(tmp_path: Path) -> None:
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.slow  # 5 s
+def test_where_another_process_is_gone_the_first_says_so_in_one_line(
+    gang: Callable[..., Any], tmp_path: Path
+) -> None:
+    """By what gloo really says; why it is gone, that one or the launcher reports."""
+    gone = (
+        "import os\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    import grouper.training.update as u\n"
+        "    u.accumulate_gradient = lambda *_, **__: os._exit(9)\n"
+    )
+    (tmp_path / "odd.py").write_text(f"{gone}{ODD}")
+    plan = [(2, ["run", "demo", *SMALL, "output_dir=out", "-q"])]
+    assert gang("runs", 1, json.dumps(plan)) == [[{"exit": 130}, {"exit": 9}]]
+    log = (tmp_path / "gang.log").read_text()
+    assert "another process of this run has ended, or is out of reach." in log
+    assert "Traceback" not in log
+
+
 @pytest.mark.slow
 def test_a_mistake_of_the_user_is_one_paragraph(tmp_path: Path) -> None:
     """Every process finds it, one tells it."""
