@@ -296,7 +296,7 @@ def secrets() -> dict[str, Any]:
         overrides = [*TINY_RUN, *data_from("."), *GIVEN, "output_dir=."]
         with Run(load_recipe("demo", overrides), Progress(quiet=True)) as run:
             train(run)
-            workers = run.grader.worker_pids
+            workers = run.prepared.grader.worker_pids
             environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in workers]
         plain = load_or_refusal(
             "rewards=[{name: 'users.py:judged', params: {token: tok-in-plain}}]"

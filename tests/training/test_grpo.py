@@ -420,11 +420,14 @@ def run(kinds: list[str], *, wanted: int, rounds: int) -> tuple[Source, RolloutB
         recipe=SimpleNamespace(
             grpo=config(prompts_per_step=wanted, dynamic_sampling_rounds=rounds), seed=0
         ),
-        prepared=SimpleNamespace(train=range(10)),
+        prepared=SimpleNamespace(
+            train=range(10),
+            rewards=SimpleNamespace(raise_if_failing=lambda _: None),
+            grader=print,
+        ),
         processes=ProcessGroup(),
         display=SimpleNamespace(within=lambda *_: nullcontext()),
-        rewards=SimpleNamespace(raise_if_failing=lambda _: None),
-        **dict.fromkeys(("grader", "params", "moved", "raise_if_ending"), print),
+        **dict.fromkeys(("params", "moved", "raise_if_ending"), print),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "collect", lambda drawn, **_: source(len(drawn)))

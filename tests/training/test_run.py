@@ -173,6 +173,24 @@ def test_machines_with_other_files_are_refused(
         Run(load_recipe("demo").override(f"output_dir={tmp_path}"), Progress(quiet=True))
 
 
+def test_a_run_folder_that_one_machine_alone_sees_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The other one ended in a traceback, at the latest once a phase was over."""
+
+    class Two(ProcessGroup):
+        size = 2
+
+        def gather(self, value: Any) -> list[Any]:
+            return [value, False if value is True else value]
+
+    monkeypatch.setattr(running, "join_processes", Two)
+    recipe = load_recipe("demo").override(f"output_dir={tmp_path}")
+    with pytest.raises(ConfigError, match=r"^output_dir: not every process sees .*/demo, the run"):
+        Run(recipe, Progress(quiet=True))
+    assert not any(tmp_path.iterdir())
+
+
 def test_what_cannot_be_split_is_refused_before_anything_is_loaded() -> None:
     """Both ended in a traceback: of the first step, and where the sampler's copy was made."""
     recipe = load_recipe("demo").override("parallel=fsdp", "sft.optimizer.name=adamw_8bit")

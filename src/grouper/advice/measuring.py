@@ -162,7 +162,7 @@ def bench(
         measured = measured.override(output_dir=folder, name=recipe.name)
         try:
             with Run(measured, Progress(quiet=True, console=progress.console)) as run:
-                run.rewards = _teaching(run)
+                run.prepared.rewards = _teaching(run)
                 with progress.track(f"loading {measured.model.path or 'a new model'}"):
                     state = begin(run, "grpo", None)
                 Rehearsal().phase_begins(run, state)

@@ -279,8 +279,8 @@ def _collect_step(
             found = collect(
                 [train[i] for i in indices],
                 sampler=sampler,
-                grader=run.grader,
-                rewards=run.rewards,
+                grader=run.prepared.grader,
+                rewards=run.prepared.rewards,
                 params=run.params,
                 group_size=config.group_size,
                 key=(seed, "grpo", step),
@@ -292,7 +292,7 @@ def _collect_step(
         drawn.append(found)
         groups += found.groups
         missing = wanted - sum(group.mixed for group in groups)
-    processes.on_rank0(lambda: run.rewards.raise_if_failing(notes))
+    processes.on_rank0(lambda: run.prepared.rewards.raise_if_failing(notes))
     # Stable: mixed groups first, each kind in the order it was drawn.
     ranked = sorted(range(len(groups)), key=lambda i: not groups[i].mixed)
     kept = tuple(groups[i] for i in sorted(ranked[:wanted]))

@@ -118,6 +118,13 @@ class Run:
         self.path = self.folder.path
         self._logging: list[logging.Handler] = []
         try:
+            # Listed: what a network file system remembers of a single name may be old.
+            if not all(self.processes.gather(self.path in self.path.parent.glob("*"))):
+                raise ConfigError(
+                    f"not every process sees {self.path.absolute()}, the run folder of the first",
+                    where="output_dir",
+                    fix="With several machines it must be on a file system that all of them share.",
+                )
             self._prepare(recipe, sets)
         except BaseException:  # Ctrl-C, too, must leave no process, lock or unfinished folder
             if hasattr(self, "prepared"):
@@ -150,17 +157,14 @@ class Run:
         for line in opening_lines(recipe, sets, self.prepared.sizes):
             display.say(line)
         self.prepared.samplers.processes = self.processes
-        self.grader = self.prepared.grader
-        self.grader.start()
+        self.prepared.grader.start()
         if self.prepared.budget_note is not None:
             display.say(self.prepared.budget_note)
-            resolved = {"sampling.max_new_tokens": self.prepared.max_new_tokens}
-            self.folder.record_resolved(resolved)
+            self.folder.record_resolved({"sampling.max_new_tokens": self.prepared.max_new_tokens})
         if self.prepared.demonstrations:
             display.say(_as_trained(self.prepared))
-        self.rewards = self.prepared.rewards
         if talks:  # and scores
-            self.rewards.remember(self.path / ANSWERS_FILE)
+            self.prepared.rewards.remember(self.path / ANSWERS_FILE)
         self.params = self.prepared.training_params()
         """How GRPO draws its rollouts."""
         self.token_text = cache(lambda token: self.prepared.text([token]))
