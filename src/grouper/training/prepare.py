@@ -187,6 +187,11 @@ class Prepared:
         return self.train[0][1]
 
     @property
+    def sampling(self) -> SamplingParams:
+        """How GRPO draws its rollouts."""
+        return self.training_params()
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Every setting by its dotted key, as it would be written on the command line."""
         return dict(flat_settings(self.recipe.model_dump(mode="json")))
@@ -208,7 +213,7 @@ class Prepared:
                 f"first problem:  {first.question!r} -> {first.answer!r}",
                 f"first prompt:   {self.prompt.text!r}",
                 f"rewards:        {rewards}",
-                f"sampling:       {self.training_params()}",
+                f"sampling:       {self.sampling}",
             ]
         )
 

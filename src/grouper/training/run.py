@@ -338,11 +338,8 @@ class Run:
         fitting = (tuple(look) for look in looks if look <= known.keys())
         if (first := processes.on_rank0(lambda: next(fitting, None))) is not None:
             return tuple(known[problem] for problem in first), None
-        seed = self.recipe.seed
-        return (
-            tuple(sorted(items, key=lambda item: draw_seed(seed, "validation", item[0].id))),
-            60 * minutes,
-        )
+        drawn = partial(draw_seed, self.recipe.seed, "validation")
+        return tuple(sorted(items, key=lambda item: drawn(item[0].id))), 60 * minutes
 
     def _loss_card(self, policy: Policy, phase: str, split: str) -> dict[str, Any]:
         """The loss on held-out demonstrations, another measure of SFT."""
