@@ -380,7 +380,8 @@ def _batch(s: _Settings, nproc: int) -> int:
         raise s.refused(
             f"{batch} completions at a time for {nproc} process(es) cannot be cut into groups of "
             f"num_generations {group} and optimizer steps of {a_step}",
-            "TRL refuses this too. If the file was written for more processes, give --nproc.",
+            "TRL refuses this too. If the file was written for more processes, give --nproc; for "
+            "Unsloth or TRL 0.14, multiply per_device_train_batch_size by num_generations.",
         )
     prompts, updates = batch // group, batch // a_step
     s.put({"grpo.group_size": group, "grpo.prompts_per_step": prompts})
@@ -429,27 +430,25 @@ def _of_trl(s: _Settings, path: Path, known: Container[str]) -> None:
 def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
     """Set the rewards of `reward_funcs`; paths are relative to the working directory."""
     asked = [name.removeprefix("trl.rewards.") for name in _listed(s.get("reward_funcs"))]
-    weights = s.get("reward_weights") or [1.0] * len(asked)
+    weights = (asked and s.get("reward_weights")) or [1.0] * len(asked)
     if not isinstance(weights, list) or len(weights) != len(asked):
         raise s.refused(f"reward_weights has not one weight for each of {len(asked)} reward_funcs")
-    rows, unknown = [], []
+    rows = []
     for name, weight in zip(asked, weights, strict=True):
         ours = name if name in known else _importable(name, folder)
-        row = {"name": ours, **s.dialect["rewards"].get(name, {}), "weight": weight}
-        if row["name"] is None:
-            unknown.append(name)
-            continue
-        rows.append(row)
+        rows.append({"name": ours, **s.dialect["rewards"].get(name, {}), "weight": weight})
+    unknown = [name for name, row in zip(asked, rows, strict=True) if row["name"] is None]
+    rows = [row for row in rows if row["name"] is not None]
     if unknown:
         why = f"no reward here (`grouper rewards` lists them): {', '.join(unknown)}"
         s.leave_out("reward_funcs", why)
     if not rows:
         s.notes.append("No reward_funcs: the reward is correctness. TRL's are given in the script.")
-    boxed = all(row["name"] != "format" for row in rows)
-    if boxed:
+    tagged = {row["name"] for row in rows} & {"format", "soft_format", "tag_count"}
+    if not tagged:
         s.notes.append("Answers are read from \\boxed{} (prompt.format), as TRL's accuracy_reward.")
     s.put({"rewards": rows or [{"name": "correctness"}]})
-    s.put({"prompt.format": "boxed" if boxed else "think"})
+    s.put({"prompt.format": "think" if tagged else "boxed"})
 
 
 def _importable(name: str, folder: Path) -> str | None:
