@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from grouper.config.aliases import aliases
 from grouper.config.importing import ImportedRecipe, import_recipe
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
@@ -298,6 +299,17 @@ def test_what_weighs_the_samples_of_vllm_is_said(imported, settings, importance)
 
 def test_trls_own_defaults_are_not_worth_a_word(imported):
     assert imported(changed(use_vllm=False, log_completions=False)).left_out == {}
+
+
+@pytest.mark.parametrize("phase", ["grpo", "sft"])
+def test_every_default_of_trls_can_be_written_out(imported, phase):
+    defaults = {name: row.get("default", {}) for name, row in aliases().items()}
+    written = {name: of[phase] for name, of in defaults.items() if phase in of}
+    on = {"use_peft": True, "eval_strategy": "steps", "report_to": "wandb", "output_dir": "a/b"}
+    more = {"use_vllm": True, "reward_funcs": "accuracy_reward"} if phase == "grpo" else {}
+    found = imported({**written, **on, **more})
+    # vLLM's weights are another choice here, and a note says so.
+    assert found.left_out.keys() <= {"vllm_importance_sampling_mode"}
 
 
 @pytest.mark.parametrize(

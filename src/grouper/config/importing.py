@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grouper.config.aliases import Row, alias, dialect_of, word_of
+from grouper.config.aliases import Row, dialect_of, word_of
 from grouper.config.checks import validate_json
 from grouper.config.credentials import names_secret
 from grouper.config.loading import load_recipe, read_text, resolved_yaml
@@ -300,7 +300,7 @@ def _parts(
         recipe = load_recipe(dialect["recipe"]).model_dump(mode="json", exclude_unset=True)
     else:
         # GRPO if any of the names is GRPO's alone.
-        rows = [row for _, name, _ in flat for _, row in filter(None, [alias(name)])]
+        rows = [dialect["rows"].get(name, {}) for _, name, _ in flat]
         grpo = any([*row.get("default", ())] == ["grpo"] for row in rows)
         sections = {"": "grpo" if grpo else "sft"}
     notes: list[str] = []
@@ -338,11 +338,10 @@ def _flat(data: dict[Any, Any], dialect: Row) -> Iterator[tuple[str, str, Any]]:
 
 
 def _run(s: _Settings, path: Path) -> None:
-    output = s.get("output_dir")
-    folder = Path(str(output or path.stem))
+    folder = Path(str(s.get("output_dir") or f"outputs/{path.stem}"))
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or "imported"
     s.put({"name": name, "description": f"From {path.name}, a file for {s.dialect['label']}"})
-    s.put({"output_dir": str(folder.parent) if output else "outputs"})
+    s.put({"output_dir": str(folder.parent)})
     if s.get("push_to_hub"):
         s.put({"push_to": s.get("hub_model_id") or name})
 
@@ -371,9 +370,7 @@ def _batch(s: _Settings, nproc: int) -> int:
             "there is none, so that nothing would be learned",
             "Use 2 or more; 8 is usual.",
         )
-    sampled = a_step
-    if s.get("steps_per_generation"):
-        sampled = device * s.number("steps_per_generation", whole=True)
+    sampled = device * s.number("steps_per_generation", whole=True)
     # Sampling several times before one optimizer step is sampling once: the policy is the same.
     batch = max(sampled, a_step)
     if batch % group or batch % a_step or batch % sampled:
