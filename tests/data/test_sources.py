@@ -143,6 +143,15 @@ def test_an_answer_that_is_stated_at_the_end(tmp_path, column, end, answer):
     assert "####" not in problem.solution
 
 
+def test_a_conversation_is_demonstrated_word_for_word(tmp_path):
+    said = r"<think>So.</think> It is \boxed{4}."
+    turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": said}]
+    columns = {"question": "messages.-2.content", "response": "messages.-1.content"}
+    path = written(tmp_path / "a.jsonl", [{"messages": turns}])
+    (problem,) = load("file", path, columns=columns).problems
+    assert (problem.question, problem.response, problem.answer) == ("2+2?", said, "4")
+
+
 @pytest.mark.parametrize("mark", ["proof", "notfound"])
 def test_a_mark_for_no_answer_is_none(tmp_path, mark):
     rows = [{"problem": "Show it.", "answer": mark}, {"problem": "1+1?", "answer": "2"}]

@@ -119,14 +119,14 @@ _SHORT = 40
 
 
 def _boxed_answer(row: Fields) -> Fields:
-    r"""The answer column where there is one, else the last `\boxed{}` of the solution.
+    r"""The answer column where there is one, else the last `\boxed{}` of the solution or response.
 
     A solution that is only a number is the answer: some sets name the column so. Of a worked
     solution that ends in `#### 72` or `The answer is: 72`, or has a box, in either column, the
     answer is what stands there; but an answer with several boxes, or with one inside an
     expression, is left as it is.
     """
-    text, solution = row["answer"] or row["solution"], row["solution"]
+    text, solution = row["answer"] or row["solution"] or row["response"], row["solution"]
     if text is None:
         raise ValueError("the answer is empty")
     text = _STATED.sub(r"#### \1", text)
