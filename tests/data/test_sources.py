@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -150,6 +151,12 @@ def test_a_conversation_is_demonstrated_word_for_word(tmp_path):
     path = written(tmp_path / "a.jsonl", [{"messages": turns}])
     (problem,) = load("file", path, columns=columns).problems
     assert (problem.question, problem.response, problem.answer) == ("2+2?", said, "4")
+    # Prepared, it is what it was.
+    told = write_problems(tmp_path / "ready", {"train": load("file", path, columns=columns)})
+    assert told == {"train": "file, columns: {response: response}"}
+    ready = tmp_path / "ready" / "train.jsonl"
+    (again,) = load("file", ready, columns={"response": "response"}).problems
+    assert again == replace(problem, id=again.id, source=again.source, columns=again.columns)
 
 
 @pytest.mark.parametrize("mark", ["proof", "notfound"])
