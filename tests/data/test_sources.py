@@ -130,9 +130,9 @@ def test_a_story_stands_before_its_question_in_any_file(tmp_path, names):
     ("end", "answer"),
     [
         ("#### 1,234\nThe answer is: 1,234", "1,234"),
-        (r"The answer is $\frac{1}{2}$.", r"$\frac{1}{2}$"),
+        (r"The answer is: $\frac{1}{2}$.", r"$\frac{1}{2}$"),
         ("The answer is: 2.5.\n", "2.5"),
-        (r"The answer is $\boxed{3}$.", "3"),
+        (r"The answer is: $\boxed{3}$.", "3"),
     ],
 )
 def test_an_answer_that_is_stated_at_the_end(tmp_path, column, end, answer):

@@ -113,7 +113,7 @@ def _gsm8k(row: Fields) -> Fields:
 # GSM8K's own notation, whatever the source is called.
 _HASHED = re.compile(r"####[ \t]*\S[^\n]*\s*\Z")
 # MetaMathQA's, below GSM8K's or alone.
-_STATED = re.compile(r"(?:####.*\n)?The answer is:?[ \t]*((?!.*\\boxed)\S.*?)\.?\s*\Z")
+_STATED = re.compile(r"(?:####.*\n)?The answer is:[ \t]*((?!.*\\boxed)\S.*?)\.?\s*\Z")
 # Characters below which a text is no worked solution.
 _SHORT = 40
 
