@@ -137,7 +137,7 @@ def test_a_csv_row_with_a_bare_comma_is_set_aside_and_not_shifted(tmp_path):
         ("a.json", '{"a": 1}', "must be a list"),
         ("a.json", "[1", "not JSON"),
         ("a.parquet", "no", "not a Parquet file"),
-        ("a.arrow", "no", "not an Arrow file"),
+        ("a.arrow", "no", "not an Arrow stream"),
         ("a.txt", "hello", r"files of type \.txt"),
     ],
 )

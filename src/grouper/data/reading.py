@@ -150,7 +150,7 @@ def _read_json(path: Path) -> Iterator[Row]:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise DataError(f"not JSON: {_reason(error)}", where=f"{path}{line}") from error
     if not isinstance(rows, list):
-        raise DataError("must be a list of objects", where=str(path))
+        raise DataError("must be a list of objects, [{...}, {...}]", where=str(path))
     for row in rows:
         what = f"it is a {type(row).__name__}, not an object with named columns"
         yield row if isinstance(row, dict) else UnreadableRow(what)
@@ -201,7 +201,7 @@ def _read_arrow(path: Path) -> Iterator[Row]:
             for batch in source.iter_batches(batch_size=1024) if whole else source:
                 yield from _as_written(batch.to_pylist(), batch.schema)
     except ArrowInvalid as error:
-        what = f"not {'a Parquet' if whole else 'an Arrow'} file ({error})"
+        what = f"not {'a Parquet file' if whole else 'an Arrow stream'} ({error})"
         raise DataError(what, where=str(path)) from error
 
 
