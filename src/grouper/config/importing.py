@@ -140,7 +140,8 @@ def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
         try:
             data[str(key)] = ast.literal_eval(known)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            unread[key or f"**{ast.unparse(node)}"] = f"not a literal: {ast.unparse(node)[:60]}"
+            text = ast.unparse(node)
+            unread[key or f"**{text}"] = f"not a literal, so that the default stands: {text[:60]}"
     return data, unread
 
 
@@ -409,9 +410,8 @@ def _of_trl(s: _Settings, path: Path, known: Container[str]) -> None:
     """What takes more than one of TRL's settings."""
     if path.suffix == ".py":
         s.notes.append("Model, data, LoRA and rewards that the script sets elsewhere: set them.")
-    model = s.recipe["model"]
     if s.get("bf16") is False or s.get("fp16"):
-        model["compute_dtype"] = model["dtype"]
+        s.put({"model.compute_dtype": s.recipe["model"]["dtype"]})
     if s.phase == "grpo":
         _rewards(s, path.parent, known)
     if s.get("loss_type") == "cispo":  # TRL bounds the ratio itself, above only
