@@ -196,8 +196,8 @@ def test_the_seed_of_a_mixture_is_not_that_of_the_run(imported):
 
 def test_what_trainers_on_top_of_trl_call_the_same(imported):
     names = {"base_model": "a/b", "micro_batch_size": 16, "num_epochs": 2, "adapter": "lora"}
-    recipe = imported({**names, "num_generations": 4}).recipe
-    assert (recipe.model.path, recipe.model.lora.rank) == ("a/b", 16)
+    recipe = imported({**names, "num_generations": 4, "lora_r": 8}).recipe
+    assert (recipe.model.path, recipe.model.lora.rank) == ("a/b", 8)
     assert (recipe.grpo.prompts_per_step, recipe.grpo.epochs) == (4, 2.0)
 
 
@@ -339,6 +339,16 @@ def test_a_file_of_another_trainer_is_refused(imported):
         match=r"belong to no known trainer \(actor, data\)\. What can be read: .*math-r1-zero",
     ):
         imported({"actor": {"rollout": {"n": 8}}, "data": {"files": "x"}})
+
+
+def test_a_name_in_common_with_trl_does_not_make_a_file_trls(imported):
+    settings = {
+        "actor": {"clip_ratio": 0.2, "grad_clip": 1.0, "ppo_epochs": 1},
+        "data": {"max_prompt_length": 512, "train_files": "a.parquet"},
+        "algorithm": {"adv_estimator": "grpo"},
+    }
+    with pytest.raises(ConfigError, match="belong to no known trainer"):
+        imported(settings)
 
 
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "a: [", "\x00"])

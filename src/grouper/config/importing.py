@@ -70,8 +70,8 @@ def import_recipe(
     path = Path(path).expanduser()
     data, left_out = _read(path)
     dialect = dialect_of(data)
-    if dialect is None or {"name", "model", "data"} <= data.keys():
-        what = "its names belong to no known trainer" if dialect is None else "it is a recipe"
+    if (ours := {"name", "model", "data"} <= data.keys()) or dialect is None:
+        what = "it is a recipe" if ours else "its names belong to no known trainer"
         names = ", ".join(map(str, list(data)[:5]))
         raise ConfigError(
             f"there is nothing to import: {what} ({names})", where=str(path), fix=_READABLE
