@@ -116,7 +116,7 @@ def test_the_answer_of_dapo_has_several_names(tmp_path, source, row):
 
 @pytest.mark.parametrize("names", [("body", "question", "answer"), ("Body", "Question", "Answer")])
 def test_a_story_stands_before_its_question_in_any_file(tmp_path, names):
-    rows = [dict(zip(names, ("Tom has 3 pens", "How many with 2 more?", 5.0), strict=True))]
+    rows = [dict(zip(names, (" Tom has 3 pens ", "How many with 2 more?", 5.0), strict=True))]
     (problem,) = load("file", written(tmp_path / "a.jsonl", rows)).problems
     assert (problem.question, problem.answer) == ("Tom has 3 pens. How many with 2 more?", "5")
     # Prepared rows have both the story and the whole question.

@@ -266,7 +266,7 @@ def read_fields(row: Row, columns: Columns) -> Fields:
     for ours, candidates in columns.items():
         values = (_text(_look_up(row, name), name) for name in candidates)
         fields[ours] = next((value for value in values if value is not None), None)
-    question, body = fields["question"] or "", (fields.pop("body", None) or "").rstrip()
+    question, body = fields["question"] or "", (fields.pop("body", None) or "").strip()
     if not question.startswith(body):  # rows that were prepared have it in front already
         stop = "" if body.endswith((".", "?", "!", ",")) else "."
         fields["question"] = f"{body}{stop} {question}".strip()
