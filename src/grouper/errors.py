@@ -212,7 +212,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("zzz", ["b", "a"])
     'Known names: a, b.'
     """
-    names = sorted(known)
+    names = sorted({*known})
     if near := nearest(name, names):
         return f"Did you mean {near!r}?"
     return f"Known names: {', '.join(names)}." if names else ""

@@ -72,7 +72,9 @@ def test_what_is_written_passes_a_dry_run(grouper: Grouper, model: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["set/{}.jsonl", "set/{}/part.jsonl"])
+@pytest.mark.parametrize(
+    "layout", ["set/{}.jsonl", "set/{}/part.jsonl", "set/data/{}-00000-of-00001.jsonl"]
+)
 def test_a_folder_with_a_test_split_and_answers_that_are_no_numbers(
     grouper: Grouper, model: Path, layout: str
 ) -> None:

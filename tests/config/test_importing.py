@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from grouper.config.aliases import aliases
 from grouper.config.importing import ImportedRecipe, import_recipe
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
@@ -145,6 +146,25 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ({"dataset_name": "a/b", "dataset_config": "c"}, {"data.train.subset": "c"}),
         ({"deepspeed": "zero3.json"}, {"parallel": "fsdp"}),
         ({"mask_truncated_completions": True}, {"grpo.overlong": "mask"}),
+        # transformers has no warm-up with `constant`.
+        (
+            {"lr_scheduler_type": "constant", "warmup_ratio": 0.1},
+            {"grpo.optimizer.warmup_ratio": 0.0, "grpo.optimizer.schedule": "constant"},
+        ),
+        (
+            {"lr_scheduler_type": "constant", "warmup_steps": 5},
+            {"grpo.optimizer.warmup_steps": None},
+        ),
+        (
+            {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 5},
+            {"grpo.optimizer.warmup_steps": 5, "grpo.optimizer.schedule": "constant"},
+        ),
+        ({"model_init_kwargs": {"torch_dtype": "bfloat16"}}, {"model.dtype": "bfloat16"}),
+        ({"save_total_limit": None}, {"grpo.keep_checkpoints": 2}),
+        ({"max_prompt_length": None}, {"prompt.max_prompt_tokens": 512}),
+        ({"attn_implementation": None}, {"model.attention": "native"}),
+        ({"use_peft": True, "load_in_4bit": False}, {"model.quantization": None}),
+        ({"reward_funcs": ["accuracy", "tag_count"]}, {"prompt.format": "think"}),
     ],
     ids=str,
 )
@@ -157,6 +177,33 @@ def test_settings_and_what_they_become(imported, settings, expected):
         for part in key.split("."):
             node = node[int(part)] if part.isdecimal() else node[part]
         assert node == value, key
+
+
+def test_a_batch_that_counted_prompts_is_explained(imported):
+    settings = changed(per_device_train_batch_size=1, gradient_accumulation_steps=1)
+    with pytest.raises(ConfigError, match="multiply per_device_train_batch_size"):
+        imported(settings)
+    assert imported(settings | {"per_device_train_batch_size": 16}).recipe.grpo.group_size == 16
+
+
+def test_the_seed_of_a_mixture_is_not_that_of_the_run(imported):
+    sets = {"datasets": [{"id": "a/b", "weight": 1.0}], "seed": 7}
+    found = imported(changed(dataset_mixture=sets, seed=3))
+    assert found.recipe.seed == 3
+    assert found.left_out == {"dataset_mixture": "several sets: list them in data.train.mixture"}
+    assert imported(changed(dataset_mixture=sets)).recipe.seed == 42
+
+
+def test_what_trainers_on_top_of_trl_call_the_same(imported):
+    names = {"base_model": "a/b", "micro_batch_size": 16, "num_epochs": 2, "adapter": "lora"}
+    recipe = imported({**names, "num_generations": 4, "lora_r": 8}).recipe
+    assert (recipe.model.path, recipe.model.lora.rank) == ("a/b", 8)
+    assert (recipe.grpo.prompts_per_step, recipe.grpo.epochs) == (4, 2.0)
+
+
+def test_an_older_file_without_a_name_of_grpos_own(imported):
+    recipe = imported({"max_prompt_length": 256, "per_device_train_batch_size": 8}).recipe
+    assert (recipe.skip_sft, recipe.prompt.max_prompt_tokens) == (True, 256)
 
 
 def test_a_dr_grpo_constant_is_the_completion_length(imported):
@@ -209,6 +256,11 @@ def test_a_json_file_is_read_as_well(tmp_path):
         ({"reward_funcs": ["code", "accuracy"]}, "reward_funcs", "code"),
         ({"save_steps": 0.1}, "save_steps", "give their number"),
         ({"lora_r": 8}, "lora_r", "use_peft is not set"),
+        (
+            {"reward_funcs": None, "reward_weights": [1.0, 0.5]},
+            "reward_weights",
+            "rewards that the file does not name",
+        ),
         ({"fp16": True}, "fp16", "float16 needs loss scaling"),
         ({"generation_batch_size": 64}, "generation_batch_size", "give steps_per_generation"),
         (
@@ -249,6 +301,17 @@ def test_trls_own_defaults_are_not_worth_a_word(imported):
     assert imported(changed(use_vllm=False, log_completions=False)).left_out == {}
 
 
+@pytest.mark.parametrize("phase", ["grpo", "sft"])
+def test_every_default_of_trls_can_be_written_out(imported, phase):
+    defaults = {name: row.get("default", {}) for name, row in aliases().items()}
+    written = {name: of[phase] for name, of in defaults.items() if phase in of}
+    on = {"use_peft": True, "eval_strategy": "steps", "report_to": "wandb", "output_dir": "a/b"}
+    more = {"use_vllm": True, "reward_funcs": "accuracy_reward"} if phase == "grpo" else {}
+    found = imported({**written, **on, **more})
+    # vLLM's weights are another choice here, and a note says so.
+    assert found.left_out.keys() <= {"vllm_importance_sampling_mode"}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -276,6 +339,16 @@ def test_a_file_of_another_trainer_is_refused(imported):
         match=r"belong to no known trainer \(actor, data\)\. What can be read: .*math-r1-zero",
     ):
         imported({"actor": {"rollout": {"n": 8}}, "data": {"files": "x"}})
+
+
+def test_a_name_in_common_with_trl_does_not_make_a_file_trls(imported):
+    settings = {
+        "actor": {"clip_ratio": 0.2, "grad_clip": 1.0, "ppo_epochs": 1},
+        "data": {"max_prompt_length": 512, "train_files": "a.parquet"},
+        "algorithm": {"adv_estimator": "grpo"},
+    }
+    with pytest.raises(ConfigError, match="belong to no known trainer"):
+        imported(settings)
 
 
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "a: [", "\x00"])

@@ -304,7 +304,7 @@ def test_names_of_constants_are_read_where_nothing_else_can_have_set_them(import
     found = imported(CONSTANTS, "theirs.py")
     assert (found.recipe.grpo.optimizer.learning_rate, found.recipe.grpo.beta) == (1e-6, 0.1)
     unread = {
-        name: f"not a literal: {word}"
+        name: f"not a literal, so that the default stands: {word}"
         for name, word in (
             ("max_steps", "STEPS"),
             ("num_generations", "GROUP"),

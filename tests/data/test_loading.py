@@ -51,8 +51,7 @@ def test_rows_that_cannot_be_used_are_listed_with_their_reason(tmp_path):
         1: "the answer has no ####",
         2: "the question is empty",
         3: "the answer is empty",
-        4: "column 'answer' holds a dict, not text or a number; "
-        "name a part of it, such as `answer.content`",
+        4: "column 'answer' holds a dict, not text or a number; name a part of it: `answer.so`",
     }
     assert (len(problem_set.quarantined), problem_set.rows_read) == (4, 6)
 
@@ -351,7 +350,7 @@ def test_a_split_that_the_local_copy_lacks(shared_data):
 
 def test_a_solution_without_a_box_is_quarantined(tmp_path):
     rows = [{"problem": "p", "solution": "s"}, {"problem": "p", "solution": r"\boxed{1"}]
-    with pytest.raises(DataError, match="no answer column, and in the solution"):
+    with pytest.raises(DataError, match="no answer, and in the solution"):
         load("math", path=write_jsonl(tmp_path / "test.jsonl", rows))
 
 

@@ -137,7 +137,7 @@ def test_a_csv_row_with_a_bare_comma_is_set_aside_and_not_shifted(tmp_path):
         ("a.json", '{"a": 1}', "must be a list"),
         ("a.json", "[1", "not JSON"),
         ("a.parquet", "no", "not a Parquet file"),
-        ("a.arrow", "no", "not an Arrow file"),
+        ("a.arrow", "no", "not an Arrow stream"),
         ("a.txt", "hello", r"files of type \.txt"),
     ],
 )
@@ -196,6 +196,24 @@ def test_a_missing_split_names_those_that_exist(tmp_path):
     write(tmp_path / "data" / "validation-00000-of-00001.parquet")
     with pytest.raises(DataError, match=r"no split 'test'.*train, validation"):
         find_file(tmp_path, split="test", subset=None)
+
+
+def test_a_split_in_folders_below_is_pointed_at(tmp_path):
+    for subset in ("main", "socratic"):
+        write(tmp_path / subset / "train-00000-of-00001.parquet")
+    write(tmp_path / "other" / "test.jsonl")
+    with pytest.raises(
+        DataError, match=r"no split 'train' in this folder.*add main or socratic to the path"
+    ):
+        find_file(tmp_path, split="train", subset=None)
+    assert find_file(tmp_path / "main", split="train", subset=None)
+    assert find_file(tmp_path, split="train", subset="main")
+
+
+def test_lines_of_json_are_read_whatever_the_file_is_called(tmp_path):
+    lines = write(tmp_path / "a.jsonl")
+    path = lines.rename(tmp_path / "train.json")
+    assert read_files(find_file(path, split="", subset=None)) == ROWS
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from grouper.config.schema import SourceConfig
 from grouper.data import ProblemSet, load_problems
+from grouper.data.problems import write_problems
 from grouper.data.sources import read_fields, read_prompt, read_response
 from grouper.errors import DataError
 from grouper.prompts import FORMATS
@@ -70,8 +72,13 @@ def test_rows_of_verl_are_read_as_they_are(tmp_path):
     found = load("file", written(tmp_path / "train.jsonl", rows)).problems
     assert [(p.question, p.answer) for p in found] == [("What is 2+2?", "4"), (asked, "4")]
     instructed = [{"role": "system", "content": "Be brief."}, *row["prompt"]]
-    with pytest.raises(DataError, match=r"'prompt\.0' holds a dict"):
+    # Which turn asks is the user's to say; the first is an instruction.
+    with pytest.raises(DataError, match=r"holds a conversation.*`prompt\.-1\.content` asks"):
         load("file", written(tmp_path / "other.jsonl", [row | {"prompt": instructed}]))
+    answered = [*instructed, {"role": "assistant", "content": "4"}]
+    path = written(tmp_path / "m.jsonl", [{"messages": answered, "answer": "4"}])
+    with pytest.raises(DataError, match=r"`messages\.-2\.content` asks"):
+        load("file", path, columns={"question": "messages"})
 
 
 def test_any_file_reader_knows_these_layouts_too():
@@ -105,6 +112,59 @@ def test_thinking_tags_go_and_thoughts_stay():
 def test_the_answer_of_dapo_has_several_names(tmp_path, source, row):
     (problem,) = load(source, written(tmp_path / "a.jsonl", [row])).problems
     assert (problem.question, problem.answer, problem.solution) == ("q", "34", None)
+
+
+@pytest.mark.parametrize("names", [("body", "question", "answer"), ("Body", "Question", "Answer")])
+def test_a_story_stands_before_its_question_in_any_file(tmp_path, names):
+    rows = [dict(zip(names, (" Tom has 3 pens ", "How many with 2 more?", 5.0), strict=True))]
+    (problem,) = load("file", written(tmp_path / "a.jsonl", rows)).problems
+    assert (problem.question, problem.answer) == ("Tom has 3 pens. How many with 2 more?", "5")
+    # Prepared rows have both the story and the whole question.
+    write_problems(tmp_path / "ready", {"train": load("svamp", tmp_path / "a.jsonl")})
+    (again,) = load("file", tmp_path / "ready" / "train.jsonl").problems
+    assert again.question == problem.question
+
+
+@pytest.mark.parametrize("column", ["response", "answer"])
+@pytest.mark.parametrize(
+    ("end", "answer"),
+    [
+        ("#### 1,234\nThe answer is: 1,234", "1,234"),
+        (r"The answer is: $\frac{1}{2}$.", r"$\frac{1}{2}$"),
+        ("The answer is: 2.5.\n", "2.5"),
+        (r"The answer is: $\boxed{3}$.", "3"),
+    ],
+)
+def test_an_answer_that_is_stated_at_the_end(tmp_path, column, end, answer):
+    worked = "First we add all of them up, then we halve them.\n"
+    rows = [{"problem": "q?", column: worked + end}]
+    (problem,) = load("file", written(tmp_path / "a.jsonl", rows)).problems
+    assert (problem.question, problem.answer.replace(",", "")) == ("q?", answer.replace(",", ""))
+    assert problem.solution.startswith(worked.strip())
+    assert "####" not in problem.solution
+
+
+def test_a_conversation_is_demonstrated_word_for_word(tmp_path):
+    said = r"<think>So.</think> It is \boxed{4}."
+    turns = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": said}]
+    columns = {"question": "messages.-2.content", "response": "messages.-1.content"}
+    path = written(tmp_path / "a.jsonl", [{"messages": turns}])
+    (problem,) = load("file", path, columns=columns).problems
+    assert (problem.question, problem.response, problem.answer) == ("2+2?", said, "4")
+    # Prepared, it is what it was.
+    told = write_problems(tmp_path / "ready", {"train": load("file", path, columns=columns)})
+    assert told == {"train": "file, columns: {response: response}"}
+    ready = tmp_path / "ready" / "train.jsonl"
+    (again,) = load("file", ready, columns={"response": "response"}).problems
+    assert again == replace(problem, id=again.id, source=again.source, columns=again.columns)
+
+
+@pytest.mark.parametrize("mark", ["proof", "notfound"])
+def test_a_mark_for_no_answer_is_none(tmp_path, mark):
+    rows = [{"problem": "Show it.", "answer": mark}, {"problem": "1+1?", "answer": "2"}]
+    found = load("file", written(tmp_path / "a.jsonl", rows))
+    assert [p.answer for p in found.problems] == ["2"]
+    assert [q.row for q in found.quarantined] == [0]
 
 
 @pytest.mark.parametrize("question", ["question", "problem", "prompt"])

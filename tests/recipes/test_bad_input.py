@@ -185,7 +185,7 @@ def test_a_set_without_a_usable_row(overrides: tuple[str, list[str]], tmp_path: 
     name, changes = overrides
     file = tmp_path / "unboxed.jsonl"
     file.write_text(json.dumps({"problem": "Why?", "solution": "Nobody knows what it is at all."}))
-    with pytest.raises(DataError, match=r"no problem is left of 1 rows\. Row 0: no answer column"):
+    with pytest.raises(DataError, match=r"no problem is left of 1 rows\. Row 0: no answer, and in"):
         make_plan(load_recipe(name, [*changes, f"data.train.path={file}"]))
 
 

@@ -279,7 +279,7 @@ def _sources(data: str, columns: dict[str, str]) -> dict[str, Any]:
         train |= {"columns": columns, **own}
     parts: dict[str, Any] = {"train": train, "validation_share": HELD_OUT}
     beside = path.with_name(f"test{path.suffix}")
-    if any([*path.glob("test[.-]*"), *path.glob("test/")]):
+    if any([*path.glob("test[.-]*"), *path.glob("data/test[.-]*"), *path.glob("test/")]):
         parts["test"] = {**train, "split": "test"}
     elif path.stem == "train" and beside.is_file():
         parts["test"] = {**train, "path": str(beside)}

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grouper.config.aliases import Row, alias, dialect_of, word_of
+from grouper.config.aliases import Row, dialect_of, word_of
 from grouper.config.checks import validate_json
 from grouper.config.credentials import names_secret
 from grouper.config.loading import load_recipe, read_text, resolved_yaml
@@ -70,8 +70,8 @@ def import_recipe(
     path = Path(path).expanduser()
     data, left_out = _read(path)
     dialect = dialect_of(data)
-    if dialect is None or {"name", "model", "data"} <= data.keys():
-        what = "its names belong to no known trainer" if dialect is None else "it is a recipe"
+    if (ours := {"name", "model", "data"} <= data.keys()) or dialect is None:
+        what = "it is a recipe" if ours else "its names belong to no known trainer"
         names = ", ".join(map(str, list(data)[:5]))
         raise ConfigError(
             f"there is nothing to import: {what} ({names})", where=str(path), fix=_READABLE
@@ -140,7 +140,8 @@ def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
         try:
             data[str(key)] = ast.literal_eval(known)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            unread[key or f"**{ast.unparse(node)}"] = f"not a literal: {ast.unparse(node)[:60]}"
+            text = ast.unparse(node)
+            unread[key or f"**{text}"] = f"not a literal, so that the default stands: {text[:60]}"
     return data, unread
 
 
@@ -300,7 +301,7 @@ def _parts(
         recipe = load_recipe(dialect["recipe"]).model_dump(mode="json", exclude_unset=True)
     else:
         # GRPO if any of the names is GRPO's alone.
-        rows = [row for _, name, _ in flat for _, row in filter(None, [alias(name)])]
+        rows = [dialect["rows"].get(name, {}) for _, name, _ in flat]
         grpo = any([*row.get("default", ())] == ["grpo"] for row in rows)
         sections = {"": "grpo" if grpo else "sft"}
     notes: list[str] = []
@@ -338,11 +339,10 @@ def _flat(data: dict[Any, Any], dialect: Row) -> Iterator[tuple[str, str, Any]]:
 
 
 def _run(s: _Settings, path: Path) -> None:
-    output = s.get("output_dir")
-    folder = Path(str(output or path.stem))
+    folder = Path(str(s.get("output_dir") or f"outputs/{path.stem}"))
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or "imported"
     s.put({"name": name, "description": f"From {path.name}, a file for {s.dialect['label']}"})
-    s.put({"output_dir": str(folder.parent) if output else "outputs"})
+    s.put({"output_dir": str(folder.parent)})
     if s.get("push_to_hub"):
         s.put({"push_to": s.get("hub_model_id") or name})
 
@@ -371,16 +371,15 @@ def _batch(s: _Settings, nproc: int) -> int:
             "there is none, so that nothing would be learned",
             "Use 2 or more; 8 is usual.",
         )
-    sampled = a_step
-    if s.get("steps_per_generation"):
-        sampled = device * s.number("steps_per_generation", whole=True)
+    sampled = device * s.number("steps_per_generation", whole=True)
     # Sampling several times before one optimizer step is sampling once: the policy is the same.
     batch = max(sampled, a_step)
     if batch % group or batch % a_step or batch % sampled:
         raise s.refused(
             f"{batch} completions at a time for {nproc} process(es) cannot be cut into groups of "
             f"num_generations {group} and optimizer steps of {a_step}",
-            "TRL refuses this too. If the file was written for more processes, give --nproc.",
+            "TRL refuses this too. If the file was written for more processes, give --nproc; for "
+            "Unsloth or TRL 0.14, multiply per_device_train_batch_size by num_generations.",
         )
     prompts, updates = batch // group, batch // a_step
     s.put({"grpo.group_size": group, "grpo.prompts_per_step": prompts})
@@ -411,9 +410,8 @@ def _of_trl(s: _Settings, path: Path, known: Container[str]) -> None:
     """What takes more than one of TRL's settings."""
     if path.suffix == ".py":
         s.notes.append("Model, data, LoRA and rewards that the script sets elsewhere: set them.")
-    model = s.recipe["model"]
     if s.get("bf16") is False or s.get("fp16"):
-        model["compute_dtype"] = model["dtype"]
+        s.put({"model.compute_dtype": s.recipe["model"]["dtype"]})
     if s.phase == "grpo":
         _rewards(s, path.parent, known)
     if s.get("loss_type") == "cispo":  # TRL bounds the ratio itself, above only
@@ -429,27 +427,25 @@ def _of_trl(s: _Settings, path: Path, known: Container[str]) -> None:
 def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
     """Set the rewards of `reward_funcs`; paths are relative to the working directory."""
     asked = [name.removeprefix("trl.rewards.") for name in _listed(s.get("reward_funcs"))]
-    weights = s.get("reward_weights") or [1.0] * len(asked)
+    weights = (asked and s.get("reward_weights")) or [1.0] * len(asked)
     if not isinstance(weights, list) or len(weights) != len(asked):
         raise s.refused(f"reward_weights has not one weight for each of {len(asked)} reward_funcs")
-    rows, unknown = [], []
+    rows = []
     for name, weight in zip(asked, weights, strict=True):
         ours = name if name in known else _importable(name, folder)
-        row = {"name": ours, **s.dialect["rewards"].get(name, {}), "weight": weight}
-        if row["name"] is None:
-            unknown.append(name)
-            continue
-        rows.append(row)
+        rows.append({"name": ours, **s.dialect["rewards"].get(name, {}), "weight": weight})
+    unknown = [name for name, row in zip(asked, rows, strict=True) if row["name"] is None]
+    rows = [row for row in rows if row["name"] is not None]
     if unknown:
         why = f"no reward here (`grouper rewards` lists them): {', '.join(unknown)}"
         s.leave_out("reward_funcs", why)
     if not rows:
         s.notes.append("No reward_funcs: the reward is correctness. TRL's are given in the script.")
-    boxed = all(row["name"] != "format" for row in rows)
-    if boxed:
+    tagged = {row["name"] for row in rows} & {"format", "soft_format", "tag_count"}
+    if not tagged:
         s.notes.append("Answers are read from \\boxed{} (prompt.format), as TRL's accuracy_reward.")
     s.put({"rewards": rows or [{"name": "correctness"}]})
-    s.put({"prompt.format": "boxed" if boxed else "think"})
+    s.put({"prompt.format": "think" if tagged else "boxed"})
 
 
 def _importable(name: str, folder: Path) -> str | None:

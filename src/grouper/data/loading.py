@@ -166,7 +166,7 @@ def _read(config: RowsConfig, split: str, keep_unreadable: bool) -> ProblemSet:
         if reason is None or keep_unreadable:
             problems.append(problem)
         else:
-            why = f"the reference {problem.answer!r} cannot be graded: {reason}"
+            why = f"the reference {problem.answer[:80]!r} cannot be graded: {reason}"
             invalid.append(Quarantined(row=number, reason=why))
     found = _problem_set(where, name, problems, sorted(invalid, key=lambda q: q.row))
     found = replace(found, revision=commits[0] if len(commits) == 1 else None)
@@ -261,10 +261,9 @@ def _reasons(answers: Sequence[str], where: str) -> dict[str, str | None]:
     first = answers[:TRIED]
     reasons = check_references(first)
     if len(first) == TRIED and all(reasons.values()):
-        shown = first[0] if len(first[0]) <= 80 else f"{first[0][:80]}..."
         raise DataError(
             f"none of the first {TRIED} reference answers can be read as mathematics; the first is "
-            f"{shown!r}: {reasons[first[0]]}",
+            f"{first[0][:80]!r}: {reasons[first[0]]}",
             where=where,
             fix="Name the column that holds the answer alone as `columns: {answer: ...}`, or the "
             "source that the set is of (`grouper data list`).",

@@ -15,7 +15,7 @@ import numpy as np
 
 from grouper.config.schema import RowsConfig
 from grouper.data.overlap import question_words
-from grouper.data.sources import BOXED
+from grouper.data.sources import BOXED, FIELDS
 from grouper.errors import DataError, RunFolderError
 from grouper.files import write_atomic
 from grouper.grading import grade
@@ -65,8 +65,7 @@ class ProblemSet:
         for p in self.problems:
             fields = [p.id, p.question, p.answer, p.solution, p.subject, p.level, dict(p.columns)]
             fields += [text for text in (p.response, p.prompt) if text is not None]
-            digest.update(json.dumps(fields, sort_keys=True, default=repr).encode())
-            digest.update(b"\n")
+            digest.update(json.dumps(fields, sort_keys=True, default=repr).encode() + b"\n")
         return digest.hexdigest()[:16]
 
     @property
@@ -106,7 +105,7 @@ def write_problems(
     """Write problem sets as JSONL, `<split>.jsonl` each, and `<split>.invalid.jsonl` beside it.
 
     A row is the source's, with our names for what was read from it, so that `source: file` gives
-    the same problems; rows of whole responses stay as they were, for `source: prompt-response`.
+    the same problems; rows of `source: prompt-response` stay as they were.
 
     Args:
         folder: made if it is missing.
@@ -114,15 +113,17 @@ def write_problems(
         overwrite: replace a file with other content.
 
     Returns:
-        Split -> the source that reads it back.
+        Split -> the source that reads it back, with its columns where it needs them.
 
     Raises:
         DataError: such a file is there already, or it cannot be written.
     """
     files, sources = {}, {}
     for split, problems in sets.items():
-        whole = any(p.response is not None or p.prompt is not None for p in problems.problems)
-        sources[split] = "prompt-response" if whole else "file"
+        whole = any(p.source == "prompt-response" for p in problems.problems)
+        given = any(p.response is not None for p in problems.problems)
+        own = "file, columns: {response: response}" if given else "file"
+        sources[split] = "prompt-response" if whole else own
         rows = [dict(p.columns) if whole else _row_of(p) for p in problems.problems]
         invalid = [{"row": q.row, "reason": q.reason} for q in problems.quarantined]
         for name, written in ((split, rows), (f"{split}.invalid", invalid)):
@@ -145,8 +146,7 @@ def write_problems(
 
 
 def _row_of(problem: Problem) -> dict[str, Any]:
-    names = ("id", "question", "answer", "solution", "subject", "level")
-    fields = {name: getattr(problem, name) for name in names}
+    fields = {name: getattr(problem, name) for name in FIELDS}
     return {**problem.columns, **{name: text for name, text in fields.items() if text is not None}}
 
 

@@ -89,12 +89,12 @@ def find_file(path: str | Path, *, split: str, subset: str | None) -> Sequence[P
             return files
     found = {f.stem.split("-")[0] for place in places for f in _data_files(place)}
     saved = {file.parent.name for file in path.glob(f"*/{_SAVED}")}
-    raise DataError(
-        f"there is no split {split!r} in this folder",
-        where=str(path),
-        fix=did_you_mean(split, sorted(saved or found))
-        or f"Put {split}.jsonl, .json, .csv or .parquet there.",
-    )
+    near = did_you_mean(split, sorted(saved or found))
+    fix = near or f"Put {split}.jsonl, .json, .csv or .parquet there."
+    below = [] if saved else [f.name for f in sorted(path.glob("[!.]*/")) if _split_files(f, split)]
+    if below:
+        fix = f"Its folders have one: add {' or '.join(below)} to the path, or give it as `subset`."
+    raise DataError(f"there is no split {split!r} in this folder", where=str(path), fix=fix)
 
 
 def read_files(files: Sequence[Path]) -> list[Row]:
@@ -144,10 +144,13 @@ def _read_json(path: Path) -> Iterator[Row]:
     try:
         rows = json.loads(path.read_text("utf-8-sig"), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
+        if _reason(error) == "Extra data":  # an object a line, as `to_json` of `datasets` writes
+            yield from _read_jsonl(path)
+            return
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise DataError(f"not JSON: {_reason(error)}", where=f"{path}{line}") from error
     if not isinstance(rows, list):
-        raise DataError("must be a list of objects", where=str(path))
+        raise DataError("must be a list of objects, [{...}, {...}]", where=str(path))
     for row in rows:
         what = f"it is a {type(row).__name__}, not an object with named columns"
         yield row if isinstance(row, dict) else UnreadableRow(what)
@@ -198,7 +201,7 @@ def _read_arrow(path: Path) -> Iterator[Row]:
             for batch in source.iter_batches(batch_size=1024) if whole else source:
                 yield from _as_written(batch.to_pylist(), batch.schema)
     except ArrowInvalid as error:
-        what = f"not {'a Parquet' if whole else 'an Arrow'} file ({error})"
+        what = f"not {'a Parquet file' if whole else 'an Arrow stream'} ({error})"
         raise DataError(what, where=str(path)) from error
 
 

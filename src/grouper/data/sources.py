@@ -112,20 +112,24 @@ def _gsm8k(row: Fields) -> Fields:
 
 # GSM8K's own notation, whatever the source is called.
 _HASHED = re.compile(r"####[ \t]*\S[^\n]*\s*\Z")
+# MetaMathQA's, below GSM8K's or alone.
+_STATED = re.compile(r"(?:####.*\n)?The answer is:[ \t]*((?!.*\\boxed)\S.*?)\.?\s*\Z")
 # Characters below which a text is no worked solution.
 _SHORT = 40
 
 
 def _boxed_answer(row: Fields) -> Fields:
-    r"""The answer column where there is one, else the last `\boxed{}` of the solution.
+    r"""The answer column where there is one, else the last `\boxed{}` of the solution or response.
 
     A solution that is only a number is the answer: some sets name the column so. Of a worked
-    solution that ends in `#### 72` or has a box, in either column, the answer is what stands there;
-    but an answer with several boxes, or with one inside an expression, is left as it is.
+    solution that ends in `#### 72` or `The answer is: 72`, or has a box, in either column, the
+    answer is what stands there; but an answer with several boxes, or with one inside an
+    expression, is left as it is.
     """
-    text, solution = row["answer"] or row["solution"], row["solution"]
+    text, solution = row["answer"] or row["solution"] or row["response"], row["solution"]
     if text is None:
         raise ValueError("the answer is empty")
+    text = _STATED.sub(r"#### \1", text)
     hashed, found = _HASHED.search(text), extract(text, BOXED)
     before, *boxes = text.split("\\boxed")
     one = len(boxes) == 1 and before.count("{") == before.count("}") and not hashed
@@ -136,7 +140,7 @@ def _boxed_answer(row: Fields) -> Fields:
         return _gsm8k({**row, "answer": text})
     is_number = len(text) < _SHORT and read_number(tidy(text)) is not None
     if row["answer"] is None and not is_number:
-        raise ValueError(f"no answer column, and in the solution: {found.reason}")
+        raise ValueError(f"no answer, and in the solution: {found.reason}")
     same = (solution or "").strip() == text.strip()
     return {**row, "answer": text, "solution": None if same else solution}
 
@@ -177,13 +181,6 @@ def _answer_of(response: str) -> str:
     return found.answer
 
 
-def _story(row: Fields) -> Fields:
-    """The body of the story goes in front of the question."""
-    body, question = row.pop("body", None) or "", row["question"] or ""
-    stop = "" if not body or body.rstrip().endswith((".", "?", "!", ",")) else "."
-    return {**row, "question": f"{body.rstrip()}{stop} {question}".strip()}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """One kind of problem set: a row of `sources.yaml`, which says what each field is.
@@ -208,7 +205,6 @@ LAYOUTS = {
     "gsm8k": _gsm8k,
     "without-thinking-tags": _without_thinking_tags,
     "prompt-response": _prompt_response,
-    "story": _story,
 }
 SOURCES = {
     name: Source(
@@ -270,6 +266,10 @@ def read_fields(row: Row, columns: Columns) -> Fields:
     for ours, candidates in columns.items():
         values = (_text(_look_up(row, name), name) for name in candidates)
         fields[ours] = next((value for value in values if value is not None), None)
+    question, body = fields["question"] or "", (fields.pop("body", None) or "").strip()
+    if not question.startswith(body):  # rows that were prepared have it in front already
+        stop = "" if body.endswith((".", "?", "!", ",")) else "."
+        fields["question"] = f"{body}{stop} {question}".strip()
     return fields
 
 
@@ -285,19 +285,23 @@ def _look_up(row: Row, column: str) -> Any:
     return value
 
 
-# What pandas writes for what is missing, where it makes text of it.
-_MISSING = {"", "nan", "NaN", "NAN"}
+# What pandas writes for what is missing, where it makes text of it, and NuminaMath-1.5 for answers.
+_MISSING = {"", "nan", "NaN", "NAN", "proof", "notfound"}
 
 
 def _text(value: Any, column: str) -> str | None:
     """Text as it is, numbers in their shortest form (145.0 is `145`), what is missing as None.
 
     A list is its elements with commas; OlympiadBench has lists of one. verl's prompts are lists of
-    the user's message.
+    the user's message; of a conversation the recipe must name a turn, which may not be the first.
     """
     if isinstance(value, Mapping) and value.get("role") == "user":
         value = value.get("content")
     if isinstance(value, list) and value:
+        roles = [part.get("role") if isinstance(part, Mapping) else None for part in value]
+        if len(roles) > 1 and "user" in roles:
+            asks = f"`{column}.{-1 - roles[::-1].index('user')}.content` asks"
+            raise ValueError(f"column {column!r} holds a conversation: name a turn of it; {asks}")
         parts = [_text(part, f"{column}.{place}") for place, part in enumerate(value)]
         return ", ".join(part for part in parts if part is not None) or None
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -312,5 +316,6 @@ def _text(value: Any, column: str) -> str | None:
             half = value[error.start]
             raise ValueError(f"column {column!r} holds {half!a}, half of a character") from error
         return None if value.strip() in _MISSING else value
-    fix = f"; name a part of it, such as `{column}.content`" if isinstance(value, Mapping) else ""
+    names = ", ".join(f"`{column}.{name}`" for name in value) if isinstance(value, Mapping) else ""
+    fix = f"; name a part of it: {names}" if names else ""
     raise ValueError(f"column {column!r} holds a {type(value).__name__}, not text or a number{fix}")

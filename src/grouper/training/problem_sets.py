@@ -145,7 +145,8 @@ def _load(part: str, source: SourceConfig, recipe: Recipe) -> ProblemSet:
         raise DataError(
             summary,
             where=f"data.{part}",
-            fix=f"At most {MAX_QUARANTINED_SHARE:.0%} may be unusable; check data.{part}.columns.",
+            fix=f"At most {MAX_QUARANTINED_SHARE:.0%} may be unusable; check data.{part}.columns. "
+            "`grouper data prepare` writes a copy that holds only the others.",
         )
     log.warning("data.%s: %s. They are left out.", part, summary)
     return problems
@@ -179,12 +180,9 @@ def phase_lines(
         lines.append(f"SFT: {amount}, {_steps(recipe.sft, size['sft'], batch)}")
     if not recipe.skip_grpo:
         prompts, group = recipe.grpo.prompts_per_step, recipe.grpo.group_size
-        total = recipe.sampling.max_total_tokens
-        longest = (
-            f"{recipe.sampling.max_new_tokens} tokens per completion"
-            if total is None
-            else f"{total} tokens with the prompt"
-        )
+        longest = f"{recipe.sampling.max_new_tokens} tokens per completion"
+        if recipe.sampling.max_total_tokens is not None:
+            longest = f"{recipe.sampling.max_total_tokens} tokens with the prompt"
         lines.append(
             f"GRPO: {prompts} prompts x {group} samples = {prompts * group} completions per step, "
             f"{_steps(recipe.grpo, size['train'], prompts)}, at most {longest}"
@@ -232,8 +230,7 @@ def find_leaks(recipe: Recipe, sets: ProblemSets) -> list[Leak]:
             leaks.append(Leak(count=count, warning=warning))
     if sets.validation is not None and sets.test is not None:
         overlaps = find_overlap(sets.validation.problems, sets.test.problems)
-        both = sum(overlap.same_question for overlap in overlaps)
-        if both:
+        if both := sum(overlap.same_question for overlap in overlaps):
             count = f"data.test: {both} problems are in data.validation"
             warning = (
                 f"{count}, too, which settings are chosen on. Parts of one file need the same "
@@ -252,8 +249,7 @@ def opening_lines(recipe: Recipe, sets: ProblemSets, fitting: Mapping[str, int])
     s, g = recipe.sampling, recipe.grpo
     if recipe.skip_grpo:
         return
-    cut = [name for name in ("top_p", "top_k", "min_p") if getattr(s, name) != _OFF[name]]
-    if cut:
+    if cut := [name for name, off in _OFF.items() if getattr(s, name) != off]:
         yield (
             f"Bias accepted (sampling.allow_truncated): {', '.join(cut)} cut the distribution that "
             "samples are drawn from, while the gradient assumes the whole one."
