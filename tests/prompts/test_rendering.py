@@ -13,6 +13,7 @@ from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError
 from grouper.prompts import FORMATS, make_format
 from grouper.prompts.rendering import (
+    _names,
     completion_text,
     demonstrate,
     encode_completion,
@@ -227,6 +228,15 @@ def test_a_question_without_the_name_of_a_token_is_encoded_once(monkeypatch):
     )
     prompt = render(PROBLEM, XML, tokenizer)
     assert encoded == [prompt.text]
+
+
+def test_thousands_of_added_tokens_are_looked_for_by_how_they_begin():
+    """Gemma has 6,000: as alternatives of a pattern they would take longer than encoding."""
+    tokenizer = fixtures.gemma().tokenizer
+    tokenizer.add_tokens([f"<unused{n}>" for n in range(2000)])
+    assert len(_names(tokenizer).pattern) < 100
+    assert _names(tokenizer).search("is x <unused7> 3?")
+    assert not _names(tokenizer).search("is x < 3 or (x) <= 4?")
 
 
 def test_prompts_share_their_ids():

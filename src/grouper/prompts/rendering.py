@@ -269,12 +269,13 @@ def _encode_around(tokenizer: Tokenizer, text: str, question: str) -> list[int]:
 
 @functools.lru_cache(maxsize=1)  # a set is rendered with one tokenizer
 def _names(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """Found in each text in which the tokenizer may find an added token.
+    """Found in each text in which the tokenizer may find an added token, and in few others.
 
-    That is every text where it looks for a special one in a normal form of the text.
+    It is the beginning of their names, since some tokenizers have thousands of them; and nothing,
+    which every text has, where a special one is looked for in a normal form of the text.
     """
     added = tokenizer.added_tokens_decoder.values()
-    names = ["" if t.special and t.normalized else re.escape(t.content) for t in added]
+    names = {"" if t.special and t.normalized else re.escape(t.content[:4]) for t in added}
     return re.compile("|".join(names) or "(?!)")
 
 
