@@ -44,7 +44,7 @@ def find_overlap(
     # would fill gigabytes.
     known = dict.fromkeys((part for _, parts in asked for part in parts), "")
     for problem in trained if known else ():
-        for part in known.keys() & _parts(problem):
+        for part in filter(known.__contains__, _parts(problem)):
             known[part] = known[part] or problem.id
     found = []
     for problem, parts in asked:
