@@ -26,11 +26,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Self, overload
+from typing import Any, overload
 
 from grouper.advice.checks import Samples
 from grouper.advice.live_checks import usual_hooks
@@ -407,7 +407,7 @@ class Solution:
         return row
 
 
-class Generator:
+class Generator(AbstractContextManager["Generator"]):
     """A loaded model that answers questions, each on its own. Close it, or use it with `with`.
 
     Several threads may ask it; one is answered after another.
@@ -574,9 +574,6 @@ class Generator:
         """Release the sampler and end the grader."""
         self.sampler.release()
         self.prepared.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

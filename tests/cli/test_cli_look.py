@@ -57,6 +57,19 @@ def test_the_list_of_runs_makes_no_tally_of_any_step(grouper, tmp_path, monkeypa
     assert made == []
 
 
+def test_the_list_of_runs_reads_no_validation(grouper, finished_run, tmp_path):
+    """A long run has hundreds, each with a line for every completion."""
+    shutil.copytree(finished_run, tmp_path / "done")
+    validations = [*(tmp_path / "done" / "evaluations").glob("validation-*.jsonl.gz")]
+    assert validations
+    for items in validations:
+        items.write_bytes(b"not read")
+    called = grouper("runs", tmp_path, "--json")
+    (row,) = json.loads(called.out)
+    assert (row["state"], called.err) == ("finished", "")
+    assert row["accuracy %"] is not None
+
+
 def test_a_damaged_run_hides_no_other(grouper, tmp_path):
     make_run(tmp_path / "sound")
     for name, file in (("metrics", "metrics.jsonl"), ("recipe", "recipe.yaml")):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
+from rich.console import Console
+
+from grouper.runs.progress import Progress
 
 SMALL = ("data.sft.options.count=40", "data.train.options.count=40")
 
@@ -28,3 +32,12 @@ def test_json(grouper):
 
 def test_a_model_that_is_not_here_is_one_paragraph(grouper):
     grouper("plan", "demo", "model.new=null", "model.path=no/such-model").refused("no/such-model")
+
+
+def test_a_terminal_shows_that_it_goes_on(grouper, monkeypatch):
+    """A large set and a large model take half a minute."""
+    out = io.StringIO()
+    display = Progress(console=Console(file=out, width=160, force_terminal=True))
+    monkeypatch.setattr("grouper.cli.measure.progress", lambda: display)
+    grouper("plan", "demo", "model.new=null", "model.path=no/such-model").refused("no/such-model")
+    assert "planning" in out.getvalue()

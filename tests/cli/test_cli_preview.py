@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 from tiny_models import make_rollout
 
 from grouper.cli.measure import _show_rollout
 from grouper.prompts import FORMATS
 from grouper.runs.folder import RunFolder
+from grouper.runs.progress import Progress
 
 
 @pytest.mark.slow
@@ -35,6 +38,16 @@ def test_the_problems_are_those_that_grpo_meets_first(grouper, finished_run):
     assert len(shown) == 4
     for problem, prompt in met.items():  # as the model reads it
         assert f"Problem {problem}\n{prompt}\nReference: " in called.out
+
+
+def test_a_terminal_shows_that_it_goes_on(grouper, finished_run, monkeypatch):
+    """All problems are rendered, of which few are shown: a large set takes a minute."""
+    out = io.StringIO()
+    display = Progress(console=Console(file=out, width=160, force_terminal=True))
+    monkeypatch.setattr("grouper.cli.measure.progress", lambda quiet: display)
+    called = grouper("preview", finished_run, "--problems", "1", "--samples", "2")
+    assert called.code in (0, 1), called.err
+    assert "preparing the problems" in out.getvalue()
 
 
 def test_a_temperature_that_is_too_low_is_named_with_code_1(grouper, finished_run):

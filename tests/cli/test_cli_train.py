@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from grouper.config.loading import load_recipe
 from grouper.runs.folder import RunFolder
+from grouper.runs.progress import Progress
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_demo.py"
 
@@ -53,6 +56,16 @@ def test_what_can_be_refused_at_once_is(grouper, small, tmp_path, monkeypatch):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "thesis.tex").write_text("years of work")
     grouper("run", "demo", *small, f"output_dir={tmp_path}").refused("not a run of Grouper")
+
+
+def test_a_dry_run_shows_that_it_goes_on(grouper, small, tmp_path, monkeypatch):
+    """A large set takes a minute."""
+    out = io.StringIO()
+    display = Progress(console=Console(file=out, width=160, force_terminal=True))
+    monkeypatch.setattr("grouper.cli.train.progress", lambda: display)
+    called = grouper("run", "demo", *small, f"output_dir={tmp_path}", "--dry-run")
+    assert called.code == 0, called.err
+    assert "reading and preparing the data" in out.getvalue()
 
 
 def test_a_dry_run_says_what_is_in_the_folder(grouper, small, finished_run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter
 from datetime import date
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from grouper.config.schema import SourceConfig
 from grouper.data import ProblemSet, find_overlap, hold_out, load_problems, without
-from grouper.data.problems import grade_shown, write_problems
+from grouper.data.audit import audit
+from grouper.data.problems import apply_filters, grade_shown, write_problems
 from grouper.errors import ConfigError, DataError
 from grouper.prompts.formats import FORMATS
 from grouper.rewards import REWARDS
@@ -188,6 +190,24 @@ def test_the_ready_variants_of_system_b(shared_data):
     )
     assert of_a_recipe.notes == (f"{told} the format r1-zero.",)
     assert of_a_recipe.problems == correct.problems
+
+
+def test_telling_questions_apart_takes_little_memory():
+    """Words by themselves take ten times as much: a gigabyte of 200,000 questions."""
+    words = " ".join(f"w{n}" for n in range(80))
+    many = tuple(
+        Problem(id=str(n), question=f"{words} {n}", answer="1", source="a") for n in range(200)
+    )
+    whole = ProblemSet(name="a", problems=many)
+    config = SourceConfig(source="file", path="a.jsonl", unique=100, unique_by="problem")
+    for find in (lambda: apply_filters(whole, config), lambda: audit(whole)):
+        tracemalloc.start()
+        try:
+            find()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 200 * 1000  # a question has 315 bytes
 
 
 @pytest.mark.slow

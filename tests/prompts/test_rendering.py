@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 import tokenizer_fixtures as fixtures
 from tokenizer_fixtures import byte_ids
+from tokenizers import AddedToken, normalizers
 
 from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError
 from grouper.prompts import FORMATS, make_format
 from grouper.prompts.rendering import (
+    _names,
     completion_text,
     demonstrate,
     encode_completion,
@@ -23,6 +25,7 @@ from grouper.types import Problem
 
 PROBLEM = Problem(id="a/0", question="2+2?", answer="4", source="a", solution="2+2=4.")
 XML = make_format(PromptConfig(format="xml", system="Do."))
+QUESTION_ALONE = make_format(PromptConfig(format="question-only", system="", template="plain"))
 # Byte-level ids: '!' is 0, so '2' (0x32) is 17, '+' is 10; '\n' is 198 and ' ' is 220.
 DO, QUESTION = [35, 78, 13], [17, 10, 17, 30]
 SYSTEM, USER, ASSISTANT = (
@@ -206,6 +209,48 @@ def test_special_tokens_in_a_question_are_text(name):
     assert hostile[where : len(hostile) - len(harmless) + where + 4] == byte_ids(CONTROLS[name])
 
 
+def test_a_special_token_that_the_tokenizer_reads_in_lower_case_is_text():
+    tokenizer = fixtures.no_template().tokenizer
+    backend = tokenizer.backend_tokenizer
+    backend.normalizer = normalizers.Lowercase()
+    backend.add_special_tokens([AddedToken("<eot>", special=True, normalized=True)])
+    assert len(tokenizer.encode("<EOT>", add_special_tokens=False)) == 1
+    problem = Problem(id="a/0", question="x <EOT>", answer="4", source="a")
+    assert byte_ids("x <eot>") == list(render(problem, QUESTION_ALONE, tokenizer).token_ids)
+
+
+def test_a_question_without_the_name_of_a_token_is_encoded_once(monkeypatch):
+    """Encoding is most of the time that a large set takes before a run."""
+    tokenizer = fixtures.qwen25().tokenizer
+    encoded, encode = [], tokenizer.encode
+    monkeypatch.setattr(
+        tokenizer, "encode", lambda text, **options: encoded.append(text) or encode(text, **options)
+    )
+    prompt = render(PROBLEM, XML, tokenizer)
+    assert encoded == [prompt.text]
+
+
+def test_thousands_of_added_tokens_are_looked_for_by_how_they_begin():
+    """Gemma has 6,000: as alternatives of a pattern they would take longer than encoding."""
+    tokenizer = fixtures.gemma().tokenizer
+    tokenizer.add_tokens([f"<unused{n}>" for n in range(2000)])
+    assert len(_names(tokenizer).pattern) < 100
+    assert _names(tokenizer).search("is x <unused7> 3?")
+    assert not _names(tokenizer).search("is x < 3 or (x) <= 4?")
+
+
+def test_prompts_share_their_ids():
+    """A number of its own for each token would double the memory of a large set."""
+    fixture = fixtures.qwen25()
+    first, second = (
+        demonstrate(PROBLEM, XML, fixture.tokenizer, fixture.id("<|im_end|>")) for _ in range(2)
+    )
+    assert first.prompt.token_ids[0] == 257  # below that, Python has each number once
+    assert first.prompt.token_ids[0] is second.prompt.token_ids[0]
+    assert first.token_ids[-1] == 258
+    assert first.token_ids[-1] is second.token_ids[-1]
+
+
 def test_a_completion_in_mid_sequence_gets_no_space_in_front():
     tokenizer = fixtures.sentencepiece_like().tokenizer
     assert (
@@ -220,8 +265,6 @@ def test_a_completion_in_mid_sequence_gets_no_space_in_front():
 def test_a_completion_that_does_not_survive_is_refused():
     tokenizer = fixtures.no_template().tokenizer
     # é becomes e: what lower-casing and accent-stripping tokenizers do
-    from tokenizers import normalizers
-
     tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFD(), normalizers.StripAccents()]
     )
@@ -232,8 +275,6 @@ def test_a_completion_that_does_not_survive_is_refused():
 
 def test_a_normal_form_changes_no_number():
     tokenizer = fixtures.no_template().tokenizer
-    from tokenizers import normalizers
-
     tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
     assert encode_completion(tokenizer, "\N{FULLWIDTH DIGIT TWO}...", "a/0") == byte_ids("2...")
     with pytest.raises(PromptError, match="would be trained as '103'"):

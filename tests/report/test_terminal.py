@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from drawn_runs import NASTY, make_run, new_run, result, rollout
@@ -139,3 +140,17 @@ def test_watch_writes_nothing_and_ends_without_a_terminal(tmp_path):
     before = {p: p.stat().st_mtime_ns for p in run.path.rglob("*")}
     terminal.watch(run, Console(file=io.StringIO(), width=100), seconds=0.1)
     assert {p: p.stat().st_mtime_ns for p in run.path.rglob("*")} == before
+
+
+def test_watching_a_long_run_does_not_take_a_core_from_it(tmp_path, monkeypatch):
+    run, waits = make_run(tmp_path / "demo"), []
+    clock = iter([10.0, 13.0, 20.0, 20.1])  # before and after each update
+    monkeypatch.setattr(
+        terminal, "time", SimpleNamespace(process_time=lambda: next(clock), sleep=waits.append)
+    )
+    goes_on = iter([True, True, False])
+    monkeypatch.setattr(terminal, "is_running", lambda path: next(goes_on))
+    monkeypatch.setattr(terminal, "frame", lambda run: "a frame")
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    terminal.watch(run, console, seconds=2.0)
+    assert waits == [12.0, 2.0]

@@ -578,6 +578,25 @@ def test_what_a_function_that_varies_answers_is_kept_at_once(tmp_path: Path) -> 
     assert score(stack, Notes(place="grpo 5"))[0].total == 6.0
 
 
+def test_a_long_run_does_not_fill_the_memory_with_what_was_answered(tmp_path: Path) -> None:
+    def judge(completions: Any, **_: Any) -> list[float]:
+        return [0.5] * len(completions)
+
+    path = tmp_path / "answers.jsonl"
+    stack = stack_of(judge=(judge, {"deterministic": False}))
+    stack.remember(path)
+    for step in range(3):
+        notes = Notes(place=f"grpo {step}")
+        score(stack, notes)
+        stack.raise_if_failing(notes)
+    assert stack._answers == {}
+    # A resumed run still needs those of the steps that it draws again, and drops each after it.
+    again = stack_of(judge=(judge, {"deterministic": False}))
+    again.remember(path)
+    again.raise_if_failing(Notes(place="grpo 1"))
+    assert sorted(row["place"] for row in again._answers.values()) == ["grpo 0", "grpo 2"]
+
+
 @pytest.mark.parametrize("line", ["{", "{}", "[]"])
 def test_answers_that_are_damaged_are_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "answers.jsonl").write_text(f"{line}\n")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tiny_models import tiny_model
 from transformers import AutoTokenizer
 
@@ -71,6 +73,13 @@ def test_a_run_that_goes_on_needs_its_start_no_more(recipe: Recipe, lora_run: Pa
             check_models(gone, run, resume=resume)
     with pytest.raises(ModelError, match="there is no folder"):  # the reference
         check_models(gone.override("grpo.beta=0.1"), lora_run, resume=True)
+
+
+def test_what_takes_long_in_a_large_set_is_shown(recipe: Recipe) -> None:
+    out = io.StringIO()
+    with Run(recipe, Progress(console=Console(file=out, width=160, force_terminal=True))):
+        assert "reading the data" in out.getvalue()
+        assert "preparing the problems" in out.getvalue()
 
 
 def test_a_demonstration_cannot_steer_the_terminal(recipe: Recipe, tmp_path: Path) -> None:

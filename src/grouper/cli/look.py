@@ -23,7 +23,7 @@ from grouper.errors import ConfigError, GrouperError, counted, installed
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import processors, require_writable
 from grouper.models.folders import RECIPE_FILE
-from grouper.runs.folder import RunFolder
+from grouper.runs.folder import PHASES, RunFolder
 from grouper.runs.lock import is_running
 
 
@@ -54,7 +54,8 @@ def _run(path: Path) -> dict[str, Any]:
     tested: list[EvaluationResult] = []
     try:
         recipe, steps = load_recipe(path / RECIPE_FILE), run.metrics_rows()
-        tested = [r for r in run.read_evaluations() if r.split == "test"]
+        # Those of a run on its test problems; reading every validation takes seconds.
+        tested = [r for phase in PHASES if (r := run.read_evaluation(phase)) is not None]
         state = "finished" if run.has_finished(recipe.phases) else "stopped"
     except GrouperError as error:  # one of many: the others are listed anyway
         warn(error.paragraph())

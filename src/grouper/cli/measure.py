@@ -470,7 +470,9 @@ def preview(
     from grouper import api
     from grouper.advice.checks import find
 
-    seen = api.preview(opened, subject, display=progress(quiet=quiet), **drawn)
+    display = progress(quiet=quiet)
+    with display.within("preparing the problems"):
+        seen = api.preview(opened, subject, display=display, **drawn)
     causes = find(seen)
     click.echo(f"Model:     {subject}")
     _show_samples(seen)
@@ -576,7 +578,8 @@ def plan(
 
     from grouper.advice.run_plan import plan_run
 
-    found = plan_run(opened, device=device, tokens_per_second=tokens_per_second)
+    with progress().within("planning"):
+        found = plan_run(opened, device=device, tokens_per_second=tokens_per_second)
     if as_json:
         show_json(found.as_dict())
     else:

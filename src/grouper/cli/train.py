@@ -164,8 +164,8 @@ def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dirs: tuple[
 def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
     from grouper.advice.dry_run import make_plan
 
-    progress()
-    plan = make_plan(recipe, **intent)
+    with progress().within("reading and preparing the data"):
+        plan = make_plan(recipe, **intent)
     show_plan(recipe, plan.sizes, plan.warnings, leaks=plan.leaks, unchecked=plan.unchecked)
 
 

@@ -78,7 +78,7 @@ def audit(problems: ProblemSet) -> Audit:
 
 
 def _repeated(problems: Sequence[Problem]) -> Iterator[Repeated]:
-    by_question: dict[tuple[str, ...], list[Problem]] = {}
+    by_question: dict[str, list[Problem]] = {}
     for problem in problems:
         # Multiple-choice options are part of the question, so only punctuation is dropped.
         by_question.setdefault(question_words(problem.question), []).append(problem)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grouper.types import Problem
@@ -39,22 +39,19 @@ def find_overlap(
     >>> find_overlap([problem("train/0", "What is 2 + 2?")], [problem("test/0", "what is 2+2")])
     (Overlap(held_out_id='test/0', trained_id='train/0', same_question=True),)
     """
-    asked = [(problem, question_words(problem.question)) for problem in held_out]
+    asked = [(problem, _parts(problem)) for problem in held_out]
     # What is looked for -> the first trained problem that has it. All runs of a large training set
     # would fill gigabytes.
-    questions = dict.fromkeys((words for _, words in asked), "")
-    runs = dict.fromkeys((run for p, words in asked for run in _runs(p, words)), "")
-    for problem in trained:
-        words = question_words(problem.question)
-        for known, parts in ((questions, [words]), (runs, _runs(problem, words))):
-            for part in known.keys() & parts:
-                known[part] = known[part] or problem.id
+    known = dict.fromkeys((part for _, parts in asked for part in parts), "")
+    for problem in trained if known else ():
+        for part in filter(known.__contains__, _parts(problem)):
+            known[part] = known[part] or problem.id
     found = []
-    for problem, words in asked:
-        same = questions[words]
-        trained_id = same or next(filter(None, map(runs.get, _runs(problem, words))), None)
+    for problem, parts in asked:
+        same = bool(known[parts[0]])
+        trained_id = next(filter(None, map(known.get, parts)), None)
         if trained_id is not None:
-            leak = Overlap(held_out_id=problem.id, trained_id=trained_id, same_question=bool(same))
+            leak = Overlap(held_out_id=problem.id, trained_id=trained_id, same_question=same)
             found.append(leak)
     return tuple(found)
 
@@ -67,12 +64,17 @@ _WORD = re.compile(
 )
 
 
-def question_words(text: str) -> tuple[str, ...]:
-    """A question without case, punctuation and spaces: what makes two questions the same."""
-    return tuple(_WORD.findall(text.lower().replace("\N{MINUS SIGN}", "-")))
+def question_words(text: str) -> str:
+    """A question without case and punctuation, its words a space apart: what makes two the same.
+
+    As one text: the words by themselves would take ten times the memory.
+    """
+    return " ".join(_WORD.findall(text.lower().replace("\N{MINUS SIGN}", "-")))
 
 
-def _runs(problem: Problem, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    if problem.source == "arithmetic" and "steps" in problem.columns:
-        return iter(())
-    return zip(*(words[start:] for start in range(RUN_LENGTH)), strict=False)
+def _parts(problem: Problem) -> list[str | tuple[str, ...]]:
+    """A question as a whole, then its runs of words, unless it was generated."""
+    whole = question_words(problem.question)
+    generated = problem.source == "arithmetic" and "steps" in problem.columns
+    words = [] if generated else whole.split()
+    return [whole, *zip(*(words[start:] for start in range(RUN_LENGTH)), strict=False)]

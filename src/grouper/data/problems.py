@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class ProblemSet:
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits of the SHA-256 over every field of every problem, in order."""
-        digest = hashlib.sha256()
+        digest = sha256()
         for p in self.problems:
             fields = [p.id, p.question, p.answer, p.solution, p.subject, p.level, dict(p.columns)]
             fields += [text for text in (p.response, p.prompt) if text is not None]
@@ -236,7 +236,7 @@ def _correct(
 
 def _unique(problems: Problems, config: RowsConfig, *_: object) -> tuple[list[Problem], str]:
     wanted, by_problem = int(config.unique), config.unique_by == "problem"
-    keys: list[tuple[str | None, ...]] = [
+    keys: list[str | tuple[str | None, ...]] = [
         question_words(p.question) if by_problem else (p.question, p.answer, p.solution, p.response)
         for p in problems
     ]
@@ -287,11 +287,11 @@ def hold_out(whole: ProblemSet, share: float, *, seed: int) -> tuple[ProblemSet,
     >>> len(train), len(held)
     (45, 5)
     """
-    # As text: words by themselves take ten times the memory.
-    questions = [" ".join(question_words(problem.question)) for problem in whole.problems]
+    questions = [question_words(problem.question) for problem in whole.problems]
     rows = Counter(questions)
     wanted, chosen, count = round(share * len(whole)), set(), 0
-    for question in sorted(rows, key=lambda question: _rank(seed, question)):
+    ranked = sorted(rows, key=lambda q: sha256(f"grouper/validation/{seed}/{q}".encode()).digest())
+    for question in ranked:
         if count >= wanted:
             break
         chosen.add(question)
@@ -335,10 +335,6 @@ def without(trained: ProblemSet, held_out: ProblemSet) -> ProblemSet:
         )
     gone = len(trained) - len(kept)
     return subset_of(trained, kept, note=f"validation_share: {gone:,} held-out rows left out.")
-
-
-def _rank(seed: int, question: str) -> bytes:
-    return hashlib.sha256(f"grouper/validation/{seed}/{question}".encode()).digest()
 
 
 def mix(members: Sequence[tuple[ProblemSet, float]], *, seed: int) -> ProblemSet:

@@ -22,7 +22,7 @@ from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -477,7 +477,7 @@ def has_a_processor() -> bool:
     return safe and processors() > 1 and not torch.cuda.is_available()
 
 
-class Beside:
+class Beside(contextlib.AbstractContextManager["Beside"]):
     """A function in a forked copy of this process, which must not touch an accelerator there.
 
     Leaving the context ends it: what it is to receive then raises `EOFError`. Until then neither
@@ -517,9 +517,6 @@ class Beside:
         if error is not None:
             raise error
         return value
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         gc.unfreeze()

@@ -88,8 +88,7 @@ class Lightener:
     def __call__(self, item: EvaluationItem) -> EvaluationItem:
         texts: dict[str, Any] = {name: getattr(item, name) for name in _SHARED}
         rewards = item.rewards
-        if rewards is not None:
-            rewards = self._rewards.setdefault(tuple(rewards.items()), rewards)
+        rewards = rewards and self._rewards.setdefault(tuple(rewards.items()), rewards)
         texts = {name: text and intern(text) for name, text in texts.items()}
         return replace(item, prompt="", completion="", reason="", rewards=rewards, **texts)
 

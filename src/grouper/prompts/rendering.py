@@ -6,10 +6,11 @@ prompt.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from grouper.types import AnswerFormat, AnswerKind, Demonstration, Message, Prob
 OPENED_THINKING = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 
 
-class Tokenizer(Protocol):
+class Tokenizer(Hashable, Protocol):
     """What prompts need of a tokenizer; importing a tokenizer library would import torch.
 
     A Hugging Face tokenizer has all of it.
@@ -49,8 +50,14 @@ class Tokenizer(Protocol):
     ) -> Any:
         """The rendered text where `tokenize` is false. May raise whatever the template raises."""
 
-    def get_added_vocab(self) -> dict[str, int]:
-        """Tokens outside the model's own vocabulary, special or not, with their ids."""
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        """By id, the tokens that are found in a text before it is split, special or not."""
+
+
+# Every id that was met, for all prompts to share: in a tuple each takes 8 bytes, and 28 more as an
+# object of its own, where a large set has a hundred million.
+_SHARED: dict[int, int] = {}
 
 
 # --- prompts -------------------------------------------------------------------------------------
@@ -87,13 +94,18 @@ def render(
         )
     else:
         text = fmt.plain_prompt(question)
-    ids = _encode_prompt(tokenizer, text, question, chat=messages is not None)
+    ids = _encode_around(tokenizer, text, question.strip())
+    # A chat template has written the BOS token where the model wants one. In plain text it goes
+    # first exactly where the tokenizer puts one; other special tokens that a tokenizer adds (an EOS
+    # at the end) have no place in a prompt.
+    bos = _bos(tokenizer) if messages is None else []
+    ids = ids if ids[:1] == bos else [*bos, *ids]
     if not ids:
         raise PromptError(f"the prompt of {problem.id} has no tokens", where="prompt")
     return Prompt(
         problem_id=problem.id,
         text=text,
-        token_ids=tuple(ids),
+        token_ids=tuple(map(_SHARED.setdefault, ids, ids)),
         messages=messages,
         prefix=fmt.prefix if text.endswith(fmt.prefix) else "",
     )
@@ -196,11 +208,10 @@ def _render_chat(
         messages = (Message(role="user", content=f"{system}\n\n{first['content']}"), *rest)
         text = _apply_template(tokenizer, messages)
     cause = text if isinstance(text, Exception) else None
+    what = "leaves out the question" if cause is None else f"fails: {cause}"
     if isinstance(text, Exception) or question.strip() not in text:
         raise PromptError(
-            f"the chat template fails: {cause}"
-            if cause
-            else "the chat template leaves out the question",
+            f"the chat template {what}",
             where="the tokenizer",
             fix="Use `prompt.template: plain`.",
         ) from cause
@@ -227,42 +238,25 @@ def _apply_template(
         return error
 
 
-def _encode_prompt(tokenizer: Tokenizer, text: str, question: str, *, chat: bool) -> list[int]:
-    """Ids of a prompt, in which the question is text and nothing else.
-
-    A question that names a special token (`<|im_end|>`) must not end its turn or open another
-    one, so it is encoded as if the tokenizer had none.
-
-    Args:
-        tokenizer: of the model.
-        text: the whole prompt.
-        question: a part of it.
-        chat: the text is that of a chat template, which has written the BOS token where the model
-            wants one. In plain text it goes first exactly where the tokenizer puts one; other
-            special tokens that a tokenizer adds (an EOS at the end) have no place in a prompt.
-    """
-    ids = _encode_around(tokenizer, text, question.strip())
-    bos = [] if chat else _bos(tokenizer)
-    return ids if ids[:1] == bos else [*bos, *ids]
-
-
 def _bos(tokenizer: Tokenizer) -> list[int]:
     """The BOS token where the tokenizer puts it in front of a text, else nothing."""
-    bos = tokenizer.bos_token_id
-    return [bos] if bos is not None and tokenizer.encode("a")[:1] == [bos] else []
+    return [first for first in tokenizer.encode("a")[:1] if first == tokenizer.bos_token_id]
 
 
 def _encode_around(tokenizer: Tokenizer, text: str, question: str) -> list[int]:
     """Ids of `text` without any token that the tokenizer would see in the question alone.
 
-    Text between two special tokens is encoded by itself, so that only the part around the
-    question has to be cut out, and no other prompt changes.
+    A question that names a special token (`<|im_end|>`) must not end its turn or open another one,
+    so it is encoded as if the tokenizer had none. Text between two special tokens is encoded by
+    itself, so that only the part around the question has to be cut out, and no other prompt
+    changes.
     """
-    as_text = tokenizer.encode(question, add_special_tokens=False, split_special_tokens=True)
-    if as_text == tokenizer.encode(question, add_special_tokens=False):
+    asked = functools.partial(tokenizer.encode, question, add_special_tokens=False)
+    # Of the time that a large set takes to prepare most is encoding: few questions need it thrice.
+    if not _names(tokenizer).search(question) or asked(split_special_tokens=True) == asked():
         return tokenizer.encode(text, add_special_tokens=False)
     before, _, after = text.rpartition(question)
-    names = [name for name in tokenizer.get_added_vocab() if name]
+    names = [t.content for t in tokenizer.added_tokens_decoder.values() if t.content]
     first = max((before.rfind(n) + len(n) for n in names if n in before), default=0)
     last = min((after.find(n) for n in names if n in after), default=len(after))
     around = before[first:] + question + after[:last]
@@ -271,6 +265,18 @@ def _encode_around(tokenizer: Tokenizer, text: str, question: str) -> list[int]:
         *tokenizer.encode(around, add_special_tokens=False, split_special_tokens=True),
         *tokenizer.encode(after[last:], add_special_tokens=False),
     ]
+
+
+@functools.lru_cache(maxsize=1)  # a set is rendered with one tokenizer
+def _names(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Found in each text in which the tokenizer may find an added token, and in few others.
+
+    It is the beginning of their names, since some tokenizers have thousands of them; and nothing,
+    which every text has, where a special one is looked for in a normal form of the text.
+    """
+    added = tokenizer.added_tokens_decoder.values()
+    names = {"" if t.special and t.normalized else re.escape(t.content[:4]) for t in added}
+    return re.compile("|".join(names) or "(?!)")
 
 
 # --- completions ---------------------------------------------------------------------------------
@@ -289,13 +295,13 @@ def demonstrate(
             the stop token.
     """
     prompt = render(problem, fmt, tokenizer)
-    ids = encode_completion(tokenizer, completion_text(problem, fmt), problem.id)
-    if stop_token_id in ids:
+    ids = [*encode_completion(tokenizer, completion_text(problem, fmt), problem.id), stop_token_id]
+    if ids.count(stop_token_id) > 1:
         raise PromptError(
             f"the worked solution of {problem.id} holds the stop token itself",
             where="data.sft",
         )
-    return Demonstration(prompt=prompt, token_ids=(*ids, stop_token_id))
+    return Demonstration(prompt=prompt, token_ids=tuple(map(_SHARED.setdefault, ids, ids)))
 
 
 def completion_text(problem: Problem, fmt: AnswerFormat) -> str:
@@ -435,5 +441,5 @@ def _turn_end(tokenizer: Tokenizer) -> list[int]:
         return []
     tail = text[text.rindex(_ANSWER) + len(_ANSWER) :].lstrip()
     ids = tokenizer.encode(tail, add_special_tokens=False) if tail else []
-    special = {*tokenizer.get_added_vocab().values(), tokenizer.eos_token_id}
+    special = {*tokenizer.added_tokens_decoder, tokenizer.eos_token_id}
     return ids[:1] if ids and ids[0] in special else []

@@ -167,13 +167,15 @@ def watch(run: RunFolder, console: Console, *, seconds: float) -> None:
     Args:
         run: the run folder.
         console: where.
-        seconds: between updates.
+        seconds: between updates, or four times as long as an update takes if that is more.
     """
     if console.is_terminal:
         with Live(frame(run), console=console, screen=True, auto_refresh=False) as live:
             while is_running(run.path):
-                time.sleep(seconds)
+                started = time.process_time()
                 live.update(frame(run), refresh=True)
+                # Reading a long run takes seconds: it is not to take a whole core from the run.
+                time.sleep(max(seconds, 4 * (time.process_time() - started)))
     console.print(frame(run))
 
 
@@ -192,8 +194,7 @@ def frame(run: RunFolder) -> RenderableType:
     for panel in panels_of(view):
         if panel.phase == last and not panel.stacked:
             for series in panel.series:
-                cells = _curve(f"{panel.title} {series.name}".strip(), series)
-                table.add_row(*map(Text, cells))
+                table.add_row(*map(Text, _curve(f"{panel.title} {series.name}".strip(), series)))
     events = [f"{r.phase} {r.step}: {printable(e)}" for r in view.reports for e in r.events]
     sample = next(rollouts(run), None) if any(run.rollout_files()) else None
     return Group(

@@ -443,7 +443,9 @@ class RewardStack:
         ]
 
     def raise_if_failing(self, notes: Notes) -> None:
-        """Stop the run if a function fails too often.
+        """Stop the run if a function fails too often; else forget what it has answered.
+
+        The step has been drawn: nobody asks for its values again, and a long run has many.
 
         Raises:
             RewardError: it failed on more than its `max_failure_rate` of a step's groups, of
@@ -458,6 +460,8 @@ class RewardStack:
                     fix=f"{self._culprit(name, arguments, error)} {error.fix} (More than "
                     f"max_failure_rate, {limit:g}, of the step's groups failed.)",
                 ) from error
+        with self._one_at_a_time:
+            self._answers = {k: r for k, r in self._answers.items() if r["place"] != notes.place}
 
     def _culprit(self, name: str, arguments: Mapping[str, Any], error: RewardError) -> str:
         """A sentence that shows the first completion that fails when it is tried alone."""

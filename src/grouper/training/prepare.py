@@ -10,9 +10,10 @@ import gc
 import logging
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import EvaluationConfig, Recipe, SamplingConfig
@@ -61,7 +62,7 @@ log = logging.getLogger(__name__)
 Items = tuple[tuple[Problem, Prompt], ...]
 
 
-class Prepared:
+class Prepared(AbstractContextManager["Prepared"]):
     """What a run works with, and what is made of it when asked: model, sampler, grader, rewards.
 
     Each problem is rendered once, with the renderer that all phases share. What does not fit is
@@ -393,9 +394,6 @@ class Prepared:
             self.samplers.close()
         if self._folder is not None:
             self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

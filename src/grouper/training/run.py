@@ -149,11 +149,12 @@ class Run:
         self.base_path = self._base(recipe, sets)
         if find_device(recipe.device).type == "cuda":  # elsewhere all is in model.dtype
             display.say(describe_dtypes(recipe.sampling, recipe.model))
-        for leak in find_leaks(recipe, sets):
-            log.warning(leak.warning)
-        if _needs_start(recipe, self.path):
-            self._check_start(str(recipe.grpo.start_from))
-        self.prepared = Prepared(recipe, sets, model=self.base_path)
+        with display.within("preparing the problems"):  # of a large set, a minute
+            for leak in find_leaks(recipe, sets):
+                log.warning(leak.warning)
+            if _needs_start(recipe, self.path):
+                self._check_start(str(recipe.grpo.start_from))
+            self.prepared = Prepared(recipe, sets, model=self.base_path)
         for line in opening_lines(recipe, sets, self.prepared.sizes):
             display.say(line)
         self.prepared.samplers.processes = self.processes
