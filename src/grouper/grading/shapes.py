@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from grouper.grading.normalise import CONSTANTS, GREEK, closing_brace
+from grouper.grading.normalise import CONSTANTS, GREEK
 from grouper.grading.numbers import read_number, split_unit
 
 AtomTest = Callable[[str, str], bool | None]
@@ -323,23 +323,22 @@ def _any_order(
 ) -> bool | None:
     """Match each part with an unused one; equality is transitive, so the first match will do.
 
-    What is left over on either side must have something on the other that it may still equal.
+    A part without a match must have something that it may still equal.
     """
     if len(predictions) != len(references):
         return False
-    rows = [[compare(p, r, same) for r in references] for p in predictions]
     unused = list(range(len(references)))
-    undecided = []
-    for row in rows:
+    outcome: bool | None = True
+    for prediction in predictions:
+        row = [compare(prediction, reference, same) for reference in references]
         match = next((at for at in unused if row[at]), None)
-        if match is None:
-            undecided.append(row)
-        else:
+        if match is not None:
             unused.remove(match)
-    possible = all(any(row[at] is None for at in unused) for row in undecided) and all(
-        any(row[at] is None for row in undecided) for at in unused
-    )
-    return None if undecided and possible else not undecided
+        elif None in row:
+            outcome = None
+        else:
+            return False
+    return outcome
 
 
 # --- labels --------------------------------------------------------------------------------------
@@ -372,9 +371,6 @@ def is_label(text: str) -> bool:
     if not text or len(text) > _MAX_LABEL or text[0].isdigit():
         return False
     parts = split(text, COLON)
-    if len(parts) == 1 and text.startswith(r"\frac{"):
-        middle = closing_brace(text, 5)
-        parts = [text[6:middle], text[middle + 2 : -1]]
     if len(parts) > 1:
         return all(is_label(part.strip()) for part in parts)
     if _LABEL.fullmatch(_MARKS.sub("", text).strip()) is None or read_number(text) is not None:

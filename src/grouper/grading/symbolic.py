@@ -293,6 +293,8 @@ _SPELLED_OUT = tuple(
     (re.compile(pattern, re.ASCII), replacement)
     for pattern, replacement in (
         (r"(?<=\d)\.(?![\d.])", ""),
+        # `1/2 x` is half of x; the parser divides by all that stands beside the 2.
+        (r"(?<![\w.)}/^!])(?<!\d )(\d+)/(\d+) (?=[A-Za-z\\(])", r"\\frac{\1}{\2} "),
         # A letter with an accent, with an index or none, is a name of its own, and so is `E_1`:
         # no number, as `I_1` is not the imaginary unit that the parser takes it for.
         (r"\\(d{1,3}ot|hat|bar|tilde) ?\{? ?([A-Za-z]) ?\}?(?: ?_ ?\{(\w+)\})?", r"\2_{\1\3}"),
