@@ -325,6 +325,14 @@ SECOND_ROWS: list[tuple[str, str, str, str]] = [
     ("5 km/h", "5 km/s", "-", "a rate by another time"),
     ("5 miles per gallon", "5 miles per hour", "-", "a rate by something else"),
     ("5 cm^2", "5 Sq. Cm", "+", "a square in words"),
+    # words that make another number
+    ("0.3", "0.3 recurring", "-", "a third"),
+    ("0.3", r"0.3 \text{ (repeating)}", "-", "a third"),
+    ("5", "5 lakh", "-", "half a million"),
+    ("5", "5 tens", "-", "fifty"),
+    ("(1, 2)", r"\begin{pmatrix} 1 & 2 \end{pmatrix}", "+", "a matrix of one row"),
+    ("(1, 2)", r"\begin{pmatrix} 1 & 3 \end{pmatrix}", "-", "a matrix of one row"),
+    ("5", "(5]", "-", "a bracket of each kind around a value"),
     # the same surd in two units
     (r"2\sqrt{3}\text{ cm}", r"2\sqrt{3}\text{ m}", "-", "another length"),
     (r"2\sqrt{3}\text{ m}", r"200\sqrt{3}\text{ cm}", "+", "converted"),
