@@ -189,7 +189,7 @@ _FIRST = re.compile(
     rf"(\\(?:frac|binom)) ?{_ARGUMENT} ?(?=[\dA-Za-z{{]|\\pi(?![A-Za-z]))", re.ASCII
 )
 _SECOND = re.compile(rf"(\\(?:frac|binom) ?\{{[^{{}}]*\}}) ?{_ARGUMENT}", re.ASCII)
-_SQRT = re.compile(r"\\sqrt(\[\d+\])? ?(\d+|[A-Za-z])", re.ASCII)
+_SQRT = re.compile(r"\\sqrt(\[\d+\])? *(\d+|[A-Za-z])", re.ASCII)
 
 
 def braced(text: str) -> str:

@@ -225,14 +225,7 @@ def _is_prose(text: str) -> bool:
 
 # Removal of units is off: it takes the b of `a + b + c` and the t of `8t` for units. So is the
 # folding of variables to lower case: `R` and `r` are two radii.
-_SPELLING = parser.NormalizationConfig(
-    basic_latex=True,
-    units=False,
-    malformed_operators=True,
-    nits=False,
-    boxed="none",
-    equations=False,
-)
+_SPELLING = parser.NormalizationConfig(units=False, boxed="none")
 _READING = parser.ConversionConfig(lowercase_symbols=False)
 
 
