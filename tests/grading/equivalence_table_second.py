@@ -266,6 +266,11 @@ SECOND_ROWS: list[tuple[str, str, str, str]] = [
     ("18", "₹18", "+", "rupees"),
     ("18", "¥1,800", "-", "yen"),
     (r"\$18", "¥18", "-", "another currency"),
+    ("18", "18 €", "+", "euros, as on the continent"),
+    ("18", "18€", "+", "euros, as on the continent"),
+    ("18 €", "€18", "+", "euros, as on the continent"),
+    ("18", "19 €", "-", "euros, as on the continent"),
+    ("18 €", r"\$18", "-", "another currency"),
     # fonts around more than letters
     (r"2\sqrt{3}", r"\mathbf{2\sqrt{3}}", "+", "bold"),
     (r"\frac{1}{2}", r"\boldsymbol{\frac{1}{2}}", "+", "bold"),

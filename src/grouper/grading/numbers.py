@@ -123,7 +123,7 @@ def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
     """Whether words after a number may be its unit; unspaced `5m` may be a product."""
     words = phrase.lower().replace("-", " ").replace("left over", "left").split()
     if find_unit(phrase) is not None and _NOT_UNITS.isdisjoint({*words} - {*_POWERS}):
-        return spaced or len(phrase) > 1
+        return spaced or len(phrase) > 1 or not phrase.isascii()
     if not spaced or not 0 < len(words) <= _MAX_WORDS or not _NOT_UNITS.isdisjoint(words):
         return False
     # Words and rates (`miles/hour`), at least one of which no product of variables looks like: not
@@ -140,7 +140,7 @@ _DEGREES = re.compile(
 _IN_PARENTHESES = re.compile(r"(.*[\d})!%]) ?\(([A-Za-z][A-Za-z /.'-]*)\)", re.DOTALL | re.ASCII)
 _WITH_WORDS = re.compile(
     r"(.*?(?:[\d})!]|\\pi|(?<![A-Za-z])pi))(\s*)"
-    r"((?!pi\b)[A-Za-z][A-Za-z/.' -]*(?:\s*\^\s*\{?\s*[23]\s*\}?)?)",
+    r"((?!pi\b)[A-Za-z€£¥₹][A-Za-z/.' -]*(?:\s*\^\s*\{?\s*[23]\s*\}?)?)",
     re.DOTALL | re.ASCII,
 )
 
