@@ -139,7 +139,7 @@ _DEGREES = re.compile(
 )
 _IN_PARENTHESES = re.compile(r"(.*[\d})!%]) ?\(([A-Za-z][A-Za-z /.'-]*)\)", re.DOTALL | re.ASCII)
 _WITH_WORDS = re.compile(
-    r"(.*?(?:[\d})!]|\\pi|(?<![A-Za-z])pi))(\s*)"
+    r"(.*?(?:[\d})!]|(?<![A-Za-z])pi))(\s*)"
     r"((?!pi\b)[A-Za-z€£¥₹][A-Za-z/.' -]*(?:\s*\^\s*\{?\s*[23]\s*\}?)?)",
     re.DOTALL | re.ASCII,
 )
