@@ -136,7 +136,7 @@ def _in_box(text: str) -> Extraction:
         return Extraction(bare.group().rstrip(".,;"), "last \\boxed, without braces")
     if start not in closed:
         return Extraction(None, "the last \\boxed{ is not closed")
-    outer = min(at for at, end in closed.items() if at <= start and end >= closed[start])
+    outer = min(at for at, end in closed.items() if end >= closed[start])
     return Extraction(text[outer : closed[outer]].strip(), "last \\boxed{}")
 
 
