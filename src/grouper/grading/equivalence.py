@@ -121,7 +121,10 @@ def _decimal(number: re.Match[str]) -> Decimal:
     return Decimal(f"{sign}{whole.replace(',', '')}.{part}")
 
 
-_CHOICE = re.compile(r"(?:\(([A-Ja-j])\)|([A-J])[.:)]) ?(.*)|([A-J])", re.ASCII | re.DOTALL)
+_CHOICE = re.compile(
+    r"(?:[Oo]ption |[Cc]hoice )?(?:(?:\(([A-Ja-j])\)|([A-J])[.:)]) ?(.*)|([A-J]))",
+    re.ASCII | re.DOTALL,
+)
 _ANOTHER_CHOICE = re.compile(
     r"\b[A-J]\b|\([a-j]\)|\b(?:or|and|not|either|wrong|false|incorrect|except)\b|[,;/&]",
     re.ASCII,

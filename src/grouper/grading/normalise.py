@@ -21,7 +21,6 @@ _TABLE = str.maketrans(
 )
 _COMMANDS: dict[str, str] = {
     **_DATA["commands"],
-    **dict.fromkeys(_DATA["command spaces"].split(), " "),
     **dict.fromkeys(_DATA["command nothing"].split(), ""),
 }
 # Letters in Greek that stand for something, and names that do not.
