@@ -372,6 +372,8 @@ SECOND_ROWS: list[tuple[str, str, str, str]] = [
     ("B", "Option A", "-", "a word before the letter"),
     ("A", "Option A or B", "-", "a word before two letters"),
     ("A", "Options A, B", "-", "a word before two letters"),
+    (r"(-\infty,-1)\cup(3,\infty)", "(-inf, -1) U (3, inf)", "+", "a letter for the sign"),
+    (r"(-\infty,-1)\cup(3,\infty)", "(-∞, -1)U[3, ∞)", "-", "a letter for the sign"),
     # the same surd in two units
     (r"2\sqrt{3}\text{ cm}", r"2\sqrt{3}\text{ m}", "-", "another length"),
     (r"2\sqrt{3}\text{ m}", r"200\sqrt{3}\text{ cm}", "+", "converted"),

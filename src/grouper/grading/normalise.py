@@ -42,11 +42,12 @@ _RULES = tuple(
         (r"^\*\*(.*)\*\*$", r"\1"),
         (r"\\%", "%"),
         (r"\\not\s*=", r"\\ne "),
+        (r"(?<=[)\]]) ?U ?(?=[(\[][^()\[\]]*,)", r"\\cup "),  # between intervals
     )
 )
 _SCRIPTS = re.compile("[²³¹⁰ⁱ⁴-ⁿ]+|[₀-ₜ]+")
 _MARKED_DIGIT = re.compile("([0-9])[\u0305\u0307]")
-_TYPESET = re.compile(r"[\\~*{]")
+_TYPESET = re.compile(r"[\\~*{]|[)\]] ?U")
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
 _LEFT_EDGE = " ,;:="
 _RIGHT_EDGE = " .,;:"
