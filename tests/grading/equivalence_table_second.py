@@ -374,6 +374,13 @@ SECOND_ROWS: list[tuple[str, str, str, str]] = [
     ("A", "Options A, B", "-", "a word before two letters"),
     (r"(-\infty,-1)\cup(3,\infty)", "(-inf, -1) U (3, inf)", "+", "a letter for the sign"),
     (r"(-\infty,-1)\cup(3,\infty)", "(-∞, -1)U[3, ∞)", "-", "a letter for the sign"),
+    ("x^2+y^2=25", "2(x+1) = 2x+2", "-", "an identity is no equation"),
+    (r"\frac{x-1}{2} = \frac{y}{3} = z", r"\frac{1}{2}(x-1) = y/3 = z", "+", "three sides"),
+    (r"\frac{x-1}{2} = \frac{y}{3} = z", r"\frac{x-1}{2} = \frac{y}{3} = 2z", "-", "three sides"),
+    (r"\frac{x-1}{2} = \frac{y}{3} = z", r"\frac{x-1}{2} = \frac{y}{4} = z", "-", "three sides"),
+    ("x", r"\frac{2x}{2}", "+", "a variable alone"),
+    (r"\frac{dx}{dt}", r"\frac{dy}{dt}", "-", "another derivative"),
+    (r"1+i\sqrt{3}", r"2(-1)^{1/3}", "+", "a root of a complex number"),
     # the same surd in two units
     (r"2\sqrt{3}\text{ cm}", r"2\sqrt{3}\text{ m}", "-", "another length"),
     (r"2\sqrt{3}\text{ m}", r"200\sqrt{3}\text{ cm}", "+", "converted"),

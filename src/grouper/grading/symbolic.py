@@ -124,20 +124,13 @@ class _Symbolic(Comparison):
             return constant
 
     def equations(self, prediction: Chain, reference: Chain) -> Outcome:
-        """Whether two equations have the same sides, or (of two) sides in constant proportion."""
+        """Whether each pair of neighbouring sides has the difference of its pair, or a multiple."""
         given, expected = prediction.sides, reference.sides
         if len(given) != len(expected):
             return False, "an equation of another number of sides"
-        for turned in (given, given[::-1]):
-            if all(map(self._same_side, turned, expected)):
-                return True, "the same sides"
-        if len(given) > 2:
-            return False, "other sides"
-        return _in_proportion(*map(expression_of, (*given, *expected)))
-
-    def _same_side(self, prediction: str, reference: str) -> bool:
-        same = super().sides(prediction, reference)
-        return _same_expressions(prediction, reference)[0] if same is None else same
+        pairs = zip(given, given[1:], expected, expected[1:], strict=False)
+        outcomes = [_in_proportion(*map(expression_of, pair)) for pair in pairs]
+        return min(outcomes)  # one that differs, if any does
 
     def regions(self, prediction: str, reference: str) -> bool:
         try:
