@@ -381,6 +381,12 @@ SECOND_ROWS: list[tuple[str, str, str, str]] = [
     ("x", r"\frac{2x}{2}", "+", "a variable alone"),
     (r"\frac{dx}{dt}", r"\frac{dy}{dt}", "-", "another derivative"),
     (r"1+i\sqrt{3}", r"2(-1)^{1/3}", "+", "a root of a complex number"),
+    ("x+y=5", "(x-y)(x+y) = x^2-y^2", "-", "an identity is no equation"),
+    ("2x", r"\frac{d(x^2)}{dx}", "-", "a derivative, as it was asked"),
+    ("x", r"\frac{dy}{dx} + x", "-", "a derivative has no value"),
+    ("5", "six = 5", "-", "a number in words is no name"),
+    ("P=(1,2)", "Vertex: (1,2)", "+", "words before a colon"),
+    ("P=(1,2)", "Q=(1,2)", "-", "another point"),
     # the same surd in two units
     (r"2\sqrt{3}\text{ cm}", r"2\sqrt{3}\text{ m}", "-", "another length"),
     (r"2\sqrt{3}\text{ m}", r"200\sqrt{3}\text{ cm}", "+", "converted"),

@@ -395,7 +395,6 @@ def _key(label: str) -> str:
 
 
 _NAMED = re.compile(r"([^=:]*?)\s*(=|\\in(?![A-Za-z])|:(?!\d))\s*(.*)", re.DOTALL)
-_WORD = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{4,}")
 
 
 def _without_label(text: str) -> tuple[str, str]:
@@ -403,9 +402,8 @@ def _without_label(text: str) -> tuple[str, str]:
     match = _NAMED.fullmatch(text)
     if match is None or not is_label(match[1].strip()):
         return "", text
-    # A colon may follow any words, and different words may mean the same.
-    counts = match[2] != ":" and not _WORD.search(match[1])
-    return match[1] if counts else "", match[3]
+    # Any words may stand before a colon; they contradict nothing.
+    return match[1] if match[2] != ":" else "", match[3]
 
 
 def variables(text: str) -> set[str]:

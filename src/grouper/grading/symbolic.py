@@ -405,8 +405,6 @@ def _agree(prediction: Any, reference: Any, decimals: int = -1) -> bool | None:
         return None
     if prediction == reference:
         return None if prediction.has(sympy.nan, sympy.zoo) else True
-    if prediction.has(sympy.Derivative) or reference.has(sympy.Derivative):
-        return False  # `dy/dx` evaluates to nothing but 0
     if not (prediction.has(sympy.I) or reference.has(sympy.I)):
         prediction, reference = _with_real_roots(prediction), _with_real_roots(reference)
     symbols = sorted(prediction.free_symbols | reference.free_symbols, key=str)
