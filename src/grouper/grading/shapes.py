@@ -373,9 +373,8 @@ def is_label(text: str) -> bool:
     parts = split(text, COLON)
     if len(parts) > 1:
         return all(is_label(part.strip()) for part in parts)
-    if _LABEL.fullmatch(_MARKS.sub("", text).strip()) is None or read_number(text) is not None:
-        return False
-    return bool(variables(text)) or len(text) == 1
+    named = _LABEL.fullmatch(_MARKS.sub("", text).strip())
+    return named is not None and (bool(variables(text)) or len(text) == 1)
 
 
 _UNSAID = re.compile(r"^m ?(?=\(?\\angle)|[\s{}()]")
