@@ -387,6 +387,16 @@ SECOND_ROWS: list[tuple[str, str, str, str]] = [
     ("5", "six = 5", "-", "a number in words is no name"),
     ("P=(1,2)", "Vertex: (1,2)", "+", "words before a colon"),
     ("P=(1,2)", "Q=(1,2)", "-", "another point"),
+    # thousands are a list only where every group could be a member
+    ("1,000", "1, 0", "-", "no list"),
+    ("1,000", "(1, 0)", "-", "no list"),
+    ("1,000", "0, 1", "-", "no list"),
+    ("5,050", "50, 5", "-", "no list"),
+    ("1,450,000", "1, 450, 0", "-", "no list"),
+    (r"\$115,000", r"\$115,00", "-", "no list"),
+    ("10, 0", "10,000", "-", "no list"),
+    ("1,000", "1, 000", "+", "a space after the comma"),
+    ("1, 100", "100, 1", "+", "a list"),
     # the same surd in two units
     (r"2\sqrt{3}\text{ cm}", r"2\sqrt{3}\text{ m}", "-", "another length"),
     (r"2\sqrt{3}\text{ m}", r"200\sqrt{3}\text{ cm}", "+", "converted"),

@@ -92,6 +92,7 @@ def split(text: str, separator: re.Pattern[str]) -> list[str]:
 
 _OPENERS = ("(", "[", "{", r"\{")
 _GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!,?\d)", re.ASCII)
+_GROUP_OF_ZERO = re.compile(r"(?<=\d), (?=0\d\d(?!\d))", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
 _PREAMBLE = re.compile(
     r"(?:so |thus |hence |therefore,? )?(?:the )?(?:final )?(?:answer|result|solution)s?"
@@ -129,11 +130,13 @@ def candidates(text: str) -> tuple[Node, ...]:
     >>> candidates("(0, 1]")[0].text
     '(]'
     """
-    text = _PREAMBLE.sub("", text, count=1).strip()
+    # No member of a list is written `000`: `1, 000` is a thousand, and `1,000` is nothing else.
+    text = _GROUP_OF_ZERO.sub(",", _PREAMBLE.sub("", text, count=1)).strip()
     if depths(text)[1] > MAX_NESTING:
         return (Node("atom", text),)
     if "," in text and not text.startswith(_OPENERS) and read_number(text) is not None:
-        return Node("atom", text), _listed(split(text, _CONJUNCTION))
+        number = Node("atom", text)
+        return (number,) if ",0" in text else (number, _listed(split(text, _CONJUNCTION)))
     spaced = _SPACED.split(text)
     if 1 < len(spaced) == text.count("="):
         return _listed(spaced), _parse(text)
