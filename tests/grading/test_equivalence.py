@@ -41,6 +41,14 @@ def test_table_is_large_and_has_no_repeats() -> None:
     assert len({(reference, prediction) for reference, prediction, _, _ in ROWS}) == len(ROWS)
 
 
+def test_what_the_exact_stages_decide_is_as_labelled() -> None:
+    """Two rows in three, without a worker and therefore in the fast tier."""
+    graded = [(*row, exact(row[1], row[0])) for row in ROWS]
+    decided = [row for row in graded if row[-1] is not None]
+    assert len(decided) > 600
+    assert [row for row in decided if row[-1].verdict not in VERDICTS[row[2]]] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "prediction", "label", "note"),
@@ -86,6 +94,13 @@ def test_exact_stages_decide_numbers_without_a_worker() -> None:
         assert decided is not None
         assert decided.verdict is Verdict.INCORRECT
         assert decided.stage == "number"
+
+
+@pytest.mark.parametrize("sign", [r"\$", "€", r"-\$", "minus ", r"minus \$"])
+def test_a_sign_that_a_model_repeats_is_no_number(sign: str) -> None:
+    """It was read one sign a call: in the trainer's own process, until the stack was full."""
+    decided = exact(sign * (1990 // len(sign)) + "5", "5")
+    assert decided is None or decided.verdict is not Verdict.CORRECT
 
 
 def test_perfect_roots_need_no_worker() -> None:

@@ -79,6 +79,11 @@ def test_turn_markers_count_after_a_complete_answer(text: str, answer: str) -> N
     assert extract(text, THINK).answer == answer
 
 
+def test_an_answer_before_other_reasoning_is_not_inside_it() -> None:
+    assert extract("<answer>5</answer> <think> or so </think>", THINK).answer == "5"
+    assert extract("<answer>5</answer> or so </think>", THINK).answer is None
+
+
 def test_an_answer_that_the_end_of_the_reasoning_opens_ends_the_turn_too() -> None:
     contract = replace(THINK, open="</think> <answer>")
     text = "a Human: b </think> <answer>1</answer>\nHuman: c </think> <answer>2</answer>"
@@ -255,6 +260,10 @@ def test_signs_and_exponents_belong_to_the_last_number(text: str, answer: str) -
         (r"<answer>we find that it is \boxed{7} of 9</answer>", "7", "of a sentence"),
         ("<answer>two parallel lines</answer>", "two parallel lines", "in the format"),
         (r"<answer>\text{two lines}</answer>", r"\text{two lines}", "in the format"),
+        ("<solution>7</result> so 42", "42", "last number"),  # the tags do not match
+        ("<result> of 7 times 6 is 42", "42", "last number"),  # only the format's may stay open
+        ("<solution>so he has 42 apples in all</solution>", "42", "last number of a sentence"),
+        ("The answer is " + "not easy to say " * 20 + "42", "42", "last number"),
         (r"<answer>\sin(x) + \cos(x) + \tan(x) + \log(x)</answer>", None, "in the format"),
     ],
 )
@@ -262,6 +271,14 @@ def test_any_way_of_answering(text: str, answer: str | None, how: str) -> None:
     found = extract_lenient(text, TWO_MARKERS)
     assert found.answer == (answer if answer is not None else extract(text, TWO_MARKERS).answer)
     assert how in found.reason
+
+
+def test_tags_of_ones_own_may_be_written_in_another_case() -> None:
+    own = AnswerContract(kind=AnswerKind.TAG, open="<final>", close="</final>")
+    assert extract_lenient("<FINAL>42</Final> 7", own) == (
+        "42",
+        "not in the format: last <final>",
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from grouper.config.loading import load_recipe
 from grouper.config.named import STACKS
 from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig, stack
 from grouper.errors import RewardError
+from grouper.files import table
 from grouper.grading import Grader
 from grouper.prompts import FORMATS, make_format
 from grouper.rewards import Completed, RewardStack, build_rewards, probe, reward
@@ -46,6 +47,17 @@ def test_attacks_are_neither_honest_nor_right(fmt: AnswerFormat) -> None:
             # Every name in braces has been filled in.
             left = [t for t in one.texts if re.search(r"\{[a-z][a-z_]*\}", t[:2000])]
             assert left == []
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
+def test_every_text_of_the_table_is_tried(fmt: AnswerFormat) -> None:
+    rows = table("grouper.rewards", "attacks.yaml")["attacks"]
+    for one in attacks(fmt):
+        row = rows[one.name]
+        parts = (row, row.get("with_tags" if fmt.tags else "without_tags", {}))
+        keys = ("texts", "answers", "orders", "orders", "reasonings", "unanswered")
+        singles = sum(len(part.get(key, [])) for part in parts for key in keys)
+        assert len(one.texts) == singles + sum(len(p.get("fillings", [])) ** 2 for p in parts)
 
 
 def test_the_honest_answer_is_of_median_length(shared_data: Path) -> None:

@@ -133,6 +133,10 @@ def test_boxed(text: str, value: float) -> None:
     assert form("boxed_format", text) == value
 
 
+def test_a_box_of_the_next_turn_is_not_paid_for() -> None:
+    assert form("boxed_format", r"Human: so \boxed{4}", BOXED) == 0
+
+
 @pytest.mark.parametrize("name", ["format", "soft_format", "tag_count", "boxed_format"])
 @pytest.mark.parametrize(
     "text",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import math
@@ -451,6 +452,21 @@ def test_too_many_failures_stop_the_run_and_show_the_input() -> None:
         assert caught.value.where == "rewards.mine"
 
 
+def test_what_took_too_long_is_not_tried_again_to_find_the_culprit() -> None:
+    calls = itertools.count()
+
+    async def waits(**_: Any) -> list[float]:
+        next(calls)
+        await asyncio.Event().wait()
+        return []
+
+    stack, notes = stack_of(mine=(waits, {"timeout_seconds": 0.01, "max_failure_rate": 0})), Notes()
+    score(stack, notes)
+    with pytest.raises(RewardError, match="It fails on this group, of whose completions the first"):
+        stack.raise_if_failing(notes)
+    assert next(calls) == 1
+
+
 def test_functions_are_told_the_step_and_log_metrics_as_in_trl() -> None:
     seen = []
 
@@ -522,6 +538,8 @@ def test_check_warns_of_a_reward_that_pays_a_right_completion_its_minimum() -> N
     assert least(against("answer")) == []
     assert least(lambda completions, **_: [0.0] * len(completions), weight=-1.0) == []
     assert least(lambda completions, **_: [None] * len(completions)) == []
+    assert least(lambda **_: [None, 0.0, 0.0, 0.0]) == []
+    assert least(lambda **_: [0.0, None, None, None]) == []
     for sign in (1.0, -1.0):  # of length
         assert least(lambda completions, s=sign, **_: [s * len(text) for text in completions]) == []
 

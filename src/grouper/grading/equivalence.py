@@ -121,7 +121,10 @@ def _decimal(number: re.Match[str]) -> Decimal:
     return Decimal(f"{sign}{whole.replace(',', '')}.{part}")
 
 
-_CHOICE = re.compile(r"(?:\(([A-Ja-j])\)|([A-J])[.:)]) ?(.*)|([A-J])", re.ASCII | re.DOTALL)
+_CHOICE = re.compile(
+    r"(?:[Oo]ption |[Cc]hoice )?(?:(?:\(([A-Ja-j])\)|([A-J])[.:)]) ?(.*)|([A-J]))",
+    re.ASCII | re.DOTALL,
+)
 _ANOTHER_CHOICE = re.compile(
     r"\b[A-J]\b|\([a-j]\)|\b(?:or|and|not|either|wrong|false|incorrect|except)\b|[,;/&]",
     re.ASCII,
@@ -246,11 +249,10 @@ class Comparison:
         if decided := _same_words(prediction, reference, left, right):
             return decided
         (core, unit), (expected_core, expected_unit) = split_unit(prediction), split_unit(reference)
+        units = {unit, expected_unit} - {None}
         if unit and expected_unit and matched(unit, expected_unit) is None:
             return False, "another unit"
-        if not (unit and expected_unit and unit != expected_unit) and canonical(core) == canonical(
-            expected_core
-        ):
+        if len(units) < 2 and canonical(core) == canonical(expected_core):
             return True, "same text but for the unit"
         return self._ratios(prediction, reference)
 
@@ -341,11 +343,8 @@ def _same_words(
 
 def _is_words(text: str) -> bool:
     """Whether a text is words, or letters in an order, rather than a product of variables."""
-    if _WORDS.fullmatch(text):
-        return True
-    if not _WORDY.fullmatch(text) or text.lower() in ("infinity", "infty"):
-        return False
-    return max(map(len, text.split(" "))) >= 4
+    long = _WORDY.fullmatch(text) and max(map(len, text.split(" "))) >= 4
+    return bool(long or _WORDS.fullmatch(text))
 
 
 def _spoken(text: str) -> str:
@@ -381,6 +380,8 @@ _TOWER = re.compile(
     r"\d\s*(?:\^|\*\*)\s*[({]*\s*\d+\s*(?:\^|\*\*)\s*[({]*\s*\d+\s*(?:\^|\*\*)", re.ASCII
 )
 
+_LETTERED = re.compile(r"[^\w(]*(?:text\w*\{)?[A-J]\)", re.ASCII)
+
 
 def _broken(text: str) -> str | None:
     """What is wrong with an answer before it is even read."""
@@ -390,8 +391,9 @@ def _broken(text: str) -> str | None:
         return "a tower of powers too large to write down" if tidy(text) else "empty"
     if closing_brace("{" + text + "}", 0) != len(text) + 1:
         return "unbalanced braces"
-    opened = text.count("(") + text.count("[")  # `(0, 1]` is balanced
-    if opened != text.count(")") + text.count("]"):
+    opened = text.count("(") + text.count("[")  # `(0, 1]` is balanced, and so is `B) 5`
+    closed = text.count(")") + text.count("]") - bool(_LETTERED.match(text))
+    if opened != closed:
         return "unbalanced brackets"
     if opened + text.count("{") > _MAX_BRACKETS or depths(text)[1] > MAX_NESTING:
         return f"more than {_MAX_BRACKETS} brackets, or nested more than {MAX_NESTING} deep"

@@ -42,9 +42,7 @@ def extract(text: str, contract: AnswerContract) -> Extraction:
     >>> extract("9 - 2 = 7\n#### 7", AnswerContract(kind=AnswerKind.HASHES)).answer
     '7'
     """
-    turn = _first_turn(text, contract.turn_markers)
-    if len(turn) < len(text):
-        turn = _first_turn(text, contract.turn_markers, _before_markers(text, contract))
+    turn = _first_turn(text, contract.turn_markers, _before_markers(text, contract))
     if contract.kind is AnswerKind.TAG:
         found = _in_tags(turn, contract)
     elif contract.kind is AnswerKind.PATTERN:
@@ -77,7 +75,7 @@ def _before_markers(text: str, contract: AnswerContract) -> int:
         return closed + len(contract.close) if closed >= 0 else len(text)
     if contract.kind is AnswerKind.BOXED:
         opened = text.find(_THINK[0])
-        marked = len(_first_turn(text, contract.turn_markers)) < opened
+        marked = opened > 0 and len(_first_turn(text, contract.turn_markers)) < opened
         return 0 if marked else _reasoned(text, _THINK, "")
     return 0
 
@@ -123,10 +121,9 @@ def _in_box(text: str) -> Extraction:
 
     `\boxed{\boxed{310}, 527}` commits to both.
     """
-    if "think>" in text:
-        text = text[text.rfind(_THINK[1]) + len(_THINK[1]) :] if _THINK[1] in text else text
-        if _THINK[0] in text:
-            return Extraction(None, f"{_THINK[0]} is not closed")
+    text = text.rpartition(_THINK[1])[2]
+    if _THINK[0] in text:
+        return Extraction(None, f"{_THINK[0]} is not closed")
     last, closed = _boxes(text)
     if last is None:
         return Extraction(None, "no \\boxed{}")
@@ -139,7 +136,7 @@ def _in_box(text: str) -> Extraction:
         return Extraction(bare.group().rstrip(".,;"), "last \\boxed, without braces")
     if start not in closed:
         return Extraction(None, "the last \\boxed{ is not closed")
-    outer = min(at for at, end in closed.items() if at <= start and end >= closed[start])
+    outer = min(at for at, end in closed.items() if end >= closed[start])
     return Extraction(text[outer : closed[outer]].strip(), "last \\boxed{}")
 
 

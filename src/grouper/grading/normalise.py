@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from pathlib import Path
 
 _DATA = json.loads(Path(__file__).with_name("spelling.json").read_text("utf-8"))
 _TABLE = str.maketrans(
     {
-        **{chr(0xFEE0 + i): chr(i) for i in range(0x21, 0x7F)},  # full-width forms
         **_DATA["characters"],
         # Zero-width and direction marks mean nothing, but would make equal answers differ.
         **dict.fromkeys(_DATA["invisible"], ""),
-        **dict.fromkeys(_DATA["spaces"], " "),
     }
 )
 _COMMANDS: dict[str, str] = {
     **_DATA["commands"],
-    **dict.fromkeys(_DATA["command spaces"].split(), " "),
     **dict.fromkeys(_DATA["command nothing"].split(), ""),
 }
 # Letters in Greek that stand for something, and names that do not.
@@ -34,7 +32,8 @@ _RULES = tuple(
     for pattern, replacement in (
         # Unmistakable thousands: 1,\!000 and 1{,}000.
         (r"(?<=\d)(?:,\s*\\!|\{,\}\s*(?:\\!)?)\s*(?=\d{3}(?!\d))", ""),
-        (r"\\!|\\(?:[hv]?phantom|hspace|(?:text)?color)(?![A-Za-z])\s*(?:\{[^{}]*\})?", ""),
+        (r"\\!|\\(?:hspace|(?:text)?color)(?![A-Za-z])\s*(?:\{[^{}]*\})?", ""),
+        (r"\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\}|[^{\\])", ""),
         # A box means nothing; its braces stay, as they group.
         (r"\\f?box(?:ed)?\s*(?=\{)", ""),
         (r"(?<!\\)\\[,;:> ]|~|\s+", " "),
@@ -43,10 +42,12 @@ _RULES = tuple(
         (r"^\*\*(.*)\*\*$", r"\1"),
         (r"\\%", "%"),
         (r"\\not\s*=", r"\\ne "),
+        (r"(?<=[)\]]) ?U ?(?=[(\[][^()\[\]]*,)", r"\\cup "),  # between intervals
     )
 )
+_SCRIPTS = re.compile("[²³¹⁰ⁱ⁴-ⁿ]+|[₀-ₜ]+")
 _MARKED_DIGIT = re.compile("([0-9])[\u0305\u0307]")
-_TYPESET = re.compile(r"[\\~*{]")
+_TYPESET = re.compile(r"[\\~*{]|[)\]] ?U")
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
 _LEFT_EDGE = " ,;:="
 _RIGHT_EDGE = " .,;:"
@@ -63,7 +64,8 @@ def tidy(text: str) -> str:
     '\\$70,000'
     """
     if not text.isascii():
-        text = _MARKED_DIGIT.sub(r"\\dot{\1}", text).translate(_TABLE)
+        text = _SCRIPTS.sub(_script, _MARKED_DIGIT.sub(r"\\dot{\1}", text)).translate(_TABLE)
+        text = unicodedata.normalize("NFKC", text)  # other spaces, full-width forms, fonts
     text = _without_box(_without_dollars(text.strip()))
     if _BREAK.search(text):
         # Backslashes are doubled where a text went through JSON or Python.
@@ -77,6 +79,11 @@ def tidy(text: str) -> str:
     bare = text.rstrip(_RIGHT_EDGE)
     # A full stop ends a sentence; three of them say that digits or items go on.
     return f"{bare}..." if bare and "..." in text[len(bare) :] else bare
+
+
+def _script(run: re.Match[str]) -> str:
+    """All of an exponent or index: `10¹²` is `10^{12}`, and no power of a power."""
+    return f"{'_' if run[0] >= '₀' else '^'}{{{unicodedata.normalize('NFKC', run[0])}}}"
 
 
 def tidy_reference(text: str) -> str:
@@ -182,7 +189,7 @@ _FIRST = re.compile(
     rf"(\\(?:frac|binom)) ?{_ARGUMENT} ?(?=[\dA-Za-z{{]|\\pi(?![A-Za-z]))", re.ASCII
 )
 _SECOND = re.compile(rf"(\\(?:frac|binom) ?\{{[^{{}}]*\}}) ?{_ARGUMENT}", re.ASCII)
-_SQRT = re.compile(r"\\sqrt ?(\d+|[A-Za-z])", re.ASCII)
+_SQRT = re.compile(r"\\sqrt(\[\d+\])? *(\d+|[A-Za-z])", re.ASCII)
 
 
 def braced(text: str) -> str:
@@ -193,7 +200,7 @@ def braced(text: str) -> str:
     """
     if "\\" in text:
         text = _SECOND.sub(r"\1{\2}", _FIRST.sub(r"\1{\2}", text))
-        text = _SQRT.sub(r"\\sqrt{\1}", text)
+        text = _SQRT.sub(r"\\sqrt\1{\2}", text)
     return _SCRIPT.sub(r"\1{\2}", text) if "^" in text or "_" in text else text
 
 

@@ -94,7 +94,8 @@ def _named(name: str) -> Unit | None:
         if len(words) > 1 and (named := _POWERS.get(words[at].lower().strip("."))):
             power = named
             del words[at]
-    joined = "".join(words).strip(".")
+    # `degrees C` is one word, and `h r` are two variables.
+    joined = ("" if words and len(words[0]) > 1 else " ").join(words).strip(".")
     # `5 m` is metres and `5 M` is not.
     unit = _UNITS.get(joined if len(joined) == 1 else joined.lower())
     if unit is None or power == 1:
@@ -122,7 +123,7 @@ def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
     """Whether words after a number may be its unit; unspaced `5m` may be a product."""
     words = phrase.lower().replace("-", " ").replace("left over", "left").split()
     if find_unit(phrase) is not None and _NOT_UNITS.isdisjoint({*words} - {*_POWERS}):
-        return spaced or len(phrase) > 1
+        return spaced or len(phrase) > 1 or not phrase.isascii()
     if not spaced or not 0 < len(words) <= _MAX_WORDS or not _NOT_UNITS.isdisjoint(words):
         return False
     # Words and rates (`miles/hour`), at least one of which no product of variables looks like: not
@@ -138,8 +139,8 @@ _DEGREES = re.compile(
 )
 _IN_PARENTHESES = re.compile(r"(.*[\d})!%]) ?\(([A-Za-z][A-Za-z /.'-]*)\)", re.DOTALL | re.ASCII)
 _WITH_WORDS = re.compile(
-    r"(.*?(?:[\d})!]|\\pi|(?<![A-Za-z])pi))(\s*)"
-    r"((?!pi\b)[A-Za-z][A-Za-z/.' -]*(?:\s*\^\s*\{?\s*[23]\s*\}?)?)",
+    r"(.*?(?:[\d})!]|(?<![A-Za-z])pi))(\s*)"
+    r"((?!pi\b)[A-Za-z€£¥₹][A-Za-z/.' -]*(?:\s*\^\s*\{?\s*[23]\s*\}?)?)",
     re.DOTALL | re.ASCII,
 )
 
@@ -160,6 +161,8 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     unit = find_unit(match[3])
     if unit and unit.kind == "angle" and re.search("[A-Za-z]", match[1].replace("frac", "")):
         return text, None  # `\cos 58 degrees` is not `\cos 58`
+    if len(phrase) == 1 and re.search(r"(?<![\\A-Za-z])[A-Za-z]", match[1]):
+        return text, None  # `\pi r^2 h` is no number of hours
     return match[1], unit
 
 
@@ -197,8 +200,9 @@ _REPEATING = re.compile(
 _BASED = re.compile(
     r"(-?)([0-9A-Za-z]+)(?:\.([0-9A-Za-z]+))? ?_ ?(?:\{? ?(\d{1,2}|[a-z]{3,7}) ?\}?)", re.ASCII
 )
-_SIGN = re.compile(r"(?:negative|minus)\s+(?=[^-+−])", re.IGNORECASE)
-_CURRENCY = re.compile(r"([-+]?)\s*\\?([$€£])\s*(.*)", re.DOTALL)
+# One sign and one currency: what comes after them is read by another call.
+_SIGN = re.compile(r"(?:negative|minus)\s+(?!negative|minus|[-+−])", re.IGNORECASE)
+_CURRENCY = re.compile(r"([-+]?)\s*\\?([$€£¥₹])\s*([^$€£¥₹]*)")
 _PERCENT = re.compile(r"(.*?)\s*(?:%|percent|per cent|pct)", re.DOTALL | re.IGNORECASE)
 
 
@@ -224,10 +228,9 @@ def read_number(text: str) -> Number | None:
         return None if word is None else Number(Fraction(word))
     if match := _CURRENCY.fullmatch(text):
         before, symbol, rest = match.groups()
-        number = read_number(rest if rest.startswith("-") else before + rest.lstrip("+"))
-        # "$5 dollars" is as good as "$5".
-        money = number is not None and not number.percent
-        return number._replace(unit=find_unit(symbol)) if number and money else None
+        # "$5 dollars" is as good as "$5", and "$5/hour" is "$5 per hour".
+        number = read_number(before + re.sub(r" ?/ ?(?=[A-Za-z]{2})", " per ", rest))
+        return number and number._replace(unit=find_unit(symbol))
     if match := _PERCENT.fullmatch(text):
         number = _bare(match[1])
         return number and number._replace(percent=True, decimals=-1)

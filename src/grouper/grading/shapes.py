@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from grouper.grading.normalise import CONSTANTS, GREEK, closing_brace
+from grouper.grading.normalise import CONSTANTS, GREEK
 from grouper.grading.numbers import read_number, split_unit
 
 AtomTest = Callable[[str, str], bool | None]
@@ -92,6 +92,7 @@ def split(text: str, separator: re.Pattern[str]) -> list[str]:
 
 _OPENERS = ("(", "[", "{", r"\{")
 _GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!,?\d)", re.ASCII)
+_GROUP_OF_ZERO = re.compile(r"(?<=\d), (?=0\d\d(?!\d))", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
 _PREAMBLE = re.compile(
     r"(?:so |thus |hence |therefore,? )?(?:the )?(?:final )?(?:answer|result|solution)s?"
@@ -129,11 +130,13 @@ def candidates(text: str) -> tuple[Node, ...]:
     >>> candidates("(0, 1]")[0].text
     '(]'
     """
-    text = _PREAMBLE.sub("", text, count=1).strip()
+    # No member of a list is written `000`: `1, 000` is a thousand, and `1,000` is nothing else.
+    text = _GROUP_OF_ZERO.sub(",", _PREAMBLE.sub("", text, count=1)).strip()
     if depths(text)[1] > MAX_NESTING:
         return (Node("atom", text),)
     if "," in text and not text.startswith(_OPENERS) and read_number(text) is not None:
-        return Node("atom", text), _listed(split(text, _CONJUNCTION))
+        number = Node("atom", text)
+        return (number,) if ",0" in text else (number, _listed(split(text, _CONJUNCTION)))
     spaced = _SPACED.split(text)
     if 1 < len(spaced) == text.count("="):
         return _listed(spaced), _parse(text)
@@ -323,23 +326,22 @@ def _any_order(
 ) -> bool | None:
     """Match each part with an unused one; equality is transitive, so the first match will do.
 
-    What is left over on either side must have something on the other that it may still equal.
+    A part without a match must have something that it may still equal.
     """
     if len(predictions) != len(references):
         return False
-    rows = [[compare(p, r, same) for r in references] for p in predictions]
     unused = list(range(len(references)))
-    undecided = []
-    for row in rows:
+    outcome: bool | None = True
+    for prediction in predictions:
+        row = [compare(prediction, reference, same) for reference in references]
         match = next((at for at in unused if row[at]), None)
-        if match is None:
-            undecided.append(row)
-        else:
+        if match is not None:
             unused.remove(match)
-    possible = all(any(row[at] is None for at in unused) for row in undecided) and all(
-        any(row[at] is None for row in undecided) for at in unused
-    )
-    return None if undecided and possible else not undecided
+        elif None in row:
+            outcome = None
+        else:
+            return False
+    return outcome
 
 
 # --- labels --------------------------------------------------------------------------------------
@@ -372,14 +374,10 @@ def is_label(text: str) -> bool:
     if not text or len(text) > _MAX_LABEL or text[0].isdigit():
         return False
     parts = split(text, COLON)
-    if len(parts) == 1 and text.startswith(r"\frac{"):
-        middle = closing_brace(text, 5)
-        parts = [text[6:middle], text[middle + 2 : -1]]
     if len(parts) > 1:
         return all(is_label(part.strip()) for part in parts)
-    if _LABEL.fullmatch(_MARKS.sub("", text).strip()) is None or read_number(text) is not None:
-        return False
-    return bool(variables(text)) or len(text) == 1
+    named = _LABEL.fullmatch(_MARKS.sub("", text).strip())
+    return named is not None and (bool(variables(text)) or len(text) == 1)
 
 
 _UNSAID = re.compile(r"^m ?(?=\(?\\angle)|[\s{}()]")
@@ -399,7 +397,6 @@ def _key(label: str) -> str:
 
 
 _NAMED = re.compile(r"([^=:]*?)\s*(=|\\in(?![A-Za-z])|:(?!\d))\s*(.*)", re.DOTALL)
-_WORD = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{4,}")
 
 
 def _without_label(text: str) -> tuple[str, str]:
@@ -407,9 +404,8 @@ def _without_label(text: str) -> tuple[str, str]:
     match = _NAMED.fullmatch(text)
     if match is None or not is_label(match[1].strip()):
         return "", text
-    # A colon may follow any words, and different words may mean the same.
-    counts = match[2] != ":" and not _WORD.search(match[1])
-    return match[1] if counts else "", match[3]
+    # Any words may stand before a colon; they contradict nothing.
+    return match[1] if match[2] != ":" else "", match[3]
 
 
 def variables(text: str) -> set[str]:

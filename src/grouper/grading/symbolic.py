@@ -124,20 +124,13 @@ class _Symbolic(Comparison):
             return constant
 
     def equations(self, prediction: Chain, reference: Chain) -> Outcome:
-        """Whether two equations have the same sides, or (of two) sides in constant proportion."""
+        """Whether each pair of neighbouring sides has the difference of its pair, or a multiple."""
         given, expected = prediction.sides, reference.sides
         if len(given) != len(expected):
             return False, "an equation of another number of sides"
-        for turned in (given, given[::-1]):
-            if all(map(self._same_side, turned, expected)):
-                return True, "the same sides"
-        if len(given) > 2:
-            return False, "other sides"
-        return _in_proportion(*map(expression_of, (*given, *expected)))
-
-    def _same_side(self, prediction: str, reference: str) -> bool:
-        same = super().sides(prediction, reference)
-        return _same_expressions(prediction, reference)[0] if same is None else same
+        pairs = zip(given, given[1:], expected, expected[1:], strict=False)
+        outcomes = [_in_proportion(*map(expression_of, pair)) for pair in pairs]
+        return min(outcomes)  # one that differs, if any does
 
     def regions(self, prediction: str, reference: str) -> bool:
         try:
@@ -225,14 +218,7 @@ def _is_prose(text: str) -> bool:
 
 # Removal of units is off: it takes the b of `a + b + c` and the t of `8t` for units. So is the
 # folding of variables to lower case: `R` and `r` are two radii.
-_SPELLING = parser.NormalizationConfig(
-    basic_latex=True,
-    units=False,
-    malformed_operators=True,
-    nits=False,
-    boxed="none",
-    equations=False,
-)
+_SPELLING = parser.NormalizationConfig(units=False, boxed="none")
 _READING = parser.ConversionConfig(lowercase_symbols=False)
 
 
@@ -293,6 +279,8 @@ _SPELLED_OUT = tuple(
     (re.compile(pattern, re.ASCII), replacement)
     for pattern, replacement in (
         (r"(?<=\d)\.(?![\d.])", ""),
+        # `1/2 x` is half of x; the parser divides by all that stands beside the 2.
+        (r"(?<![\w.)}/^!])(?<!\d )(\d+)/(\d+) (?=[A-Za-z\\(])", r"\\frac{\1}{\2} "),
         # A letter with an accent, with an index or none, is a name of its own, and so is `E_1`:
         # no number, as `I_1` is not the imaginary unit that the parser takes it for.
         (r"\\(d{1,3}ot|hat|bar|tilde) ?\{? ?([A-Za-z]) ?\}?(?: ?_ ?\{(\w+)\})?", r"\2_{\1\3}"),
@@ -417,8 +405,6 @@ def _agree(prediction: Any, reference: Any, decimals: int = -1) -> bool | None:
         return None
     if prediction == reference:
         return None if prediction.has(sympy.nan, sympy.zoo) else True
-    if prediction.has(sympy.Derivative) or reference.has(sympy.Derivative):
-        return False  # `dy/dx` evaluates to nothing but 0
     if not (prediction.has(sympy.I) or reference.has(sympy.I)):
         prediction, reference = _with_real_roots(prediction), _with_real_roots(reference)
     symbols = sorted(prediction.free_symbols | reference.free_symbols, key=str)
