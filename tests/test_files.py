@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -12,7 +13,15 @@ import pytest
 
 from grouper import files
 from grouper.errors import RunFolderError
-from grouper.files import cache_folder, dumps, read_lines, sweep, write_atomic, write_lines
+from grouper.files import (
+    cache_folder,
+    dumps,
+    read_lines,
+    require_writable,
+    sweep,
+    write_atomic,
+    write_lines,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path, monkeypatch):
@@ -75,6 +84,11 @@ def test_a_damaged_file_is_named(tmp_path):
         (tmp_path / "a.gz").write_bytes(damaged)
         with pytest.raises(RunFolderError, match=r"a\.gz.*cannot be read"):
             list(read_lines(tmp_path / "a.gz"))
+
+
+def test_the_root_of_the_file_system_can_be_asked_about() -> None:
+    with contextlib.suppress(RunFolderError):  # as root it is writable
+        require_writable(Path("/"))
 
 
 def test_what_a_kill_left_half_written_is_swept_up(tmp_path: Path) -> None:

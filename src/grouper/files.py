@@ -58,7 +58,7 @@ def refusing(path: Path) -> Iterator[None]:
 
 def require_writable(path: Path, fix: str = "Name another folder.") -> None:
     """Raise `RunFolderError`, before anything slow, if nothing can be written at `path`."""
-    folder = next(folder for folder in path.parents if folder.exists())
+    folder = next(folder for folder in (*path.parents, path) if folder.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise RunFolderError("cannot write here", where=str(folder), fix=fix)
 

@@ -278,6 +278,14 @@ def test_a_home_folder_that_nobody_has_is_one_paragraph(grouper):
     grouper("runs", "~nobody-of-this-name/outputs").refused("the ~ in a path stands for no folder")
 
 
+def test_a_text_where_a_path_is_meant_is_one_paragraph(grouper):
+    """A question in place of the model: no file system has such names."""
+    question = "What is 2 + 2? " * 30
+    for command in (["generate", question], ["compare", question]):
+        told = "the name of a file or folder is too long: 'What is 2 + 2?"
+        grouper(*command).refused(told, "Is it a text, where a path or a model is meant?")
+
+
 def test_windows_gets_a_sentence():
     program = "import sys; sys.platform = 'win32'; import grouper.cli"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)

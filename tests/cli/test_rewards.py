@@ -120,6 +120,12 @@ def test_refusals(grouper, arguments: tuple[str, ...], texts: tuple[str, ...]) -
     grouper("rewards", *arguments).refused(*texts)
 
 
+def test_an_empty_reference_is_refused(grouper) -> None:
+    called = grouper("rewards", "try", "demo", "x", "--answer", " ")
+    assert called.code == 2
+    assert called.err.endswith("Error: --answer is empty.\n")
+
+
 def test_a_function_that_fails_on_the_text_is_told(grouper, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def breaks(completions, level, **kwargs):\n    return [0.0]\n")

@@ -91,6 +91,11 @@ HINTS = [
     ("grpo_training={max_steps: 5}", "Write grpo.steps=5."),
     ("wandb={project: mine}", "Write tracking.trackers.0.project=mine."),
     ("grpo.optimiser={learning_rate: 1}", "Write grpo.optimizer.learning_rate=1."),
+    # Names of trainers on top of TRL; a section of ours is not one of them.
+    ("num_epochs=3", "Write grpo.epochs=3 or sft.epochs=3."),
+    ("adapter=lora", "See model.lora."),
+    ("optimizer=adamw_torch", "Write grpo.optimizer.name=adamw or sft.optimizer.name=adamw."),
+    ("optimizer={learning_rate: 1}", "Write sft.optimizer.learning_rate=1 or grpo.optimizer"),
     # Spelt alike: in that section, then anywhere.
     ("grpo.stesp=3", "Did you mean grpo.steps=3?"),
     ("sead=2", "Did you mean seed=2?"),

@@ -10,7 +10,22 @@ import pytest
 
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.errors import ConfigError, ModelError, RunFolderError
-from grouper.models.folders import base_of, local_model, model_in, recipe_for, trained_model
+from grouper.models.folders import (
+    base_of,
+    identity_of,
+    local_model,
+    model_in,
+    on_this_machine,
+    recipe_for,
+    trained_model,
+)
+
+
+def test_what_no_model_can_be_called_is_not_here() -> None:
+    """The Hub's library raises for such names; a model that cannot be loaded says it better."""
+    for name in ("a=b", "owner/my model"):
+        assert not on_this_machine(name)
+        assert identity_of(name) is None
 
 
 @pytest.fixture

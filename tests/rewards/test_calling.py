@@ -359,7 +359,7 @@ def test_the_time_limit_comes_from_the_recipe_and_is_counted_as_a_failure(tmp_pa
     assert "did not return within 0.05 s" in notes.events[0]
     # No completion is tried alone: each could take as long again.
     with pytest.raises(RewardError, match="It fails on this group, of whose completions the first"):
-        stack.raise_if_failing(notes)
+        stack.end_step(notes)
 
 
 async def _waits_long(**_: Any) -> list[float]:

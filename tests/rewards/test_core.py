@@ -400,7 +400,7 @@ def test_a_failure_is_contained_counted_and_reported() -> None:
     assert "rewards/failed on gsm8k/test/0: the reward 'mine' raised RuntimeError: boom" in event
     assert [r.total for r in score(stack, notes)] == [2.0, 1.0]
     assert (notes.groups, {n: len(f) for n, f in notes.failures.items()}) == (3, {"mine": 1})
-    stack.raise_if_failing(notes)
+    stack.end_step(notes)
 
 
 def test_without_notes_a_failure_is_an_error() -> None:
@@ -424,10 +424,10 @@ def test_the_share_of_a_steps_groups_that_may_fail(
     arguments = {"completions": ["a", "b"], "prompts": ["q", "q"]}
     notes = Notes(groups=groups, failures={"mine": [(error, arguments)] * failed} if failed else {})
     if not stops:
-        stack.raise_if_failing(notes)
+        stack.end_step(notes)
         return
     with pytest.raises(RewardError, match=f"{failed} of the step's {groups} groups"):
-        stack.raise_if_failing(notes)
+        stack.end_step(notes)
 
 
 def test_too_many_failures_stop_the_run_and_show_the_input() -> None:
@@ -446,7 +446,7 @@ def test_too_many_failures_stop_the_run_and_show_the_input() -> None:
         for _ in range(3):
             score(stack, notes)
         with pytest.raises(RewardError, match=r"3 of the step's 3 groups") as caught:
-            stack.raise_if_failing(notes)
+            stack.end_step(notes)
         caught.match(told)
         caught.match("max_failure_rate, 0.1, of the step's groups")
         assert caught.value.where == "rewards.mine"
@@ -463,7 +463,7 @@ def test_what_took_too_long_is_not_tried_again_to_find_the_culprit() -> None:
     stack, notes = stack_of(mine=(waits, {"timeout_seconds": 0.01, "max_failure_rate": 0})), Notes()
     score(stack, notes)
     with pytest.raises(RewardError, match="It fails on this group, of whose completions the first"):
-        stack.raise_if_failing(notes)
+        stack.end_step(notes)
     assert next(calls) == 1
 
 
@@ -606,12 +606,12 @@ def test_a_long_run_does_not_fill_the_memory_with_what_was_answered(tmp_path: Pa
     for step in range(3):
         notes = Notes(place=f"grpo {step}")
         score(stack, notes)
-        stack.raise_if_failing(notes)
+        stack.end_step(notes)
     assert stack._answers == {}
     # A resumed run still needs those of the steps that it draws again, and drops each after it.
     again = stack_of(judge=(judge, {"deterministic": False}))
     again.remember(path)
-    again.raise_if_failing(Notes(place="grpo 1"))
+    again.end_step(Notes(place="grpo 1"))
     assert sorted(row["place"] for row in again._answers.values()) == ["grpo 0", "grpo 2"]
 
 

@@ -146,7 +146,7 @@ def _load(
         ConfigError: an unknown source or setting.
         DataError: see `load_problems`.
     """
-    here = Path(source).expanduser().exists()
+    here = bool(source) and Path(source).expanduser().exists()
     known, shipped = source in SOURCES, source in shipped_recipes()
     if here and (known or shipped):
         kind = "source" if known else "recipe"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import logging
@@ -222,11 +223,21 @@ def _run(arguments: list[str]) -> int:
         elif is_out_of_memory(error):
             what = f"memory ran out ({first_line(error).rstrip('.')})"
             code = _tell(ModelError(what, fix=TABLE["memory"]))
-        elif isinstance(error, RuntimeError) and "home directory" in str(error):  # of `expanduser`
-            code = _tell(GrouperError("the ~ in a path stands for no folder", fix="Write it out."))
+        elif problem := _no_path(error):
+            code = _tell(problem)
         else:
             raise
     return code
+
+
+def _no_path(error: BaseException) -> GrouperError | None:
+    """What is wrong with a path that no file could have; None for every other error."""
+    if isinstance(error, RuntimeError) and "home directory" in str(error):  # of `expanduser`
+        return GrouperError("the ~ in a path stands for no folder", fix="Write it out.")
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        what = f"the name of a file or folder is too long: {str(error.filename)[:60]!r}..."
+        return GrouperError(what, fix="Is it a text, where a path or a model is meant?")
+    return None
 
 
 def _comes_from(error: BaseException | None, *kinds: type[BaseException]) -> bool:

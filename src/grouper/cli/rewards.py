@@ -64,6 +64,8 @@ def tried(
     recipe: str, text: str, overrides: tuple[str, ...], *, answer: str, question: str
 ) -> None:
     """Print what the rewards pay for a text."""
+    if not answer.strip():
+        raise click.UsageError("--answer is empty.")
     fmt, rewards, grading = _open(recipe, overrides)
     text = sys.stdin.read() if text == "-" else text
     problem = Problem(id="try/0", question=question, answer=answer, source="try")

@@ -85,9 +85,9 @@ def dialects() -> tuple[Row, ...]:
 
 @cache
 def of_set_ups() -> dict[str, Row]:
-    """The names in files of the set-ups that are not TRL's, with their section and without it."""
-    *systems, trl = dialects()
-    rows = {n: r for table in systems for n, r in table["rows"].items() if n not in trl["rows"]}
+    """The names in files of other set-ups than TRL's, with their section and without it."""
+    *systems, _ = dialects()
+    rows = {n: r for table in systems for n, r in table["rows"].items() if n not in aliases()}
     return {**{name.rpartition(".")[2]: row for name, row in rows.items()}, **rows}
 
 

@@ -63,16 +63,22 @@ def require_model_folder(path: str, *, where: str = "model.path") -> None:
 
 def on_this_machine(path: str, revision: str | None = None) -> bool:
     """Whether a path is a folder, or a Hub name whose configuration is in the Hub cache."""
+    if looks_local(path):
+        return Path(path).expanduser().is_dir()
+    return _cached(path, revision) is not None
+
+
+def _cached(name: str, revision: str | None) -> Path | None:
+    """The configuration of a model in the Hub cache."""
     # Here, because the command line has no time to import it.
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    if looks_local(path):
-        return Path(path).expanduser().is_dir()
     try:
-        return isinstance(try_to_load_from_cache(path, "config.json", revision=revision), str)
-    except HFValidationError:  # neither a folder nor a name that the Hub could have
-        return False
+        found = try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError:  # not a name that the Hub could have
+        return None
+    return Path(found) if isinstance(found, str) else None
 
 
 def identity_of(path: str, revision: str | None = None) -> str | None:
@@ -80,12 +86,10 @@ def identity_of(path: str, revision: str | None = None) -> str | None:
 
     None for a Hub name of which nothing is on this machine.
     """
-    from huggingface_hub import try_to_load_from_cache
-
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        found = try_to_load_from_cache(path, "config.json", revision=revision)
-        return Path(found).parent.name if isinstance(found, str) else None
+        found = _cached(path, revision)
+        return None if found is None else found.parent.name
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.suffix in _OF_A_MODEL and file.is_file():

@@ -442,10 +442,10 @@ class RewardStack:
             for row in range(len(completions))
         ]
 
-    def raise_if_failing(self, notes: Notes) -> None:
-        """Stop the run if a function fails too often; else forget what it has answered.
+    def end_step(self, notes: Notes) -> None:
+        """Stop the run if a function failed too often in a step; else forget what they answered.
 
-        The step has been drawn: nobody asks for its values again, and a long run has many.
+        Nobody asks for these values again, and a long run has many.
 
         Raises:
             RewardError: it failed on more than its `max_failure_rate` of a step's groups, of

@@ -292,7 +292,7 @@ def _collect_step(
         drawn.append(found)
         groups += found.groups
         missing = wanted - sum(group.mixed for group in groups)
-    processes.on_rank0(lambda: run.prepared.rewards.raise_if_failing(notes))
+    processes.on_rank0(lambda: run.prepared.rewards.end_step(notes))
     # Stable: mixed groups first, each kind in the order it was drawn.
     ranked = sorted(range(len(groups)), key=lambda i: not groups[i].mixed)
     kept = tuple(groups[i] for i in sorted(ranked[:wanted]))
