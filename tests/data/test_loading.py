@@ -60,12 +60,14 @@ def test_a_reference_the_grader_cannot_read_is_quarantined(tmp_path):
     rows = [
         {"question": "a?", "answer": "12"},
         {"question": "b?", "answer": r"\frac{1}{"},
+        {"question": "c?", "answer": "{" * 100},
     ]
     problem_set = load("file", path=write_jsonl(tmp_path / "a.jsonl", rows))
     assert [p.answer for p in problem_set.problems] == ["12"]
-    (quarantined,) = problem_set.quarantined
+    quarantined, long = problem_set.quarantined
     assert quarantined.row == 1
     assert "cannot be graded" in quarantined.reason
+    assert f"the reference '{'{' * 80}...' cannot be graded" in long.reason
 
 
 UNREAD = r"\foo{1}{2}^^+"

@@ -123,6 +123,10 @@ def test_a_story_stands_before_its_question_in_any_file(tmp_path, names):
     write_problems(tmp_path / "ready", {"train": load("svamp", tmp_path / "a.jsonl")})
     (again,) = load("file", tmp_path / "ready" / "train.jsonl").problems
     assert again.question == problem.question
+    # Without its question it asks for nothing.
+    rows.append({**rows[0], names[1]: None})
+    (row,) = load("file", written(tmp_path / "a.jsonl", rows)).quarantined
+    assert row.reason == "the question is empty"
 
 
 @pytest.mark.parametrize("column", ["response", "answer"])

@@ -113,9 +113,8 @@ def check_source(config: RowsConfig, *, where: str) -> None:
     if config.source == "arithmetic":
         arithmetic_options(config.options, where=where)
     elif config.options:
-        problems.append(
-            ConfigError(f"the source {config.source} has no options", where=f"{where}.options")
-        )
+        what = f"the source {config.source} has no options"
+        problems.append(ConfigError(what, where=f"{where}.options"))
     if config.path is None and source.hub is None and config.source not in MADE:
         what = "a Hub name" if config.source == "hub" else "a file or folder"
         problems.append(ConfigError(f"path is missing: give {what}", where=f"{where}.path"))
@@ -166,7 +165,7 @@ def _read(config: RowsConfig, split: str, keep_unreadable: bool) -> ProblemSet:
         if reason is None or keep_unreadable:
             problems.append(problem)
         else:
-            why = f"the reference {problem.answer[:80]!r} cannot be graded: {reason}"
+            why = f"the reference {_shown(problem.answer)} cannot be graded: {reason}"
             invalid.append(Quarantined(row=number, reason=why))
     found = _problem_set(where, name, problems, sorted(invalid, key=lambda q: q.row))
     found = replace(found, revision=commits[0] if len(commits) == 1 else None)
@@ -185,9 +184,8 @@ def _rows(config: RowsConfig, split: str, commits: list[str]) -> tuple[str, Iter
     assert where is not None, "check_source refuses a source without a place"
     label = Path(where).stem if config.source in ("file", "hub") else config.source
     if config.source == "hub" or config.path is None:
-        return label, read_hub(
-            where, split=split, subset=subset, streaming=streaming, commits=commits
-        )
+        rows = read_hub(where, split=split, subset=subset, streaming=streaming, commits=commits)
+        return label, rows
     files = find_file(where, split=split, subset=subset)
     whole = next((file for file in files if file.suffix.lower() == ".json"), None)
     if streaming and whole is not None:
@@ -263,12 +261,16 @@ def _reasons(answers: Sequence[str], where: str) -> dict[str, str | None]:
     if len(first) == TRIED and all(reasons.values()):
         raise DataError(
             f"none of the first {TRIED} reference answers can be read as mathematics; the first is "
-            f"{first[0][:80]!r}: {reasons[first[0]]}",
+            f"{_shown(first[0])}: {reasons[first[0]]}",
             where=where,
             fix="Name the column that holds the answer alone as `columns: {answer: ...}`, or the "
             "source that the set is of (`grouper data list`).",
         )
     return reasons | check_references(answers[TRIED:])
+
+
+def _shown(answer: str) -> str:
+    return repr(answer if len(answer) <= 80 else f"{answer[:80]}...")
 
 
 def _problem_set(

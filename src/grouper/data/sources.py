@@ -267,7 +267,8 @@ def read_fields(row: Row, columns: Columns) -> Fields:
         values = (_text(_look_up(row, name), name) for name in candidates)
         fields[ours] = next((value for value in values if value is not None), None)
     question, body = fields["question"] or "", (fields.pop("body", None) or "").strip()
-    if not question.startswith(body):  # rows that were prepared have it in front already
+    # Rows that were prepared have it in front already.
+    if question and not question.startswith(body):
         stop = "" if body.endswith((".", "?", "!", ",")) else "."
         fields["question"] = f"{body}{stop} {question}".strip()
     return fields
