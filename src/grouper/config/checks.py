@@ -186,8 +186,8 @@ def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Lo
     """Every setting in an unknown section, each with its own location and value."""
     name = str(location[-1])
     known = name in former() or meant(name, fields) != ({}, [])
-    ours = any(f".{name}." in key for key in fields)  # a section of another one
-    if isinstance(value, dict) and value and (ours or not known):
+    # A section of ours that stands in the wrong place is opened, too.
+    if isinstance(value, dict) and value and (not known or any(f".{name}." in k for k in fields)):
         for name, inner in value.items():
             yield from _opened((*location, name), inner, fields)
     else:

@@ -295,7 +295,8 @@ def _warn_of_holes(run: Run, phase: str, step: int) -> None:
     steps, sft = {phase: step}, run.path / "sft" / "final"
     if phase == "grpo" and is_complete(sft):
         steps = {"sft": int(read_state(sft)["step"]), **steps}
-    for hole in run.folder.holes(steps) if run.processes.rank == 0 else ():
+    holes = run.folder.holes(steps)  # every process asks
+    for hole in holes if run.processes.rank == 0 else ():
         log.warning(
             "The record of this run has lost %s. Training goes on without: the weights do not need "
             "them, but curves and `grouper diagnose` do. Restore the files in %s from a backup, or "
