@@ -157,17 +157,16 @@ def test_a_conversation_is_demonstrated_word_for_word(tmp_path):
     assert (problem.question, problem.response, problem.answer) == ("2+2?", said, "4")
     # Prepared, it is what it was.
     told = write_problems(tmp_path / "ready", {"train": load("file", path, columns=columns)})
-    assert told == {"train": "file, columns: {response: response}"}
-    ready = tmp_path / "ready" / "train.jsonl"
-    (again,) = load("file", ready, columns={"response": "response"}).problems
+    (again,) = load_problems(SourceConfig(**told["train"]), seed=0).problems
     assert again == replace(problem, id=again.id, source=again.source, columns=again.columns)
 
 
 @pytest.mark.parametrize("mark", ["proof", "notfound"])
 def test_a_mark_for_no_answer_is_none(tmp_path, mark):
-    rows = [{"problem": "Show it.", "answer": mark}, {"problem": "1+1?", "answer": "2"}]
+    row = {"problem": "1+1?", "answer": "2", "subject": mark}  # there it is a word
+    rows = [{"problem": "Show it.", "answer": mark}, row]
     found = load("file", written(tmp_path / "a.jsonl", rows))
-    assert [p.answer for p in found.problems] == ["2"]
+    assert [(p.answer, p.subject) for p in found.problems] == [("2", mark)]
     assert [q.row for q in found.quarantined] == [0]
 
 

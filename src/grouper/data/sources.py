@@ -80,8 +80,7 @@ def read_response(text: str, *, opened: bool) -> str:
         text = text.lstrip().removeprefix(R1.prefix)
     elif not opened:
         raise ValueError(f"neither the prompt nor the response opens {R1.prefix}")
-    ends = [text.find(stop) + len(stop) for stop in R1.stop if stop in text]
-    if ends:
+    if ends := [text.find(stop) + len(stop) for stop in R1.stop if stop in text]:
         return text[: min(ends)]
     if "<answer>" in text:
         return text.rstrip() + R1.template.partition("{answer}")[2]
@@ -265,7 +264,8 @@ def read_fields(row: Row, columns: Columns) -> Fields:
     fields: Fields = dict.fromkeys(FIELDS)
     for ours, candidates in columns.items():
         values = (_text(_look_up(row, name), name) for name in candidates)
-        fields[ours] = next((value for value in values if value is not None), None)
+        missing = _NO_ANSWER if ours == "answer" else {None}
+        fields[ours] = next((value for value in values if value not in missing), None)
     question, body = fields["question"] or "", (fields.pop("body", None) or "").strip()
     # Rows that were prepared have it in front already.
     if question and not question.startswith(body):
@@ -286,8 +286,10 @@ def _look_up(row: Row, column: str) -> Any:
     return value
 
 
-# What pandas writes for what is missing, where it makes text of it, and NuminaMath-1.5 for answers.
-_MISSING = {"", "nan", "NaN", "NAN", "proof", "notfound"}
+# What pandas writes for what is missing, where it makes text of it.
+_MISSING = {"", "nan", "NaN", "NAN"}
+# What NuminaMath-1.5 writes where there is no answer.
+_NO_ANSWER = {None, "proof", "notfound"}
 
 
 def _text(value: Any, column: str) -> str | None:
