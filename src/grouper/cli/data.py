@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from grouper.cli.text import definitions, short, some, warn, write_rows
+from grouper.cli.text import definitions, flow, short, some, warn, write_rows
 from grouper.config.checks import validate_json
 from grouper.config.loading import list_recipes, load_recipe, shipped_recipes
 from grouper.config.overrides import as_json
@@ -118,7 +118,7 @@ def prepared(source: str, output: Path | None, overwrite: bool, **named: Any) ->
     click.echo("\nIn a recipe or on the command line:")
     for name in sets:
         part = name if name in PARTS else "train"
-        click.echo(f"  data.{part}={{source: {sources[name]}, path: {folder}, split: {name}}}")
+        click.echo(f"  data.{part}={flow(sources[name])}")
 
 
 # --- what SOURCE stands for ----------------------------------------------------------------------

@@ -13,7 +13,7 @@ import click
 
 from grouper.cli.measure import progress
 from grouper.cli.opening import open_recipe, read_rows, require_new, run_of
-from grouper.cli.text import write_rows
+from grouper.cli.text import flow, write_rows
 from grouper.data.reading import source_named
 from grouper.errors import DataError, counted
 from grouper.models.folders import (
@@ -241,6 +241,6 @@ def synthesize(
     display = progress(quiet=quiet)
     rows, drawn = api.synthesize(opened, subject, output, samples=samples, display=display)
     click.echo(f"{output}: {counted(rows, 'right answer')} of {counted(drawn, 'completion')}.")
-    kind = source_named(str(output))["source"]
-    columns = ", columns: {response: response}" if kind == "file" else ""
-    click.echo(f"Train on them with 'data.sft={{source: {kind}, path: {output}{columns}}}'.")
+    settings = source_named(str(output))
+    own = {"columns": {"response": "response"}} if settings["source"] == "file" else {}
+    click.echo(f"Train on them with 'data.sft={flow(settings | own)}'.")

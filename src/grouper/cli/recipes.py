@@ -16,11 +16,10 @@ from string import Template
 from typing import Any
 
 import click
-import yaml
 from pydantic.fields import FieldInfo
 
 from grouper.cli.opening import require_new
-from grouper.cli.text import definitions, short, warn
+from grouper.cli.text import definitions, flow, short, warn
 from grouper.config.checks import advice, meant, settings, validate_json
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
 from grouper.config.schema import PromptConfig, Recipe, SourceConfig
@@ -174,14 +173,14 @@ def init(
         completion = min(COMPLETION, context // 2)
     found |= {
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", target.stem).strip("-._") or "mine",
-        "path": _flow(model),
-        "weights": "\n  ".join(f"{key}: {_flow(value)}" for key, value in weights.items()),
+        "path": flow(model),
+        "weights": "\n  ".join(f"{key}: {flow(value)}" for key, value in weights.items()),
         "trained": "Trains an adapter; without `lora`, all weights."
         if lora
         else "Trains all weights.",
         "prompts": 16 if memory >= 16 else 8,
         "slots": 128 if memory >= 40 else 64,
-        "rate": _flow(1e-5 if lora else 1e-6),
+        "rate": flow(1e-5 if lora else 1e-6),
         "completion": completion,
     }
     template = importlib.resources.files("grouper.config") / "new_recipe.yaml"
@@ -257,7 +256,7 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
             del parts["validation_share"]
     return {
         "solutions": "some" if solved else "none",
-        "data": "\n  ".join(f"{part}: {_flow(value)}" for part, value in parts.items()),
+        "data": "\n  ".join(f"{part}: {flow(value)}" for part, value in parts.items()),
         "format": fmt,
         "reward": "boxed_format" if fmt == "boxed" else "format",
         "every": 50 if "validation_share" in parts else 0,
@@ -284,11 +283,3 @@ def _sources(data: str, columns: dict[str, str]) -> dict[str, Any]:
     elif path.stem == "train" and beside.is_file():
         parts["test"] = {**train, "path": str(beside)}
     return parts
-
-
-def _flow(value: Any) -> str:
-    """YAML on one line."""
-    text = yaml.safe_dump(
-        value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10_000
-    )
-    return text.removesuffix("...\n").strip()

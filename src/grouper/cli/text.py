@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 from grouper.files import dumps, write_atomic
 from grouper.runs.samples import printable
@@ -70,6 +71,14 @@ def short(text: str | None, length: int = 200) -> str:
         return "none"
     shown = printable(" ".join(text.split()))
     return shown if len(shown) <= length else f"{shown[: length - 1]}..."
+
+
+def flow(value: Any) -> str:
+    """A setting as YAML on one line."""
+    text = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10_000
+    )
+    return text.removesuffix("...\n").strip()
 
 
 def some(findings: Sequence[str], count: int, indent: str = "  ") -> None:

@@ -101,7 +101,7 @@ def require_distinct_ids(problems: Sequence[Problem], where: str) -> None:
 
 def write_problems(
     folder: Path, sets: Mapping[str, ProblemSet], *, overwrite: bool = False
-) -> dict[str, str]:
+) -> dict[str, dict[str, Any]]:
     """Write problem sets as JSONL, `<split>.jsonl` each, and `<split>.invalid.jsonl` beside it.
 
     A row is the source's, with our names for what was read from it, so that `source: file` gives
@@ -113,7 +113,7 @@ def write_problems(
         overwrite: replace a file with other content.
 
     Returns:
-        Split -> the source that reads it back, with its columns where it needs them.
+        Split -> the settings of `data` that read it back.
 
     Raises:
         DataError: such a file is there already, or it cannot be written.
@@ -121,9 +121,10 @@ def write_problems(
     files, sources = {}, {}
     for split, problems in sets.items():
         whole = any(p.source == "prompt-response" for p in problems.problems)
-        given = any(p.response is not None for p in problems.problems)
-        own = "file, columns: {response: response}" if given else "file"
-        sources[split] = "prompt-response" if whole else own
+        given = not whole and any(p.response for p in problems.problems)
+        own = {"columns": {"response": "response"}} if given else {}
+        kind = "prompt-response" if whole else "file"
+        sources[split] = {"source": kind, "path": str(folder), "split": split, **own}
         rows = [dict(p.columns) if whole else _row_of(p) for p in problems.problems]
         invalid = [{"row": q.row, "reason": q.reason} for q in problems.quarantined]
         for name, written in ((split, rows), (f"{split}.invalid", invalid)):
