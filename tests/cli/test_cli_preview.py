@@ -47,7 +47,7 @@ def test_a_terminal_shows_that_it_goes_on(grouper, finished_run, monkeypatch):
     monkeypatch.setattr("grouper.cli.measure.progress", lambda quiet: display)
     called = grouper("preview", finished_run, "--problems", "1", "--samples", "2")
     assert called.code in (0, 1), called.err
-    assert "preparing the problems" in out.getvalue()
+    assert "preview" in out.getvalue()
 
 
 def test_a_temperature_that_is_too_low_is_named_with_code_1(grouper, finished_run):

@@ -471,7 +471,7 @@ def preview(
     from grouper.advice.checks import find
 
     display = progress(quiet=quiet)
-    with display.within("preparing the problems"):
+    with display.within("preview"):
         seen = api.preview(opened, subject, display=display, **drawn)
     causes = find(seen)
     click.echo(f"Model:     {subject}")
