@@ -85,9 +85,9 @@ def dialects() -> tuple[Row, ...]:
 
 @cache
 def of_set_ups() -> dict[str, Row]:
-    """The names in files of other set-ups than TRL's, with their section and without it."""
-    *systems, _ = dialects()
-    rows = {n: r for table in systems for n, r in table["rows"].items() if n not in aliases()}
+    """Names in files of other trainers that `aliases` lacks, with their section and without it."""
+    every = (pair for table in dialects()[:-1] for pair in table["rows"].items())
+    rows = {name: row for name, row in every if name not in aliases()}
     return {**{name.rpartition(".")[2]: row for name, row in rows.items()}, **rows}
 
 
@@ -98,4 +98,5 @@ def dialect_of(data: Mapping[Any, Any]) -> Row | None:
     *systems, trl = dialects()
     found = (dialect for dialect in systems if names & {*dialect["marks"]})
     # Other trainers have a name or two in common with TRL.
-    return next(found, trl if 4 * sum(map(bool, map(alias, names))) > len(names) else None)
+    known = sum(alias(name) is not None for name in names)
+    return next(found, trl if known > len(names) / 4 else None)
