@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,37 +167,33 @@ def test_what_is_refused_late_leaves_nothing_running(
         """The lock is free."""
 
 
-def test_machines_with_other_files_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        # Each would draw its share of other problems, and the gradient would be nobody's.
+        (
+            lambda value: {**value, "train": "b"} if isinstance(value, dict) else value,
+            r"^torchrun: processes differ from the first one: train \S+ -> b",
+        ),
+        # The other one ended in a traceback, at the latest once a phase was over.
+        (
+            lambda value: value is not True and value,
+            r"^output_dir: not every process sees .*/demo, the run",
+        ),
+    ],
+)
+def test_a_machine_with_other_files_or_another_disk_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other: Callable[[Any], Any], message: str
 ) -> None:
-    """Each would draw its share of other problems, and the gradient would be nobody's."""
-
     class Two(ProcessGroup):
         size = 2
 
         def gather(self, value: Any) -> list[Any]:
-            return [{**value, "train": "a"}, {**value, "train": "b"}]
+            return [value, other(value)]
 
     monkeypatch.setattr(running, "join_processes", Two)
-    with pytest.raises(ConfigError, match=r"processes differ from the first one: train a -> b"):
+    with pytest.raises(ConfigError, match=message):
         Run(load_recipe("demo").override(f"output_dir={tmp_path}"), Progress(quiet=True))
-
-
-def test_a_run_folder_that_one_machine_alone_sees_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The other one ended in a traceback, at the latest once a phase was over."""
-
-    class Two(ProcessGroup):
-        size = 2
-
-        def gather(self, value: Any) -> list[Any]:
-            return [value, False if value is True else value]
-
-    monkeypatch.setattr(running, "join_processes", Two)
-    recipe = load_recipe("demo").override(f"output_dir={tmp_path}")
-    with pytest.raises(ConfigError, match=r"^output_dir: not every process sees .*/demo, the run"):
-        Run(recipe, Progress(quiet=True))
     assert not any(tmp_path.iterdir())
 
 

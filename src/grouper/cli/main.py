@@ -122,8 +122,7 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
         shown = [record for option in options if (record := option.get_help_record(ctx))]
-        several = len(shown) > FIRST + 1
-        first = FIRST if several else len(shown)
+        first = FIRST if len(shown) > FIRST + 1 else len(shown)
         for title, rows in (("Options", shown[:first]), ("More options", shown[first:])):
             if rows:
                 with formatter.section(title):

@@ -129,8 +129,8 @@ class _Symbolic(Comparison):
         if len(given) != len(expected):
             return False, "an equation of another number of sides"
         pairs = zip(given, given[1:], expected, expected[1:], strict=False)
-        outcomes = [_in_proportion(*map(expression_of, pair)) for pair in pairs]
-        return min(outcomes)  # one that differs, if any does
+        # The least of them is one that differs, if any does.
+        return min(_in_proportion(*map(expression_of, pair)) for pair in pairs)
 
     def regions(self, prediction: str, reference: str) -> bool:
         try:

@@ -140,30 +140,29 @@ class Run:
 
     def _prepare(self, recipe: Recipe, sets: ProblemSets) -> None:
         """Prepare everything a run needs; any of it may still refuse the run."""
-        display = self.display
         # The other processes would print the same.
         talks = self.processes.rank == 0
-        self._logging = setup_logging(self.path, console=display.console) if talks else []
+        self._logging = setup_logging(self.path, console=self.display.console) if talks else []
         for text in quarantine_lines(sets):
             log.info(text)
         self.base_path = self._base(recipe, sets)
         if find_device(recipe.device).type == "cuda":  # elsewhere all is in model.dtype
-            display.say(describe_dtypes(recipe.sampling, recipe.model))
-        with display.within("preparing the problems"):  # of a large set, a minute
+            self.display.say(describe_dtypes(recipe.sampling, recipe.model))
+        with self.display.within("preparing the problems"):  # of a large set, a minute
             for leak in find_leaks(recipe, sets):
                 log.warning(leak.warning)
             if _needs_start(recipe, self.path):
                 self._check_start(str(recipe.grpo.start_from))
             self.prepared = Prepared(recipe, sets, model=self.base_path)
         for line in opening_lines(recipe, sets, self.prepared.sizes):
-            display.say(line)
+            self.display.say(line)
         self.prepared.samplers.processes = self.processes
         self.prepared.grader.start()
         if self.prepared.budget_note is not None:
-            display.say(self.prepared.budget_note)
+            self.display.say(self.prepared.budget_note)
             self.folder.record_resolved({"sampling.max_new_tokens": self.prepared.max_new_tokens})
         if self.prepared.demonstrations:
-            display.say(_as_trained(self.prepared))
+            self.display.say(_as_trained(self.prepared))
         if talks:  # and scores
             self.prepared.rewards.remember(self.path / ANSWERS_FILE)
         self.params = self.prepared.training_params()
