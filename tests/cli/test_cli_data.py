@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from grouper.data import SOURCES
 
@@ -154,6 +155,13 @@ def test_prepare_writes_a_folder_that_a_recipe_reads(grouper, tmp_path, monkeypa
     assert "# Evaluation on validation: 3 problems" in dry.out
     again = grouper("data", "prepare", "openmath-mini", "--path", LAYOUTS / "openmath-mini")
     again.refused("a file with other content is here already", "--overwrite")
+
+
+def test_the_line_for_a_recipe_is_yaml_whatever_the_folder_is_called(grouper, tmp_path):
+    folder = tmp_path / "mine, and 'yours'"
+    called = grouper("data", "prepare", "arithmetic", "options={count: 4}", "--output", folder)
+    line = called.out.splitlines()[-1]
+    assert yaml.safe_load(line.partition("=")[2])["path"] == str(folder)
 
 
 def test_prepare_takes_a_whole_recipe(grouper, tmp_path, small):
