@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from grouper.advice import checks
 from grouper.advice.checks import FINDINGS, REMEMBERED, Finding, slope, watch
+from grouper.advice.live_checks import LiveChecks
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe, Section
+from grouper.models.process_group import ProcessGroup
 from grouper.types import StepReport, Tally
 
 WINDOW = 5
@@ -170,3 +174,55 @@ def test_the_advice_names_settings_that_there_are(
 def test_the_slope_by_hand() -> None:
     # Deviations of t: -1.5 -0.5 0.5 1.5, their squares sum to 5; rise: 1.5*3 - 0.5*1 + ...
     assert slope([0.0, 4.0, 1.0, 3.0]) == pytest.approx((0 - 2 + 0.5 + 4.5) / 5)
+
+
+class FirstOfTwo(ProcessGroup):
+    size = 2
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def on_rank0(self, work: Callable[[], Any]) -> Any:
+        self.sent.append(work())
+        return self.sent[-1]
+
+
+class SecondOfTwo(ProcessGroup):
+    rank, size = 1, 2
+
+    def __init__(self, first: FirstOfTwo) -> None:
+        self.received = first.sent
+
+    def on_rank0(self, work: Callable[[], Any]) -> Any:
+        return self.received.pop(0)
+
+
+@pytest.mark.parametrize("on_finding", ["warn", "stop"])
+def test_what_rank_0_alone_has_logged_is_found_by_all_processes(
+    tmp_path: Path, on_finding: str
+) -> None:
+    """A reward may log under a name that a check watches, and only rank 0 computes rewards.
+
+    The second process went on where the first one stopped, and waited for it.
+    """
+    first = FirstOfTwo()
+    second = SecondOfTwo(first)
+    recipe = SimpleNamespace(on_finding=on_finding)
+    states = [SimpleNamespace(phase="grpo", step=0, checks={}) for _ in range(2)]
+    rising: dict[str, Callable[[int], float]] = {"policy/kl": lambda t: 0.05 * t}
+    found = []
+    for report in reports(**rising):
+        others = {name: tally for name, tally in report.tallies.items() if name != "policy/kl"}
+        mine = [report, StepReport(phase="grpo", step=report.step, status="", tallies=others)]
+        asked = []
+        for state, processes, seen in zip(states, (first, second), mine, strict=True):
+            state.step = report.step
+            run = SimpleNamespace(path=tmp_path, processes=processes, recipe=recipe)
+            asked.append(LiveChecks().after_step(run, state, seen))  # type: ignore[arg-type]  # what it asks of both
+        assert asked[0].events == asked[1].events
+        assert repr(asked[0].error) == repr(asked[1].error)
+        assert not first.sent  # both have called the same
+        found += [asked[1]] if asked[1].events else []
+    assert found
+    assert "check kl" in found[0].events[0]
+    assert (found[0].error is not None) == (on_finding == "stop")

@@ -44,7 +44,8 @@ class LiveChecks(Hook):
     """Reports while a run goes on what goes wrong, and ends it where `on_finding` is `stop`."""
 
     def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
-        raised = watch(report, state.checks)
+        # A metric may be of rank 0 alone: what rewards have logged is.
+        raised = run.processes.on_rank0(lambda: watch(report, state.checks))
         if not raised:
             return Asked()
         texts = tuple(f"check {name}: {finding}" for name, finding in raised)
