@@ -188,7 +188,7 @@ def gap(policy: Policy, case: Case, drawn: Drawn) -> dict[str, float]:
                 problem=problem, prompt=prompts[first], params=SamplingParams(), rollouts=rollouts
             )
         )
-    rows = rollout_rows(groups, [[1.0] * case.group] * len(groups))
+    rows = rollout_rows(groups)
     assert rows is not None
     (batch,) = step_batches(rows, token_mean)
     assert batch.sampler_logprobs is not None

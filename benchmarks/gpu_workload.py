@@ -317,10 +317,10 @@ class Ours:
             groups.append(
                 RolloutGroup(problem=problem, prompt=prompt, params=params, rollouts=rollouts)
             )
-        advantages = [[float(i % 2) * 2 - 1 for i in range(size)]] * len(groups)
-        rows = rollout_rows(groups, advantages)
+        rows = rollout_rows(groups)
         assert rows is not None
-        (step,) = step_batches(rows, token_mean)
+        advantages = torch.arange(rows.rows) % size % 2 * 2.0 - 1
+        (step,) = step_batches(replace(rows, advantages=advantages), token_mean)
         return step
 
     def update(self, batch: TrainBatch) -> None:

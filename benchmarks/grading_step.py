@@ -132,9 +132,10 @@ class Steps:
             key=(0, "benchmark", number),
         )
         advantages = advantages_of(collected.groups, self._config)
-        rows = rollout_rows(collected.groups, advantages)
+        rows = rollout_rows(collected.groups)
         assert rows is not None
-        (batch,) = step_batches(rows, token_mean)
+        flat = torch.tensor([a for part in advantages for a in part])
+        (batch,) = step_batches(replace(rows, advantages=flat), token_mean)
         update(
             ParallelPolicy(self._policy),
             batch,

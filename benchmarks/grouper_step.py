@@ -156,9 +156,10 @@ class GrouperSteps:
                     rollouts=rollouts,
                 )
             )
-        rows = rollout_rows(groups, advantages_of(groups, config))
+        rows = rollout_rows(groups)
         assert rows is not None
-        (batch,) = step_batches(rows, token_mean)
+        flat = torch.tensor([a for part in advantages_of(groups, config) for a in part])
+        (batch,) = step_batches(replace(rows, advantages=flat), token_mean)
         policy = self._state.replica.policy
         accumulate_gradient(
             ParallelPolicy(policy),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -225,8 +226,9 @@ def one_step(
     keep_flat: bool = False,
 ) -> TrainBatch:
     """One optimizer step over all scored rollouts; rows without a gradient only on request."""
-    rows = rollout_rows(groups, advantages)
+    rows = rollout_rows(groups)
     assert rows is not None
+    rows = replace(rows, advantages=torch.tensor([a for part in advantages for a in part]))
     (step,) = step_batches(rows, weighting, weighting_constant=constant)
     kept = step if keep_flat else with_gradient(step)
     assert kept is not None

@@ -12,7 +12,7 @@ import pytest
 from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper import load_recipe, prepare, train
-from grouper.advice import recipe_checks
+from grouper.advice import live_checks, recipe_checks
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError
 from grouper.models.folders import RECIPE_FILE
@@ -20,6 +20,7 @@ from grouper.models.policy import Policy
 from grouper.runs.folder import RunFolder
 from grouper.sampling import engines
 from grouper.sampling.engines import Samplers
+from grouper.training import grpo
 from grouper.training.run import Run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sampling"))
@@ -85,6 +86,39 @@ def test_a_run_records_what_it_was_sampled_by(recipe: Recipe) -> None:
     with prepare(longer) as setup:
         train(setup, resume=True, allow_changes=True)
     assert [r.step for r in folder.read_metrics() if r.phase == "grpo"] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["fake"], indirect=True)
+def test_an_engine_in_this_process_is_woken_once_a_step(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It slept between the rounds of dynamic sampling, too, and took its weights again."""
+    begun: list[FakeVllm] = []
+    pushes: list[int] = []
+    start, assemble = engines._start_vllm, grpo.assemble
+
+    def remember(*given: Any) -> Any:
+        begun.append(start(*given))  # type: ignore[arg-type]  # the fake one
+        return begun[-1]
+
+    def assembled(*given: Any, **named: Any) -> Any:
+        assert begun[0].resting, "the update needs its memory"
+        pushes.append(begun[0].pushes)
+        return assemble(*given, **named)
+
+    def filled(*given: Any, **named: Any) -> None:
+        assert begun[0].resting, "the rehearsal needs its memory"
+
+    monkeypatch.setattr(engines, "_start_vllm", remember)
+    monkeypatch.setattr(grpo, "assemble", assembled)
+    monkeypatch.setattr(live_checks.Rehearsal, "devices", ("cpu",))
+    monkeypatch.setattr(live_checks, "accumulate_gradient", filled)
+    with prepare(recipe.override("grpo.dynamic_sampling_rounds=2", "skip_sft=true")) as setup:
+        result = train(setup)
+    steps = [r for r in RunFolder(result.path).read_metrics() if r.phase == "grpo"]
+    assert sum(r.tallies["resample_rounds"].sum for r in steps) > 0
+    assert pushes == [pushes[0], pushes[0] + 1, pushes[0] + 2]
 
 
 @pytest.mark.parametrize(

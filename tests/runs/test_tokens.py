@@ -47,7 +47,7 @@ def test_tokens_are_recorded_of_groups_with_a_signal_first() -> None:
 
 def test_clipped_tokens_of_all_updates_are_recorded() -> None:
     groups = [make_group(0, [1.0, 0.0], [3, 4])]
-    rows = rollout_rows(groups, [[1.0, -1.0]])
+    rows = rollout_rows(groups)
     assert rows is not None
     log = TokenLog(groups, [[1.0, -1.0]], 2)
     clipped = torch.zeros(rows.mask.shape, dtype=torch.bool)

@@ -44,7 +44,7 @@ class FakeVllm:
                 parameter.normal_(std=0.2)
         self._tag: str | None = None
         self._blocks: dict[tuple[int, ...], Any] = {}
-        self.resting = True
+        self.resting, self.pushes = False, 0
         self.asked: list[Ask] = []
 
     @torch.no_grad()
@@ -74,7 +74,8 @@ class FakeVllm:
                     delta = found[name.replace(".lora_A", ".lora_B")] @ found[name]
                     held[plain].copy_(self._plain[plain] + scale * delta)
         self.reset_prefix_cache()
-        self._tag = tag
+        self._tag, self.resting = tag, False
+        self.pushes += 1
 
     def reset_prefix_cache(self) -> bool:
         self._blocks.clear()
@@ -84,13 +85,14 @@ class FakeVllm:
         return self._tag
 
     def rest(self) -> None:
-        self.resting = True
+        """As one that sleeps on a GPU: the weights are lost."""
+        self._tag, self.resting = None, True
 
     def close(self) -> None:
         self.model = None
 
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
-        self.resting = False
+        assert not self.resting, "it sleeps"
         self.asked += asks
         # What finishes first comes first; here the last one.
         for number in reversed(range(len(asks))):

@@ -443,17 +443,25 @@ def test_every_parameter_is_ours(fake: tuple[Policy, FakeVllm]) -> None:
 def test_weights_are_pushed_once_a_version(fake: tuple[Policy, FakeVllm]) -> None:
     policy, engine = fake
     sampler = over(policy, engine)
-    pushed = []
-    push = engine.push
-    engine.push = lambda weights, tag, *how: (pushed.append(tag), push(weights, tag, *how))  # type: ignore[method-assign,assign,func-returns-value]
     assert list(sampler.sample([])) == []
-    for _ in range(2):
+    for count in (1, 2):
         draw(sampler, requests(1))
         draw(sampler, requests(1))
+        assert engine.pushes == count
         train(policy)
-    assert len(pushed) == len(set(pushed)) == 2
-    assert engine.resting, "its memory is for the update now"
+    assert not engine.resting
     assert sampler.seconds["push"] > 0
+
+
+@pytest.mark.parametrize("way", ["rest", "release"])
+def test_its_memory_is_for_the_update(fake: tuple[Policy, FakeVllm], way: str) -> None:
+    policy, engine = fake
+    sampler = over(policy, engine)
+    before = draw(sampler, requests(1))
+    getattr(sampler, way)()
+    assert engine.resting
+    assert draw(sampler, requests(1)) == before
+    assert engine.pushes == 2
 
 
 def test_an_engine_that_forgets_is_given_its_weights_again(fake: tuple[Policy, FakeVllm]) -> None:

@@ -113,13 +113,14 @@ def _sample(
         SampleRequest(prompt=prompt, params=params, key=draw_seed(seed, purpose, problem.id))
         for problem, prompt in (train[i] for i in first_met(len(train), count, seed=seed))
     ]
-    drawn, processes = [], run.processes
+    drawn, processes, sampler = [], run.processes, run.sampler(state.replica.policy)
     mine = [requests[i] for i in share_of(requests, processes.rank, processes.size)]
     with run.display.track(f"{purpose}: sampling", len(mine)) as task:
-        for _, completion in run.sampler(state.replica.policy).sample(mine):
+        for _, completion in sampler.sample(mine):
             drawn.append((len(completion.token_ids), not completion.truncated))
             task.advance()
             run.raise_if_stopped()
+    sampler.rest()
     return [one for part in processes.gather(drawn) for one in part]
 
 

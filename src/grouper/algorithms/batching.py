@@ -148,18 +148,14 @@ def demonstration_batch(
 
 
 def rollout_rows(
-    groups: Sequence[RolloutGroup],
-    advantages: Sequence[Sequence[float]] | None = None,
-    *,
-    mask_truncated: bool = False,
+    groups: Sequence[RolloutGroup], *, mask_truncated: bool = False
 ) -> TrainBatch | None:
-    """Every scored rollout of some groups as a row, without weights yet.
+    """Every scored rollout of some groups as a row, without advantages and weights yet.
 
     Weights are given by `step_batches`, which knows what makes up an optimizer step.
 
     Args:
         groups: with or without signal.
-        advantages: per group, one for each of `group.scored`; left out: zeros.
         mask_truncated: a completion that was cut off has no target tokens: it leaves numerator
             and denominator, while its reward has counted in its group's baseline.
 
@@ -174,16 +170,13 @@ def rollout_rows(
         [completion.token_ids for _, completion in scored],
         [g for g, _ in scored],
     )
-    mask, values = rows.mask, rows.advantages
+    mask = rows.mask
     if mask_truncated:
         mask &= ~torch.tensor([completion.truncated for _, completion in scored])[:, None]
-    if advantages:
-        values = torch.tensor([a for group in advantages for a in group], dtype=torch.float32)
     logprobs = [torch.tensor(completion.logprobs) for _, completion in scored]
     return replace(
         rows,
         mask=mask,
-        advantages=values,
         sampler_logprobs=pad_sequence(logprobs, batch_first=True),
         temperature=groups[0].params.temperature,
     )

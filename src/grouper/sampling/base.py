@@ -49,6 +49,9 @@ class ModelSampler(Sampler, Protocol):
         In nats per token; None where nothing is pushed.
         """
 
+    def rest(self) -> None:
+        """Give back memory that an update needs: nothing is drawn before the weights change."""
+
     def release(self) -> None:
         """Free what is held between calls; the next call makes it anew."""
 

@@ -117,6 +117,9 @@ class NativeSampler:
                 # By now the exception is gone, and with it what its traceback kept alive.
                 self._halve(policy, size, reason)
 
+    def rest(self) -> None:
+        """The cache is kept, which the next step has a use for; `keeps` says whether it may be."""
+
     def release(self) -> None:
         """Free the cache and the recorded steps; the next call creates new ones."""
         if self._kept is not None:

@@ -171,12 +171,9 @@ class VllmSampler:
             Ask(r.prompt.token_ids, self._params(r.params, r.key), adapter=self._adapter)
             for r in requests
         ]
-        try:
-            for index, answer in self._engine.answers(asks):
-                yield index, self._completion(answer, requests[index].params, version)
-            self._require(tag, "lost its weights while it sampled (has a server started again?)")
-        finally:
-            self._engine.rest()
+        for index, answer in self._engine.answers(asks):
+            yield index, self._completion(answer, requests[index].params, version)
+        self._require(tag, "lost its weights while it sampled (has a server started again?)")
 
     def held(self) -> VllmSampler:
         """This sampler with the weights as they are now, whatever becomes of the policy.
@@ -190,8 +187,12 @@ class VllmSampler:
         held._held = self._freshen(), self._policy.version  # noqa: SLF001 - a copy of this object
         return held
 
+    def rest(self) -> None:
+        self._engine.rest()
+
     def release(self) -> None:
-        """The engine stays: it is ended with the run."""
+        """The engine rests: it is ended with the run."""
+        self.rest()
 
     def _freshen(self) -> str:
         """The tag of the policy's weights, once the engine has them and that has been proved."""

@@ -214,6 +214,7 @@ def _rollouts(run: Run, state: TrainState) -> RolloutBatch:
     earlier = dict(sampler.seconds)
     if state.ahead is None:
         rollouts = _collect_step(run, state, sampler)
+        sampler.rest()
         sample_seconds, grade_seconds = rollouts.sample_seconds, rollouts.grade_seconds
     else:  # only the wait for them is of this step
         rollouts = run.processes.on_rank0(state.ahead.result)
