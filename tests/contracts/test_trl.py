@@ -27,7 +27,7 @@ from grouper.grading import Grader
 from grouper.models.new_model import make_new_model
 from grouper.prompts import make_format
 from grouper.prompts.rendering import right_completion
-from grouper.rewards import REWARDS, build_rewards
+from grouper.rewards import REWARDS, Group, build_rewards
 from grouper.training.run import Run
 from grouper.types import AnswerFormat, Completion, FinishReason, Problem, Prompt
 
@@ -120,7 +120,9 @@ def test_trl_gets_the_values_we_get(fmt: AnswerFormat, tmp_path: Path) -> None:
     ]
     with Grader(fmt.contract, load_recipe("demo").grading) as grader:
         grades = grader.grade(TEXTS, ["4"] * len(TEXTS))
-    rewards = stack.score(problem=problem, prompt=prompt, completions=completions, grades=grades)
+    rewards = stack.score(
+        Group(problem=problem, prompt=prompt, completions=completions, grades=grades)
+    )
     for column, name in enumerate(REWARDS):
         mine = [reward.components[name] for reward in rewards]
         assert theirs[:, column].tolist() == pytest.approx(mine, abs=1e-6), name
@@ -177,7 +179,9 @@ def test_rewards_of_trl_run_in_our_stack(fmt: AnswerFormat) -> None:
     ]
     with Grader(fmt.contract, load_recipe("demo").grading) as grader:
         grades = grader.grade(texts, ["4"] * 3)
-    rewards = stack.score(problem=problem, prompt=prompt, completions=completions, grades=grades)
+    rewards = stack.score(
+        Group(problem=problem, prompt=prompt, completions=completions, grades=grades)
+    )
     assert [r.total for r in rewards] == [1.5, 0.0, 0.0]
 
 

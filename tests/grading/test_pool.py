@@ -456,7 +456,7 @@ import asyncio, threading
 from pathlib import Path
 from grouper.config.schema import GradingConfig, RewardConfig
 from grouper.grading import Grader, grade
-from grouper.rewards.calling import call
+from grouper.rewards.calling import begin
 from grouper.types import AnswerContract, AnswerKind
 BOXED = AnswerContract(kind=AnswerKind.BOXED)
 SYMBOLIC = r"\boxed{\sqrt{12}}", r"2\sqrt{3}"
@@ -468,7 +468,7 @@ async def cell():
     assert threading.current_thread() is threading.main_thread()
     asyncio.get_running_loop()
     assert grade(*SYMBOLIC, BOXED).correct
-    call(RewardConfig(name="judge"), judge, {"completions": ["a"]})
+    begin(RewardConfig(name="judge"), judge, {"completions": ["a"]})()
     with Grader(BOXED, GradingConfig()) as grader:
         waiting = grader.submit(r"\boxed{\sqrt{27}}", r"3\sqrt{3}")
         assert (await asyncio.wrap_future(waiting)).correct

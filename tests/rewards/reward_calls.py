@@ -7,6 +7,7 @@ from typing import Any
 from grouper.config.schema import PromptConfig, RewardConfig
 from grouper.prompts import make_format
 from grouper.rewards import REWARDS, RewardStack
+from grouper.rewards.calling import begin
 from grouper.types import AnswerFormat, Grade, Verdict
 
 XML = make_format(PromptConfig(format="xml"))
@@ -64,3 +65,8 @@ def stack_of(**functions: Any) -> RewardStack:
             for name, (function, settings) in zip(functions, pairs, strict=True)
         ]
     )
+
+
+def call(*given: Any) -> list[float | None]:
+    """The values that a reward function has for one batch."""
+    return begin(*given)()

@@ -28,8 +28,17 @@ from reward_calls import (
 
 from grouper.config.schema import RewardConfig
 from grouper.errors import ConfigError, RewardError, RunFolderError
-from grouper.rewards import REWARDS, Completed, Notes, RewardStack, build_rewards, reward
-from grouper.types import AnswerFormat, Completion, FinishReason, Problem, Prompt, Reward
+from grouper.rewards import REWARDS, Completed, Group, Notes, RewardStack, build_rewards, reward
+from grouper.rewards.core import AT_ONCE
+from grouper.types import (
+    AnswerFormat,
+    Completion,
+    FinishReason,
+    Problem,
+    Prompt,
+    Reward,
+    Tally,
+)
 
 PROBLEM = Problem(
     id="gsm8k/test/0",
@@ -71,7 +80,7 @@ def score(
 ) -> list[Reward]:
     grades = [RIGHT, WRONG][: len(completions)]
     return stack.score(
-        problem=PROBLEM, prompt=prompt, completions=completions, grades=grades, notes=notes
+        Group(problem=PROBLEM, prompt=prompt, completions=completions, grades=grades), notes
     )
 
 
@@ -327,7 +336,7 @@ def test_components_weights_and_totals() -> None:
 
 def test_an_unscored_reference_is_none_not_zero() -> None:
     (unscored,) = build(RewardConfig(name="correctness")).score(
-        problem=PROBLEM, prompt=PLAIN, completions=TWO[:1], grades=[UNREADABLE]
+        Group(PROBLEM, PLAIN, TWO[:1], [UNREADABLE])
     )
     assert (unscored.components, unscored.total) == ({"correctness": None}, None)
 
@@ -372,10 +381,8 @@ def test_the_range_of_the_total() -> None:
 
 
 def test_one_grade_per_completion() -> None:
-    with pytest.raises(ValueError, match="2 completions but 1 grades"):
-        build(RewardConfig(name="correctness")).score(
-            problem=PROBLEM, prompt=PLAIN, completions=TWO, grades=[RIGHT]
-        )
+    with pytest.raises(ValueError, match="not one grade per completion"):
+        build(RewardConfig(name="correctness")).score(Group(PROBLEM, PLAIN, TWO, [RIGHT]))
 
 
 # --- failures
@@ -596,6 +603,75 @@ def test_what_a_function_that_varies_answers_is_kept_at_once(tmp_path: Path) -> 
     assert score(stack, Notes(place="grpo 5"))[0].total == 6.0
 
 
+class Judge:
+    """Answers once so many groups have asked it, or else not at all."""
+
+    def __init__(self, wanted: int) -> None:
+        self.gate, self.wanted = asyncio.Event(), wanted
+        self.asked = self.inside = self.most = 0
+
+    async def __call__(self, completions: Any, log_metric: Any, **_: Any) -> list[float]:
+        self.asked, self.inside = self.asked + 1, self.inside + len(completions)
+        self.most = max(self.most, self.inside)
+        number = self.asked
+        if number >= self.wanted:
+            self.gate.set()
+        await asyncio.wait_for(self.gate.wait(), 10)
+        self.inside -= len(completions)
+        log_metric("number", number)
+        if completions[0] == "bad":
+            raise ValueError("no")
+        return [number + len(text) / 100 for text in completions]
+
+
+def score_all(stack: RewardStack, notes: Notes, *texts: Sequence[str]) -> list[list[Any]]:
+    groups = (
+        Group(PROBLEM, PLAIN, [*map(completion, of_group)], [RIGHT] * len(of_group))
+        for of_group in texts
+    )
+    return [[r.components["judge"] for r in found] for found in stack.score_all(groups, notes)]
+
+
+def test_async_functions_score_several_groups_at_once() -> None:
+    """A judge that takes three seconds took 48 for the sixteen groups of a step."""
+    judge, notes = Judge(wanted=4), Notes(place="grpo 1")
+    groups = [[f"{n}" * n] * 8 for n in range(1, 7)]
+    found = score_all(stack_of(judge=judge), notes, *groups)
+    assert found == [[n + n / 100] * 8 for n in range(1, 7)]
+    assert judge.most == AT_ONCE == 32
+    assert notes.groups == 6
+    assert notes.tallies()["rewards/number"] == Tally.of(range(1, 7))
+
+
+def test_a_group_larger_than_what_may_be_asked_at_once_is_asked_alone() -> None:
+    judge = Judge(wanted=1)
+    found = score_all(stack_of(judge=judge), Notes(), ["a"] * 40, ["b"] * 40)
+    assert [len(values) for values in found] == [40, 40]
+    assert judge.most == 40
+
+
+def test_one_of_several_groups_that_fails_is_noted_alone(tmp_path: Path) -> None:
+    stack = stack_of(judge=(Judge(wanted=3), {"deterministic": False}))
+    stack.remember(tmp_path / "answers.jsonl")
+    groups, notes = (["a"], ["bad"], ["a"], ["c"]), Notes(place="grpo 1")
+    # The same question is asked once, also while nobody has answered it yet.
+    found = score_all(stack, notes, *groups)
+    assert found == [[1.01], [None], [1.01], [3.01]]
+    (event,) = notes.events
+    assert "ValueError: no" in event
+    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [row["logged"] for row in rows] == [[["number", n]] for n in (1, 2, 3)]
+    # A resumed run reads it all, and asks nobody.
+    again, later = (
+        stack_of(judge=(Judge(wanted=99), {"deterministic": False})),
+        Notes(place="grpo 1"),
+    )
+    again._varying = stack._varying
+    again.remember(tmp_path / "answers.jsonl")
+    assert score_all(again, later, *groups) == found
+    assert later.tallies() == notes.tallies()
+
+
 def test_a_long_run_does_not_fill_the_memory_with_what_was_answered(tmp_path: Path) -> None:
     def judge(completions: Any, **_: Any) -> list[float]:
         return [0.5] * len(completions)
@@ -612,7 +688,7 @@ def test_a_long_run_does_not_fill_the_memory_with_what_was_answered(tmp_path: Pa
     again = stack_of(judge=(judge, {"deterministic": False}))
     again.remember(path)
     again.end_step(Notes(place="grpo 1"))
-    assert sorted(row["place"] for row in again._answers.values()) == ["grpo 0", "grpo 2"]
+    assert sorted(again._answers) == ["grpo 0", "grpo 2"]
 
 
 @pytest.mark.parametrize("line", ["{", "{}", "[]"])

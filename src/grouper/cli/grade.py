@@ -19,7 +19,7 @@ from grouper.data.references import check_references
 from grouper.errors import ConfigError, DataError, GrouperError, counted, require_known
 from grouper.grading import Grader, by_text_alone, extract, extract_lenient
 from grouper.prompts.formats import FORMATS, TURN_MARKERS, make_format
-from grouper.rewards import build_rewards
+from grouper.rewards import Group, build_rewards
 from grouper.rewards.attacks import example_prompt
 from grouper.rewards.calling import Notes
 from grouper.types import AnswerContract, AnswerKind, Completion, FinishReason, Grade, Problem
@@ -250,13 +250,10 @@ def _scoring(own: Recipe, chosen: Recipe) -> Score:
                 answer=first["answer"],
                 source="stored",
             )
-            rewards = stack.score(
-                problem=problem,
-                prompt=example_prompt(problem, fmt),
-                completions=[_completion(row) for row in group],
-                grades=group_grades,
-                notes=Notes(),  # a reward that fails here is not scored, as in training
-            )
+            completions = [_completion(row) for row in group]
+            prompt = example_prompt(problem, fmt)
+            # With notes a reward that fails is not scored, as in training.
+            rewards = stack.score(Group(problem, prompt, completions, group_grades), Notes())
             yield from (reward.total for reward in rewards)
 
     return score

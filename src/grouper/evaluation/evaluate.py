@@ -41,7 +41,7 @@ from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import delete, processors, write_lines
 from grouper.grading import Grader, by_text_alone
 from grouper.models.process_group import ProcessGroup, share_of
-from grouper.rewards import Notes, RewardStack
+from grouper.rewards import Group, Notes, RewardStack
 from grouper.rewards.builtin import format_holds
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import grade_as_drawn
@@ -350,20 +350,22 @@ def _finish(
     notes, lightened = Notes(place=name), Lightener()
     light: list[EvaluationItem] = []
 
-    def rows() -> Iterator[dict[str, Any]]:
+    waiting: deque[tuple[Problem, Prompt, list[Drawn]]] = deque()
+
+    def groups() -> Iterator[Group]:
         for number, (problem, prompt) in enumerate(items[:end]):
             places = range(number * samples, (number + 1) * samples)
             drawn = [unfinished.read(place, wait) for place in places]
-            scored: Sequence[Reward | None] = [None] * samples
-            if rewards is not None:
-                scored = rewards.score(
-                    problem=problem,
-                    prompt=prompt,
-                    completions=[one.completion for one in drawn],
-                    grades=[one.grade for one in drawn],
-                    notes=notes,
-                )
-            for sample, (one, reward) in enumerate(zip(drawn, scored, strict=True)):
+            waiting.append((problem, prompt, drawn))
+            yield Group(problem, prompt, [d.completion for d in drawn], [d.grade for d in drawn])
+
+    def rows() -> Iterator[dict[str, Any]]:
+        scored: Iterator[Sequence[Reward | None]] = ([None] * samples for _ in groups())
+        if rewards is not None:
+            scored = rewards.score_all(groups(), notes)
+        for given in scored:
+            problem, prompt, drawn = waiting.popleft()
+            for sample, (one, reward) in enumerate(zip(drawn, given, strict=True)):
                 item = _item(problem, prompt, sample, one, reward=reward, fmt=fmt)
                 light.append(lightened(item))
                 yield row_of(item)

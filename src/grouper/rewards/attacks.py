@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from grouper.errors import RewardError
 from grouper.files import table
 from grouper.grading import Grader
-from grouper.rewards.core import RewardStack, completed
+from grouper.rewards.core import Group, RewardStack, completed
 from grouper.types import AnswerFormat, Grade, Message, Problem, Prompt, Reward, Verdict
 
 _NAME = re.compile(r"\{(\w+)(?:\*(\d+))?\}")
@@ -142,12 +142,8 @@ def score_texts(
         RewardError: a function of the stack fails on them.
     """
     grades = grader.grade(texts, [problem.answer] * len(texts))
-    rewards = stack.score(
-        problem=problem,
-        prompt=example_prompt(problem, fmt),
-        completions=[completed(text) for text in texts],
-        grades=grades,
-    )
+    completions = [completed(text) for text in texts]
+    rewards = stack.score(Group(problem, example_prompt(problem, fmt), completions, grades))
     return list(zip(grades, rewards, strict=True))
 
 

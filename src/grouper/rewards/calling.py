@@ -303,13 +303,13 @@ class Notes:
 # --- the call ------------------------------------------------------------------------------------
 
 
-def call(
+def begin(
     config: RewardConfig,
     function: RewardFunction,
     arguments: Mapping[str, Any],
     notes: Notes | None = None,
-) -> list[float | None]:
-    """The values of one batch.
+) -> Callable[[], list[float | None]]:
+    """Call a function with one batch; an async one goes on by itself until its values are wanted.
 
     Args:
         config: the reward in the recipe.
@@ -318,52 +318,63 @@ def call(
         arguments: what `arguments_of` makes.
         notes: keeps what a user's function logs; without them it is lost.
 
-    Raises:
-        RewardError: the function raised (`SystemExit` and the like included, Ctrl-C not), was
-            stopped (the cause is then a `TimeoutError`), or returned something else than one
-            finite number in its stated range (`bounds`), or None, per completion.
+    Returns:
+        What waits for the values, and gives them or raises a `RewardError`: the function raised
+        (`SystemExit` and the like included, Ctrl-C not), was stopped (the cause is then a
+        `TimeoutError`), or returned something else than one finite number in its stated range
+        (`bounds`), or None, per completion.
     """
     name, seconds = reward_label(config.name), config.timeout_seconds
     timer = threading.Timer(seconds, logger.warning, (_SLOW, name, seconds))
     timer.daemon = True
+    returned: Any = None
+    raised: BaseException | None = None
     try:
         if getattr(function, "ours", False):
             # It waits for nothing, logs nothing and changes nothing.
-            returned: Any = function(**arguments)
+            returned = function(**arguments)
         else:
             timer.start()
             returned = function(**_own_copy(arguments), **(notes or Notes()).arguments())
-            timer.cancel()
-        if inspect.isawaitable(returned):
-            returned = awaited(returned, seconds)
-    except (KeyboardInterrupt, RewardError):
+    except KeyboardInterrupt:
         raise
-    except StoppedError as error:
-        raise RewardError(
-            f"the reward {name!r} did not return within {seconds:g} s",
-            where="rewards",
-            fix="Give what it waits for a time limit of its own, or set timeout_seconds.",
-        ) from error
-    except BaseException as error:  # a user's function may raise anything; it is named
-        raise RewardError(
-            f"the reward {name!r} raised {in_words(error)}",
-            where="rewards",
-            fix=f"It was given the columns {', '.join(sorted(arguments))}.",
-        ) from error
+    except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
+        raised = error
     finally:
         timer.cancel()
-    values = returned.tolist() if hasattr(returned, "tolist") else returned
-    expected = len(arguments["completions"])
-    if not isinstance(values, (list, tuple)) or len(values) != expected:
-        size = f" of {len(values)}" if isinstance(values, (list, tuple)) else ""
-        raise RewardError(
-            f"the reward {name!r} returned {shown(returned)}, a {type(returned).__name__}{size}, "
-            f"for {expected} completions",
-            where="rewards",
-            fix="Return a list with one number (or None: not scored) per completion.",
-        )
-    bounds = getattr(function, "bounds", None) or (-math.inf, math.inf)
-    return [_number(config, value, row, bounds) for row, value in enumerate(values)]
+    waits = inspect.isawaitable(returned)
+    wait = started(returned, seconds) if waits else lambda: (returned, raised)
+
+    def values() -> list[float | None]:
+        answer, error = wait()
+        if isinstance(error, (KeyboardInterrupt, RewardError)):
+            raise error
+        if isinstance(error, StoppedError):
+            raise RewardError(
+                f"the reward {name!r} did not return within {seconds:g} s",
+                where="rewards",
+                fix="Give what it waits for a time limit of its own, or set timeout_seconds.",
+            ) from error
+        if error is not None:
+            raise RewardError(
+                f"the reward {name!r} raised {in_words(error)}",
+                where="rewards",
+                fix=f"It was given the columns {', '.join(sorted(arguments))}.",
+            ) from error
+        found = answer.tolist() if hasattr(answer, "tolist") else answer
+        expected = len(arguments["completions"])
+        if not isinstance(found, (list, tuple)) or len(found) != expected:
+            size = f" of {len(found)}" if isinstance(found, (list, tuple)) else ""
+            raise RewardError(
+                f"the reward {name!r} returned {shown(answer)}, a "
+                f"{type(answer).__name__}{size}, for {expected} completions",
+                where="rewards",
+                fix="Return a list with one number (or None: not scored) per completion.",
+            )
+        bounds = getattr(function, "bounds", None) or (-math.inf, math.inf)
+        return [_number(config, value, row, bounds) for row, value in enumerate(found)]
+
+    return values
 
 
 _SLOW = (
@@ -429,16 +440,18 @@ class StoppedError(TimeoutError):
     """The function was stopped, where a `TimeoutError` may be one of its own."""
 
 
-def awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
-    """The result of an async function, also where an event loop is already running.
+def started(
+    awaitable: Awaitable[Any], seconds: float
+) -> Callable[[], tuple[Any, BaseException | None]]:
+    """Let an async function run, also where an event loop is already running.
 
     All run in one event loop in a thread of its own, so that a client which belongs to a loop
     (an HTTP session) can be kept from one group to the next, as it can in TRL.
 
-    Raises:
-        StoppedError: it took longer than `seconds`. A function that blocks the loop, or cannot be
-            cancelled, is left behind with its loop, and the next call starts another.
-        BaseException: what the function itself raised.
+    Returns:
+        What waits for it, and gives its result and None, or None and what it has raised: a
+        `StoppedError` where it took longer than `seconds`. A function that blocks the loop, or
+        cannot be cancelled, is left behind with its loop, and the next call starts another.
     """
 
     async def outcome() -> tuple[Any, BaseException | None]:
@@ -447,20 +460,22 @@ def awaited(awaitable: Awaitable[Any], seconds: float) -> Any:
                 return await awaitable, None
         except TimeoutError as error:
             return None, StoppedError() if limit.expired() else error
-        except BaseException as error:  # noqa: BLE001 - it would end the loop; raised by the caller
+        except BaseException as error:  # noqa: BLE001 - it would end the loop
             return None, error
 
     loop = _loop_of(os.getpid())
     future = asyncio.run_coroutine_threadsafe(outcome(), loop)
-    try:
-        value, error = future.result(seconds + GRACE_SECONDS)
-    except TimeoutError as late:
-        _loop_of.cache_clear()
-        loop.call_soon_threadsafe(loop.stop)
-        raise StoppedError from late
-    if error is not None:
-        raise error
-    return value
+
+    def wait() -> tuple[Any, BaseException | None]:
+        try:
+            return future.result(seconds + GRACE_SECONDS)
+        except TimeoutError:
+            if _loop_of(os.getpid()) is loop:  # and not one that has taken its place
+                _loop_of.cache_clear()
+            loop.call_soon_threadsafe(loop.stop)
+            return None, StoppedError()
+
+    return wait
 
 
 @cache

@@ -8,12 +8,13 @@ import inspect
 import json
 import threading
 import typing
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import cached_property, update_wrapper, wraps
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial, update_wrapper, wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import create_model
 
@@ -29,7 +30,7 @@ from grouper.rewards.calling import (
     Notes,
     RewardFunction,
     arguments_of,
-    call,
+    begin,
     code_fingerprints,
     load_user_object,
     reward_label,
@@ -338,6 +339,23 @@ def build_rewards(configs: Sequence[RewardConfig], fmt: AnswerFormat) -> RewardS
     return RewardStack(list(functions.values()))
 
 
+# Completions that async functions are called with at one time, of one group at least.
+AT_ONCE = 32
+
+_Values = Callable[[], list[float | None]]
+
+
+class Group(NamedTuple):
+    """Completions of one prompt, to be rewarded together."""
+
+    problem: Problem
+    """Whose columns the functions see."""
+    prompt: Prompt
+    completions: Sequence[Completion]
+    grades: Sequence[Grade]
+    """One per completion."""
+
+
 class RewardStack:
     """Named, weighted reward functions.
 
@@ -352,7 +370,8 @@ class RewardStack:
         # Validation and rollouts may be scored in threads at the same time; functions need not be
         # thread-safe.
         self._one_at_a_time = threading.Lock()
-        self._answers: dict[str, dict[str, Any]] = {}
+        self._answers: dict[str, dict[str, Callable[[], dict[str, Any]]]] = defaultdict(dict)
+        """Step or evaluation -> key -> what waits for the recorded row."""
         # What their values depend on besides the question.
         self._varying = {
             reward_label(c.name): [c.params, code_fingerprints([c.name])]
@@ -368,7 +387,7 @@ class RewardStack:
     def remember(self, path: Path) -> None:
         """Record the values of functions that vary in a file, and do not call them for those again.
 
-        A line is written as soon as the values arrive. A resumed run draws the completions of an
+        A line is written before the values are used. A resumed run draws the completions of an
         unfinished step again, which are the same, and finds their values here.
         """
         self._file = path
@@ -378,7 +397,8 @@ class RewardStack:
             write_atomic(path, whole.encode())
         try:
             rows = [json.loads(line) for line in whole.split("\n")[:-1]]
-            self._answers |= {row["key"]: row for row in rows}
+            for row in rows:
+                self._answers[row["place"]][row["key"]] = partial(dict, row)
         except (ValueError, KeyError, TypeError) as error:
             raise RunFolderError(
                 f"what rewards have answered cannot be read ({error})",
@@ -397,22 +417,19 @@ class RewardStack:
             return None
         return sum(map(min, ends)), sum(map(max, ends))
 
-    def score(
-        self,
-        *,
-        problem: Problem,
-        prompt: Prompt,
-        completions: Sequence[Completion],
-        grades: Sequence[Grade],
-        notes: Notes | None = None,
-    ) -> list[Reward]:
-        """One reward per completion of one prompt, in order.
+    def score(self, group: Group, notes: Notes | None = None) -> list[Reward]:
+        """As `score_all`, of one group."""
+        (rewards,) = self.score_all([group], notes)
+        return rewards
+
+    def score_all(
+        self, groups: Iterable[Group], notes: Notes | None = None
+    ) -> Iterator[list[Reward]]:
+        """Yield the rewards of each group in order, one per completion.
 
         Args:
-            problem: whose columns the functions see.
-            prompt: of the problem.
-            completions: of the prompt.
-            grades: one per completion.
+            groups: taken one by one: while async functions are waited for, they are called with
+                the next ones, up to `AT_ONCE` completions at a time.
             notes: of the step. A function that fails is noted there, and its component is None
                 ("not scored") for this group.
 
@@ -421,25 +438,41 @@ class RewardStack:
             RunFolderError: what a function answered cannot be written.
             ValueError: not one grade per completion.
         """
-        if len(completions) != len(grades):
-            raise ValueError(f"{len(completions)} completions but {len(grades)} grades")
-        arguments = arguments_of(problem, prompt, completions, grades)
+        begun: deque[tuple[Group, dict[str, Any], dict[str, _Values]]] = deque()
+        for group in groups:
+            if len(group.completions) != len(group.grades):
+                raise ValueError("not one grade per completion")
+            arguments = arguments_of(*group)
+            with self._one_at_a_time:
+                values = {name: self._begin(name, arguments, notes) for name in self._functions}
+            begun.append((group, arguments, values))
+            while sum(len(one.completions) for one, *_ in begun) >= AT_ONCE:
+                yield self._rewards(*begun.popleft(), notes)
+        for one in begun:
+            yield self._rewards(*one, notes)
+
+    def _rewards(
+        self,
+        group: Group,
+        arguments: Mapping[str, Any],
+        values: Mapping[str, _Values],
+        notes: Notes | None,
+    ) -> list[Reward]:
         columns = {}
-        for name in self._functions:
+        for name, wait in values.items():
             try:
-                with self._one_at_a_time:
-                    columns[name] = self._answer(name, arguments, notes)
+                columns[name] = wait()
             except RewardError as error:
                 if notes is None:
                     raise
-                notes.events.append(f"rewards/failed on {problem.id}: {error.what}")
+                notes.events.append(f"rewards/failed on {group.problem.id}: {error.what}")
                 notes.failures.setdefault(name, []).append((error, arguments))
-                columns[name] = [None] * len(completions)
+                columns[name] = [None] * len(group.completions)
         if notes is not None:
             notes.groups += 1
         return [
             Reward(components={name: columns[name][row] for name in columns}, weights=self.weights)
-            for row in range(len(completions))
+            for row in range(len(group.completions))
         ]
 
     def end_step(self, notes: Notes) -> None:
@@ -460,8 +493,7 @@ class RewardStack:
                     fix=f"{self._culprit(name, arguments, error)} {error.fix} (More than "
                     f"max_failure_rate, {limit:g}, of the step's groups failed.)",
                 ) from error
-        with self._one_at_a_time:
-            self._answers = {k: r for k, r in self._answers.items() if r["place"] != notes.place}
+        self._answers.pop(notes.place, None)
 
     def _culprit(self, name: str, arguments: Mapping[str, Any], error: RewardError) -> str:
         """A sentence that shows the first completion that fails when it is tried alone."""
@@ -471,7 +503,7 @@ class RewardStack:
         for row in range(len(arguments["completions"])):
             alone = {column: [values[row]] for column, values in arguments.items()}
             try:
-                call(*self._functions[name], alone)
+                begin(*self._functions[name], alone)()
             except RewardError:
                 return (
                     f"It fails on the completion {shown(alone['completions'][0])} "
@@ -479,31 +511,41 @@ class RewardStack:
                 )
         return f"It fails on this group, but on none of its completions alone; {first}"
 
-    def _answer(
-        self, name: str, arguments: Mapping[str, Any], notes: Notes | None
-    ) -> list[float | None]:
-        """The values of one function; one that varies is called once per question and run."""
+    def _begin(self, name: str, arguments: Mapping[str, Any], notes: Notes | None) -> _Values:
+        """Call one function; one that varies is called once per question and run."""
         if self._file is None or notes is None or name not in self._varying:
-            return call(*self._functions[name], arguments, notes)
+            return begin(*self._functions[name], arguments, notes)
         group = [arguments[part] for part in ("prompts", "completions", "answer")]
         question = json.dumps([notes.place, name, self._varying[name], group])
         key = hashlib.sha256(question.encode()).hexdigest()
-        row = self._answers.get(key)
-        if row is None:
-            before, row = len(notes.logged), {"key": key, "reward": name, "place": notes.place}
-            try:
-                row["values"] = call(*self._functions[name], arguments, notes)
-            except RewardError as error:
-                row["failed"] = [error.what, error.fix]
-            row["logged"] = notes.logged[before:]
-            self._answers[key] = row
-            append_line(self._file, row)
-        else:
+        answers = self._answers[notes.place]
+        if key not in answers:
+            row = {"key": key, "reward": name, "place": notes.place}
+            own = replace(notes, logged=[])
+            values = begin(*self._functions[name], arguments, own)
+            answers[key] = cache(partial(self._recorded, row, values, own))
+
+        def read() -> list[float | None]:
+            row = answers[key]()
             notes.logged += [(metric, value) for metric, value in row["logged"]]
-        if "failed" in row:
-            raise RewardError(row["failed"][0], where="rewards", fix=row["failed"][1])
-        values: list[float | None] = row["values"]
-        return values
+            if "failed" in row:
+                raise RewardError(row["failed"][0], where="rewards", fix=row["failed"][1])
+            values: list[float | None] = row["values"]
+            return values
+
+        return read
+
+    def _recorded(self, row: dict[str, Any], values: _Values, own: Notes) -> dict[str, Any]:
+        """The row with what a function has answered, which is in the file before it is used."""
+        assert self._file is not None
+        try:
+            row["values"] = values()
+        except RewardError as error:
+            row["failed"] = [error.what, error.fix]
+        row["logged"] = own.logged
+        with self._one_at_a_time:
+            append_line(self._file, row)
+        return row
 
     def check(
         self,
@@ -537,8 +579,8 @@ class RewardStack:
         ]
         for name, part in self._functions.items():
             try:
-                first = call(*part, arguments)
-                second = call(*part, arguments) if part[0].deterministic else first
+                first = begin(*part, arguments)()
+                second = begin(*part, arguments)() if part[0].deterministic else first
             except RewardError as error:
                 problems.append(error)
                 continue

@@ -26,7 +26,7 @@ from grouper.config.schema import GRPOConfig
 from grouper.evaluation.items import checked
 from grouper.grading import Grader
 from grouper.models.process_group import ProcessGroup
-from grouper.rewards import Notes, RewardStack
+from grouper.rewards import Group, Notes, RewardStack
 from grouper.runs import records
 from grouper.runs.recorder import TokenLog
 from grouper.runs.samples import format_sample
@@ -177,18 +177,11 @@ def collect(
     )
     parts = [drawn[start : start + group_size] for start in range(0, len(drawn), group_size)]
 
-    earned = (processes or ProcessGroup()).on_rank0(
-        lambda: [
-            rewards.score(
-                problem=problem,
-                prompt=prompt,
-                completions=[one.completion for one in part],
-                grades=[one.grade for one in part],
-                notes=notes,
-            )
-            for (problem, prompt), part in zip(items, parts, strict=True)
-        ]
+    to_score = (
+        Group(*item, [one.completion for one in part], [one.grade for one in part])
+        for item, part in zip(items, parts, strict=True)
     )
+    earned = (processes or ProcessGroup()).on_rank0(lambda: [*rewards.score_all(to_score, notes)])
     groups = tuple(
         RolloutGroup(
             problem=problem,

@@ -40,7 +40,7 @@ from grouper.prompts.preparing import (
     prepare_prompts,
 )
 from grouper.prompts.rendering import find_stop_tokens, install_template, right_completion
-from grouper.rewards import RewardStack, build_rewards
+from grouper.rewards import Group, RewardStack, build_rewards
 from grouper.runs.records import flat_settings
 from grouper.sampling.base import Sampler
 from grouper.sampling.engines import Samplers
@@ -375,9 +375,7 @@ class Prepared(AbstractContextManager["Prepared"]):
             policy_version=0,
         )
         grade = self.grader.submit(text, problem.answer).result()
-        (reward,) = self.rewards.score(
-            problem=problem, prompt=prompt, completions=[completion], grades=[grade]
-        )
+        (reward,) = self.rewards.score(Group(problem, prompt, [completion], [grade]))
         return reward
 
     def release(self) -> None:
