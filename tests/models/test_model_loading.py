@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -248,6 +250,15 @@ def test_a_missing_library_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(errors, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"bitsandbytes.*grouper-rl\[quantized\]"):
         load_policy(config(folder, **QLORA), str(folder), seed=0)
+
+
+@pytest.mark.slow
+@needs_bitsandbytes
+def test_no_package_for_faster_products_on_a_cpu_is_advised() -> None:
+    """Every command that made an adapter began with it, whether or not anything was in 4 bit."""
+    code = "import grouper.models.loading, bitsandbytes"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 @needs_bitsandbytes

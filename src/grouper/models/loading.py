@@ -28,6 +28,9 @@ from grouper.models.policy import ADAPTER, Policy, ropes_of
 
 log = logging.getLogger(__name__)
 
+# Wherever PEFT imports it, it warns of a package that 4-bit products on a CPU would be faster with.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
 
 # One thread at a time: transformers swaps PyTorch's functions while it makes a model, which leaves
 # another without weights. Bars, warnings and the random generator are the whole process's, too.
