@@ -233,18 +233,17 @@ class Rule:
         return self.score.__qualname__
 
 
+@dataclass(eq=False)
 class _InFormat:
     """A reward in a prompt format, with its parameters: what a recipe or TRL calls."""
 
-    def __init__(
-        self,
-        rule: Rule,
-        fmt: AnswerFormat,
-        params: Mapping[str, Any],
-        bounds: tuple[float, float] | None,
-    ) -> None:
-        self.__name__, self.ours, self.bounds = rule.__name__, rule.ours, bounds
-        self._rule, self._format, self._params = rule, fmt, params
+    rule: Rule
+    format: AnswerFormat
+    params: Mapping[str, Any]
+    bounds: tuple[float, float] | None
+
+    def __post_init__(self) -> None:
+        self.__name__, self.ours = self.rule.__name__, self.rule.ours
 
     def __call__(self, *, completions: Sequence[Content], **columns: Any) -> Any:
         """One value per completion, or an awaitable of all where the function is async."""
@@ -257,9 +256,9 @@ class _InFormat:
             }
             group = groups.setdefault(str(own["prompts"]), [])
             text = text_of(completion)
-            batch.append(Completed(text=text, format=self._format, columns=own, group=group))
+            batch.append(Completed(text=text, format=self.format, columns=own, group=group))
             group.append(batch[-1])
-        values = [self._rule.score(done, **self._params) for done in batch]
+        values = [self.rule.score(done, **self.params) for done in batch]
         return _together(values) if any(map(inspect.isawaitable, values)) else values
 
 
