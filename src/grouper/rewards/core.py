@@ -20,7 +20,7 @@ from pydantic import create_model
 from grouper.config.checks import validate_json
 from grouper.config.credentials import expanded
 from grouper.config.schema import RewardConfig, Section
-from grouper.errors import GrouperError, RewardError, RunFolderError, did_you_mean, raise_all
+from grouper.errors import GrouperError, RewardError, RunFolderError, raise_all
 from grouper.files import append_line, write_atomic
 from grouper.grading import extract
 from grouper.grading.pool import shared_grader
@@ -277,15 +277,8 @@ def find_reward(config: RewardConfig, fmt: AnswerFormat) -> RewardFunction:
             that refers to a variable of the environment which is not set.
     """
     params = expanded(config.params, where=f"rewards.{config.name}.params", error=RewardError)
-    if ":" not in config.name and config.name not in REWARDS:
-        raise RewardError(
-            f"there is no reward {config.name!r}",
-            where="rewards",
-            fix=did_you_mean(config.name, REWARDS)
-            + " Your own function is named `path/to/file.py:function`.",
-        )
     function = REWARDS.get(config.name) or load_user_object(
-        config.name, kind="reward", where="rewards", error=RewardError
+        config.name, kind="reward", where="rewards", error=RewardError, known=REWARDS
     )
     if isinstance(function, Rule):
         return function(fmt, **params)
