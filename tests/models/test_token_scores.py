@@ -19,10 +19,10 @@ TOKENS, HIDDEN, VOCABULARY = 23, 8, 31
 
 SCALINGS = {
     "plain": LogitScaling(),
-    "granite": LogitScaling(divisor=3.0),
+    "granite": LogitScaling(factor=1 / 3),
     "cohere": LogitScaling(factor=0.3),
     "gemma": LogitScaling(cap=2.5),
-    "all": LogitScaling(divisor=3.0, factor=1.7, cap=1.5),
+    "all": LogitScaling(factor=1.7 / 3, cap=1.5),
 }
 
 
@@ -51,7 +51,7 @@ def naive(
 ) -> tuple[Tensor, Tensor]:
     """All logits at once, through torch's own log-softmax; no line is shared with the module."""
     logits = hidden @ weight.T + (0 if bias is None else bias)
-    logits = logits / (scaling.divisor or 1.0) * (scaling.factor or 1.0)
+    logits = logits * scaling.factor
     if scaling.cap:
         logits = scaling.cap * (logits / scaling.cap).tanh()
     logprobs = (logits / temperature).log_softmax(-1)

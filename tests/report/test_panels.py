@@ -36,7 +36,8 @@ def test_a_whole_run_has_accuracy_first_and_time_last(tmp_path):
 
 def test_components_are_times_their_weights_and_add_up(tmp_path):
     lines = panels(make_run(tmp_path / "demo"))["Reward by weighted component"].series
-    weights = RunView.of(make_run(tmp_path / "again")).weights
+    recipe = RunView.of(make_run(tmp_path / "again")).recipe
+    weights = {reward.name: reward.weight for reward in recipe.rewards}
     assert weights["format"] not in (0, 1)
     named = {line.name: line.values[0] for line in lines}
     shown = f"{weights['format']:g} x format"

@@ -598,17 +598,17 @@ def test_what_is_wrong_is_told_in_one_sentence(places, name, message):
 
 def test_a_file_is_loaded_once_and_a_module_by_its_name(places):
     name = f"{places['file']}:told"
-    first = load_user_object(name, kind="tracker", where="")
-    assert first is load_user_object(name, kind="tracker", where="")
-    assert load_user_object("json:dumps", kind="tracker", where="")({}) == "{}"
+    first = load_user_object(name, kind="tracker", where="", error=ConfigError)
+    assert first is load_user_object(name, kind="tracker", where="", error=ConfigError)
+    assert load_user_object("json:dumps", kind="tracker", where="", error=ConfigError)({}) == "{}"
 
 
 def test_a_file_that_was_edited_is_loaded_again(places):
     """In a notebook the same process goes on after an edit."""
     name = f"{places['file']}:told"
-    assert load_user_object(name, kind="reward", where="")(1) == 1
+    assert load_user_object(name, kind="reward", where="", error=ConfigError)(1) == 1
     Path(places["file"]).write_text("def told(record):\n    return -10 * record\n")
-    assert load_user_object(name, kind="reward", where="")(1) == -10
+    assert load_user_object(name, kind="reward", where="", error=ConfigError)(1) == -10
 
 
 def test_a_fingerprint_follows_the_file_and_what_it_imports_from_beside_it(tmp_path, monkeypatch):
@@ -643,8 +643,8 @@ def test_a_module_of_the_working_directory_is_found_by_a_console_script(tmp_path
     script.parent.mkdir()
     script.write_text(
         "from grouper.rewards.calling import load_user_object\n"
-        "print(load_user_object('my_rewards:one', kind='reward', where='')([]))\n"
-        "print(load_user_object('json:dumps', kind='reward', where='')(['x']))\n"
+        "print(load_user_object('my_rewards:one', kind='reward', where='', error=Exception)([]))\n"
+        "print(load_user_object('json:dumps', kind='reward', where='', error=Exception)(['x']))\n"
     )
     done = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -6,21 +6,10 @@ symbolic comparison in worker processes behind a hard deadline. Model output is 
 raises on it or runs it.
 """
 
-from grouper.grading.extract import extract, extract_lenient
-from grouper.grading.pool import (
-    TEXT_ALONE,
-    Grader,
-    by_text_alone,
-    grade,
-    require_symbolic,
-)
-
-__all__ = [
-    "TEXT_ALONE",
-    "Grader",
-    "by_text_alone",
-    "extract",
-    "extract_lenient",
-    "grade",
-    "require_symbolic",
-]
+from grouper.grading.extract import extract as extract
+from grouper.grading.extract import extract_lenient as extract_lenient
+from grouper.grading.pool import TEXT_ALONE as TEXT_ALONE
+from grouper.grading.pool import Grader as Grader
+from grouper.grading.pool import by_text_alone as by_text_alone
+from grouper.grading.pool import grade as grade
+from grouper.grading.pool import require_symbolic as require_symbolic

@@ -439,9 +439,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     base, times = _root(base, Fraction(exponent.denominator)), exponent.numerator
     if base == 0 and times <= 0:
         raise ValueError("not a number")
-    if base in (0, 1, -1):
-        return base ** (times % 2 if base else 1)
-    if _bits(base) * abs(times) > _MAX_BITS:
+    if abs(base) not in (0, 1) and _bits(base) * abs(times) > _MAX_BITS:
         raise TooLargeError
     return base**times
 

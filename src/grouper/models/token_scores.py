@@ -79,29 +79,26 @@ def _widens(device: torch.device, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LogitScaling:
-    """What model families apply after their head: `z = cap tanh(x factor / divisor / cap)`.
+    """What model families apply after their head: `z = cap tanh(factor x / cap)`.
 
-    `logits_scaling` divides (Granite), `logit_scale` multiplies (Cohere), and
+    `logit_scale` multiplies (Cohere), `logits_scaling` divides (Granite), and
     `final_logit_softcapping` caps (Gemma 2).
     """
 
-    divisor: float | None = None
-    factor: float | None = None
+    factor: float = 1.0
     cap: float | None = None
 
     @classmethod
     def of(cls, config: Any) -> LogitScaling:
         """Read from a transformers configuration."""
-        names = ("logits_scaling", "logit_scale", "final_logit_softcapping")
-        divisor, factor, cap = (getattr(config.get_text_config(), name, None) for name in names)
-        return cls(divisor=divisor, factor=factor, cap=cap)
+        names = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+        factor, divisor, cap = (getattr(config.get_text_config(), name, None) for name in names)
+        return cls(factor=(factor or 1.0) / (divisor or 1.0), cap=cap)
 
     def __call__(self, logits: Tensor, temperature: float = 1.0) -> Tensor:
         """Logits at a temperature, in float32 or higher, of what the head gives; differentiable."""
         logits = accurate(logits)
-        if self.divisor is not None:
-            logits = logits / self.divisor
-        if self.factor is not None:
+        if self.factor != 1.0:
             logits = logits * self.factor
         if self.cap is not None:
             logits = torch.tanh(logits / self.cap) * self.cap
@@ -109,10 +106,9 @@ class LogitScaling:
 
     def curve(self, temperature: float) -> fused.Curve:
         """The same over a temperature, as the kernels take it."""
-        inner = (self.factor or 1.0) / (self.divisor or 1.0)
         if self.cap is None:
-            return inner / temperature, 0.0
-        return inner / self.cap, self.cap / temperature
+            return self.factor / temperature, 0.0
+        return self.factor / self.cap, self.cap / temperature
 
 
 def accurate(tensor: Tensor) -> Tensor:
@@ -189,7 +185,7 @@ class LinearHead:
                 )
         logits = self.scaling(products, self.temperature)
         targets, normaliser, entropies, to_logprobs, to_entropies = (t[:, None] for t in of_tokens)
-        divisor, factor, cap = self.scaling.divisor, self.scaling.factor, self.scaling.cap
+        factor, cap = self.scaling.factor, self.scaling.cap
         # d/dx cap tanh(x / cap) = 1 - tanh(x / cap)^2
         bend = None if cap is None else 1 - (logits * self.temperature / cap).square_()
         logprobs = logits.sub_(normaliser)
@@ -203,10 +199,8 @@ class LinearHead:
             gradient /= self.temperature
         if bend is not None:
             gradient *= bend
-        if factor is not None:
+        if factor != 1.0:
             gradient *= factor
-        if divisor is not None:
-            gradient /= divisor
         return gradient
 
 

@@ -5,6 +5,5 @@ Layer 1: takes any tokenizer that meets the `Tokenizer` protocol and never loads
 `preparing.py` does whole problem sets.
 """
 
-from grouper.prompts.formats import FORMATS, make_format
-
-__all__ = ["FORMATS", "make_format"]
+from grouper.prompts.formats import FORMATS as FORMATS
+from grouper.prompts.formats import make_format as make_format

@@ -445,7 +445,7 @@ class _Completions:
 
     def add_rollouts(self, run: RunView, prefix: str) -> None:
         """Evenly spaced steps, and of each those rollouts first whose tokens were recorded."""
-        files = [*run.folder.rollout_files()]
+        files = run.folder.rollout_files()
         count = min(len(files), MOST_STEPS // self.runs)
         chosen = [files[i * (len(files) - 1) // max(1, count - 1)] for i in range(count)]
         budget = ROLLOUT_BYTES // (self.runs * max(1, count))

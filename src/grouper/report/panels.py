@@ -81,12 +81,6 @@ class RunView:
     def name(self) -> str:
         return self.folder.path.resolve().name
 
-    @property
-    def weights(self) -> Mapping[str, float]:
-        """Of the components of the reward."""
-        rewards = () if self.recipe is None else self.recipe.rewards
-        return {reward_label(reward.name): reward.weight for reward in rewards}
-
     def of_phase(self, phase: str) -> list[StepReport]:
         """The steps of a phase."""
         return [report for report in self.reports if report.phase == phase]
@@ -235,11 +229,13 @@ def _stack(lines: Sequence[Series]) -> tuple[Series, ...]:
 def _rewards(run: RunView) -> Iterator[Series]:
     """Each component times its weight and, drawn last, their sum."""
     reports = run.of_phase("grpo")
+    rewards = () if run.recipe is None else run.recipe.rewards
+    weights = {reward_label(reward.name): reward.weight for reward in rewards}
     metrics = {name for report in reports for name in report.tallies if name[:7] == "reward/"}
     known = {"correctness": "green", "format": "orange"}
     others = itertools.cycle(["blue", "purple", "sky", "red"])
     for name in sorted(metric[7:] for metric in metrics - {"reward/total"}):
-        weight = run.weights.get(name, 1.0)
+        weight = weights.get(name, 1.0)
         shown = name if weight == 1 else f"{weight:g} x {name}"
         color = known.get(name) or next(others)
         if weight and (series := Series.of(reports, f"reward/{name}", shown, color, weight)):

@@ -60,7 +60,7 @@ def rollouts(
     Raises:
         RunFolderError: there are none.
     """
-    files = [*run.rollout_files()]
+    files = run.rollout_files()
     wanted = [(number, file) for _, number, file in files if step in (None, number)]
     if not wanted:
         known = f"there are those of steps {files[0][1]} to {files[-1][1]}" if files else ""
@@ -196,7 +196,7 @@ def frame(run: RunFolder) -> RenderableType:
             for series in panel.series:
                 table.add_row(*map(Text, _curve(f"{panel.title} {series.name}".strip(), series)))
     events = [f"{r.phase} {r.step}: {printable(e)}" for r in view.reports for e in r.events]
-    sample = next(rollouts(run), None) if any(run.rollout_files()) else None
+    sample = next(rollouts(run), None) if run.rollout_files() else None
     return Group(
         Text(f"{printable(view.name)}: {_progress(view)}", style="bold"),
         table,

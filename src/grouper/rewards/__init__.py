@@ -1,24 +1,11 @@
 """Rewards: small pure functions by name, with weights, in the signature TRL users know."""
 
 from grouper.rewards import builtin  # noqa: F401 - defines the rewards
-from grouper.rewards.attacks import probe
-from grouper.rewards.calling import Notes
-from grouper.rewards.core import (
-    REWARDS,
-    Completed,
-    Group,
-    RewardStack,
-    build_rewards,
-    reward,
-)
-
-__all__ = [
-    "REWARDS",
-    "Completed",
-    "Group",
-    "Notes",
-    "RewardStack",
-    "build_rewards",
-    "probe",
-    "reward",
-]
+from grouper.rewards.attacks import probe as probe
+from grouper.rewards.calling import Notes as Notes
+from grouper.rewards.core import REWARDS as REWARDS
+from grouper.rewards.core import Completed as Completed
+from grouper.rewards.core import Group as Group
+from grouper.rewards.core import RewardStack as RewardStack
+from grouper.rewards.core import build_rewards as build_rewards
+from grouper.rewards.core import reward as reward

@@ -56,7 +56,7 @@ _INSTALLED = tuple(
 
 
 def load_user_object(
-    full_name: str, *, kind: str, where: str, error: type[GrouperError] = GrouperError
+    full_name: str, *, kind: str, where: str, error: type[GrouperError], known: Iterable[str] = ()
 ) -> Any:
     """The callable that the user named.
 
@@ -65,6 +65,7 @@ def load_user_object(
         kind: what it should be (`reward`, `tracker`), for messages.
         where: the recipe key, for messages.
         error: the class of what is raised.
+        known: names of Grouper's own, one of which may be meant.
 
     Raises:
         GrouperError: of class `error`: no such file, module or name, or loading it failed.
@@ -72,10 +73,11 @@ def load_user_object(
     place, _, name = full_name.rpartition(":")
     is_file = place.endswith(".py")
     if not place:
+        own = "Your own function is named `path/to/file.py:function`."
         raise error(
             f"there is no {kind} {full_name!r}",
             where=where,
-            fix="Your own function is named `path/to/file.py:function`.",
+            fix=f"{did_you_mean(full_name, known)} {own}".lstrip(),
         )
     if is_file and not Path(place).is_file():
         raise error(
@@ -167,7 +169,7 @@ def code_fingerprints(full_names: Iterable[str]) -> dict[str, str]:
     for name in full_names:
         if ":" in name:
             try:
-                load_user_object(name, kind="", where="")
+                load_user_object(name, kind="", where="", error=GrouperError)
             except GrouperError:
                 continue  # refused with its own message where it is built
             _add_sources(_module(name.rpartition(":")[0]), found)

@@ -21,7 +21,7 @@ from pydantic import create_model
 from grouper.config.checks import validate_json
 from grouper.config.credentials import expanded
 from grouper.config.schema import RewardConfig, Section
-from grouper.errors import GrouperError, RewardError, RunFolderError, did_you_mean, raise_all
+from grouper.errors import GrouperError, RewardError, RunFolderError, raise_all
 from grouper.files import append_line, write_atomic
 from grouper.grading import extract
 from grouper.grading.pool import shared_grader
@@ -234,18 +234,17 @@ class Rule:
         return self.score.__qualname__
 
 
+@dataclass(eq=False)
 class _InFormat:
     """A reward in a prompt format, with its parameters: what a recipe or TRL calls."""
 
-    def __init__(
-        self,
-        rule: Rule,
-        fmt: AnswerFormat,
-        params: Mapping[str, Any],
-        bounds: tuple[float, float] | None,
-    ) -> None:
-        self.__name__, self.ours, self.bounds = rule.__name__, rule.ours, bounds
-        self._rule, self._format, self._params = rule, fmt, params
+    rule: Rule
+    format: AnswerFormat
+    params: Mapping[str, Any]
+    bounds: tuple[float, float] | None
+
+    def __post_init__(self) -> None:
+        self.__name__, self.ours = self.rule.__name__, self.rule.ours
 
     def __call__(self, *, completions: Sequence[Content], **columns: Any) -> Any:
         """One value per completion, or an awaitable of all where the function is async."""
@@ -258,9 +257,9 @@ class _InFormat:
             }
             group = groups.setdefault(str(own["prompts"]), [])
             text = text_of(completion)
-            batch.append(Completed(text=text, format=self._format, columns=own, group=group))
+            batch.append(Completed(text=text, format=self.format, columns=own, group=group))
             group.append(batch[-1])
-        values = [self._rule.score(done, **self._params) for done in batch]
+        values = [self.rule.score(done, **self.params) for done in batch]
         return _together(values) if any(map(inspect.isawaitable, values)) else values
 
 
@@ -279,15 +278,8 @@ def find_reward(config: RewardConfig, fmt: AnswerFormat) -> RewardFunction:
             that refers to a variable of the environment which is not set.
     """
     params = expanded(config.params, where=f"rewards.{config.name}.params", error=RewardError)
-    if ":" not in config.name and config.name not in REWARDS:
-        raise RewardError(
-            f"there is no reward {config.name!r}",
-            where="rewards",
-            fix=did_you_mean(config.name, REWARDS)
-            + " Your own function is named `path/to/file.py:function`.",
-        )
     function = REWARDS.get(config.name) or load_user_object(
-        config.name, kind="reward", where="rewards", error=RewardError
+        config.name, kind="reward", where="rewards", error=RewardError, known=REWARDS
     )
     if isinstance(function, Rule):
         return function(fmt, **params)

@@ -80,7 +80,7 @@ OUR_FOLDERS = (*PHASES, "rollouts", "evaluations", "eval_runs", "nan_dump", "tra
 # What may be in a folder without a `run.json`: the run was killed at its very start, or a model was
 # measured before anything was trained.
 _LEFTOVERS = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
-_ROLLOUTS = re.compile(r"([a-z]+)-(\d+)\.jsonl\.gz")
+_ROLLOUTS = re.compile(rf"({'|'.join(PHASES)})-(\d+)\.jsonl\.gz")
 _EVALUATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DAMAGED = "the summary of the evaluation is damaged"
 _NO_STATE = "the state of the final model is damaged"
@@ -393,15 +393,12 @@ class RunFolder:
             for phase, file in states.items()
         )
 
-    def rollout_files(self) -> Iterator[tuple[str, int, Path]]:
+    def rollout_files(self) -> list[tuple[str, int, Path]]:
         """(phase, step, file) of every step whose rollouts are stored, in order."""
-        found = []
-        for file in (self.path / "rollouts").glob("*.jsonl.gz"):
-            match = _ROLLOUTS.fullmatch(file.name)
-            if match and match[1] in PHASES:
-                found.append((PHASES.index(match[1]), int(match[2]), file))
-        for phase, step, file in sorted(found):
-            yield PHASES[phase], step, file
+        files = [*(self.path / "rollouts").glob("*")]
+        named = [(match, file) for file in files if (match := _ROLLOUTS.fullmatch(file.name))]
+        found = [(match[1], int(match[2]), file) for match, file in named]
+        return sorted(found, key=lambda one: (PHASES.index(one[0]), one[1]))
 
     # --- evaluations
 
@@ -488,7 +485,7 @@ class RunFolder:
             return (PHASES.index(of_phase), of_step) > here
 
         self._rewrite_metrics(lambda row: not later(row.phase, row.step))
-        for file_phase, file_step, file in list(self.rollout_files()):
+        for file_phase, file_step, file in self.rollout_files():
             if later(file_phase, file_step):
                 delete(file)
         for path in sorted((self.path / "evaluations").glob("*.json")):
