@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from grouper.config.checks import validate_json
+from grouper.config.checks import settings, validate_json
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.config.named import PRESETS
 from grouper.config.schema import (
@@ -243,3 +243,27 @@ def test_where_vllm_runs_is_not_the_experiment() -> None:
         )
     )
     assert recipe_hash(one) == recipe_hash(other) != recipe_hash(load_recipe("demo"))
+
+
+def is_number(annotation: Any) -> bool:
+    return annotation in (int, float) or any(map(is_number, get_args(annotation)))
+
+
+# The sources of a mixture have the same settings again.
+NUMBERS = [
+    key.replace("[]", ".0")
+    for key, field in settings(Recipe)
+    if is_number(field.annotation) and "mixture" not in key
+]
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_a_number_beyond_every_use_is_refused_where_it_stands(key: str) -> None:
+    """It would overflow in a library, perhaps hours later, and end in a traceback."""
+    section = "model.lora={}" if "lora" in key else "grpo.difficulty={}"
+    for value in (2**63, 10**30):
+        shown = f"[0.1, {value}]" if key.endswith((".betas", ".band")) else value
+        with pytest.raises(ConfigError) as caught:
+            load_recipe("demo", [section, f"{key}={shown}"])
+        problems = (caught.value, *caught.value.others)
+        assert any(key in problem.where and "less than" in problem.what for problem in problems)

@@ -47,7 +47,7 @@ def open_recipe(name: str, overrides: Sequence[str] = (), *, runs_here: bool = T
     return recipe
 
 
-def sampled_by(engine: str | None, overrides: Sequence[str]) -> tuple[str, ...]:
+def sampled_by(engine: str | None, overrides: Sequence[str] = ()) -> tuple[str, ...]:
     """The overrides, with what `--engine` names."""
     return (*overrides, *([] if engine is None else [f"sampling.engine={engine}"]))
 
