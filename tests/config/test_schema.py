@@ -17,6 +17,7 @@ from grouper.config.schema import (
     DataConfig,
     DifficultyConfig,
     GRPOConfig,
+    ModelConfig,
     OptimizerConfig,
     PromptConfig,
     Recipe,
@@ -55,6 +56,10 @@ def test_an_unknown_algorithm_is_told() -> None:
     [
         ({"group_size": 1}, "group_size 1 leaves advantage: standardised nothing"),
         ({"group_size": 1, "advantage": "leave_one_out"}, "none or batch_standardised"),
+        (
+            {"group_size": 1, "prompts_per_step": 1, "advantage": "batch_standardised"},
+            "one completion per step leaves batch_standardised nothing",
+        ),
         ({"surrogate": "cispo", "dual_clip": 3.0}, "a bound of surrogate: ppo_clip"),
         ({"dual_clip": 1.2}, "above 1 \\+ clip_high"),
         ({"surrogate": "policy_gradient", "ratio": "sequence"}, "has no ratio"),
@@ -77,6 +82,36 @@ def test_combinations_that_cannot_work(settings: dict[str, Any], message: str) -
 @pytest.mark.parametrize("advantage", ["none", "batch_standardised"])
 def test_a_group_of_one_needs_no_group_baseline(advantage: Any) -> None:
     assert GRPOConfig(group_size=1, advantage=advantage).group_size == 1
+
+
+def test_what_can_just_work() -> None:
+    assert GRPOConfig(group_size=1, prompts_per_step=1, advantage="none").prompts_per_step == 1
+    assert GRPOConfig(updates_per_batch=128).updates_per_batch == 128
+    assert source(source="hub", path="owner/name", streaming=True, limit=1).limit == 1
+
+
+def test_products_of_bfloat16_weights_are_not_in_float32() -> None:
+    with pytest.raises(ValidationError, match="cannot be multiplied in float32"):
+        ModelConfig(path="owner/name", dtype="bfloat16", compute_dtype="float32")
+    for compute in ("auto", "bfloat16"):
+        model = ModelConfig(path="owner/name", dtype="bfloat16", compute_dtype=compute)
+        assert model.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_reward", "flat_rows"),
+    [
+        ({}, False, False),
+        ({"kl": "k1"}, False, False),
+        ({"beta": 0.1}, False, True),
+        ({"beta": 0.1, "kl": "k1"}, True, False),
+        ({"beta": 0.1, "kl": "k1", "entropy_bonus": 0.1}, True, True),
+        ({"entropy_bonus": 0.1}, False, True),
+    ],
+)
+def test_where_the_kl_goes(settings: dict[str, Any], in_reward: bool, flat_rows: bool) -> None:
+    grpo = GRPOConfig(**settings)
+    assert (grpo.kl_in_reward, grpo.flat_rows_matter) == (in_reward, flat_rows)
 
 
 def test_sft_has_no_budget_to_divide_by() -> None:
