@@ -48,6 +48,21 @@ def test_a_value_of_several_kinds_is_one_mistake(key: str, value: object, told: 
     assert str(caught.value) == f"r.yaml: sft.{key}: {told}."
 
 
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (
+            "name=a/b",
+            "name: should be letters, digits, dots, hyphens and underscores, with a letter",
+        ),
+        ("grpo.optimizer.betas=[0.9, 0.9, 0.9]", "betas: should have at most 2 items, not 3 (got"),
+    ],
+)
+def test_what_pydantic_says_is_told_in_the_words_of_a_recipe(override: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        load_recipe("demo", [override])
+
+
 HINTS = [
     # The setting of that name lies elsewhere: below the section it was written in, or anywhere.
     ("lora.rank=8", "Write model.lora.rank=8."),

@@ -59,8 +59,7 @@ def generate(
     asked = recipe_for(model, named, format_name).override(*sampled_by(engine))
     opened = with_sampling(asked, **sampling)
     rows = None if input_file is None else _read_questions(input_file)
-    if output_file is not None:
-        require_new(output_file, f"--output {output_file}")
+    require_new(output_file, f"--output {output_file}")
     from grouper.api import Generator
 
     display = progress(quiet=quiet)

@@ -47,11 +47,10 @@ def grade(
     show: int,
 ) -> None:
     """Grade a text, a file or a run, whichever `what` is."""
-    if output is not None:
-        require_new(output, "--output")
+    require_new(output, "--output")
     try:
         place = Path(what).expanduser()
-        is_folder, is_file = place.is_dir(), bool(what) and place.exists()
+        is_folder, is_file = bool(what) and place.is_dir(), bool(what) and place.exists()
     except (OSError, RuntimeError, ValueError):  # too long, ~nobody, a null character: a text
         is_folder = is_file = False
     if is_folder:
