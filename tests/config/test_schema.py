@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, get_args
@@ -170,6 +171,36 @@ def test_the_budget_is_given_once():
     with pytest.raises(ValueError, match="min_new_tokens is larger"):
         SamplingConfig(max_total_tokens=600, min_new_tokens=601)
     assert SamplingConfig(max_total_tokens=2048, min_new_tokens=600).max_total_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["sampling.min_new_tokens=49"], "min_new_tokens is larger than max_new_tokens"),
+        (["sampling.top_p=0.9"], "allow_truncated: true"),
+        (["sampling.top_k=5"], "allow_truncated: true"),
+        (["sampling.min_p=0.1"], "allow_truncated: true"),
+        (["evaluation.samples=2"], "evaluation.samples > 1 needs a temperature above 0"),
+        (["grpo.dual_clip=1.5", "grpo.clip_high=0.5"], "must lie above 1 + clip_high"),
+        (["tracking.trackers=[{name: wandb}, {name: wandb}]"], "'wandb' is listed twice"),
+        (["rewards=[format, format]"], "'format' is listed twice"),
+        (["rewards=[]"], "rewards is empty"),
+        (["sampling.engine=vllm", "grpo=null"], "should be a section of settings"),
+        (["sampling.engine=vllm", "evaluation.temperature=0.009"], "is too low"),
+    ],
+)
+def test_what_a_recipe_contradicts_is_told(settings: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        load_recipe("demo", ["sampling.max_new_tokens=48", *settings])
+
+
+def test_what_a_recipe_may_just_say() -> None:
+    recipe = load_recipe("demo", ["sampling.max_new_tokens=48", "sampling.min_new_tokens=48"])
+    assert recipe.sampling.min_new_tokens == 48
+    recipe = load_recipe("demo", ["evaluation.temperature=0.009"])
+    assert recipe.evaluation.temperature == 0.009
+    recipe = load_recipe("demo", ["sampling.engine=vllm", "evaluation.temperature=0"])
+    assert recipe.grpo.importance == "truncate"
 
 
 @pytest.mark.parametrize("percentile", [0, 101])
