@@ -106,6 +106,15 @@ def test_a_push_without_a_token(grouper, exported, monkeypatch, tmp_path):
     grouper("push", exported, "me/model").refused("there is no token for the Hub", "hf auth login")
 
 
+def test_an_export_replaces_nothing(grouper, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for target in ("model", "thesis.tex"):
+        called = grouper("export", tmp_path / "model", tmp_path / target)
+        called.refused(f"TARGET: {tmp_path / target} exists already")
+
+
 @pytest.mark.parametrize(
     ("flags", "private"), [((), True), (("--private",), True), (("--public",), False)]
 )
