@@ -168,6 +168,17 @@ def test_a_reward_that_fails_is_found_before_training(grouper, small, tmp_path):
     called.refused("'short' returned [1.0]", "for 4 completions", "one number")
 
 
+@pytest.mark.parametrize(
+    ("setting", "where"),
+    [
+        ("hooks=['nowhere.py:f']", "hooks"),
+        ("tracking.trackers=[{name: 'nowhere.py:f'}]", "tracking.trackers"),
+    ],
+)
+def test_what_is_called_after_each_step_is_found_before_the_first(grouper, setting, where):
+    grouper("run", "demo", setting, "--dry-run").refused(f"{where}: there is no file nowhere.py")
+
+
 @contextlib.contextmanager
 def largest_file(size: int) -> Iterator[None]:
     """A write beyond `size` fails with EFBIG: a full disk for those who are not root."""

@@ -73,6 +73,10 @@ def test_an_audit_finds_and_writes_everything(grouper, folder, tmp_path):
     assert len(rows) == 4
     assert {bool(row["reason"]) for row in rows} == {True}
     assert f"4 findings written to {output}" in called.out
+    # Perhaps the data themselves, or a recipe.
+    grouper("data", "audit", folder, "--output", output).refused(f"{output} exists already")
+    assert len(output.read_text().splitlines()) == 4
+    grouper("data", "audit", folder, "--output", ".").refused("--output: . exists already")
 
 
 def test_a_recipe_stands_for_all_its_parts(grouper):

@@ -54,6 +54,12 @@ def test_text_from_standard_input_with_control_characters(grouper):
     assert r"\x1b" in line(called.out, "strict")
 
 
+def test_nothing_is_a_text_and_not_the_folder_it_is_called_in(grouper):
+    called = grouper("grade", "", "--answer", "4")
+    assert called.code == 0, called.err
+    assert line(called.out, "verdict").startswith("no_answer")
+
+
 def test_a_reference_nobody_can_read_is_said(grouper):
     called = grouper("grade", r"\boxed{4}", "--answer", r"\frac{1")
     assert "unbalanced braces" in line(called.out, "reference")

@@ -142,6 +142,7 @@ def test_what_is_not_on_this_machine_is_said(grouper: Grouper) -> None:
     assert "Model: owner/Model-7B is not on this machine, so it was not checked." in called.out
     assert "Data: owner/problems was not checked: " in called.out
     assert written()["data"]["train"] == {"source": "hub", "path": "owner/problems"}
+    assert written()["model"]["lora"]["rank"] == 32  # as its help says
 
 
 @pytest.mark.slow
@@ -152,6 +153,7 @@ def test_it_asks_where_there_is_a_terminal(
     monkeypatch.setattr(recipes, "sys", terminal)
     called = grouper("init", stdin=f"{model}\n{write('rows.jsonl', ROWS)}\nn\n48\n")
     assert called.code == 0, called.err
+    assert "Train an adapter (LoRA), not all weights? [Y/n]: " in called.out
     assert "lora" not in written()["model"]
     assert "GB of 48." in called.out
     assert written()["sampling"]["max_slots"] == 128

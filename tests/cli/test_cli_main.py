@@ -145,7 +145,7 @@ def every_command():
             yield name, command
 
 
-@pytest.mark.parametrize(("name", "command"), every_command(), ids=str)
+@pytest.mark.parametrize(("name", "command"), [*every_command()], ids=str)
 def test_a_row_of_the_table_is_what_its_function_takes(grouper, name, command):
     """Every option has a help text and a parameter; parameters without an option have a default."""
     function = getattr(
@@ -164,6 +164,28 @@ def test_a_row_of_the_table_is_what_its_function_takes(grouper, name, command):
     assert max(map(len, help_text.split("Examples:")[0].splitlines())) <= 100
 
 
+OPTIONS = [
+    (name, option)
+    for name, command in every_command()
+    for option in command.params
+    if isinstance(option.type, click.IntRange | click.FloatRange)
+]
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS, ids=lambda one: getattr(one, "name", one))
+def test_a_number_of_an_option_is_one_that_libraries_can_hold(grouper, name, option):
+    beside = ["1"] * (option.nargs - 1)
+    for value, what in (
+        (str(10**30), "is not a number up to "),
+        ("1" + "0" * 400, "is not a number up to "),
+        ("nan", "nan is not a number up to | is not a valid whole number"),
+        ("three", " is not a valid (whole )?number"),
+    ):
+        called = grouper(*name.split(), option.opts[-1], value, *beside)
+        assert called.code == 2
+        assert re.search(rf"Error: Invalid value for '.*{option.opts[-1]}'.*({what})", called.err)
+
+
 def examples():
     """Every example of a help text, as words after `grouper`; continued lines are one."""
     texts = [TABLE.get("examples"), *(command.epilog or "" for _, command in every_command())]
@@ -176,7 +198,7 @@ def examples():
                     yield shlex.split(command)[1:]
 
 
-@pytest.mark.parametrize("words", examples(), ids=" ".join)
+@pytest.mark.parametrize("words", [*examples()], ids=" ".join)
 def test_every_example_of_the_help_parses(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").touch()

@@ -106,6 +106,36 @@ def test_a_push_without_a_token(grouper, exported, monkeypatch, tmp_path):
     grouper("push", exported, "me/model").refused("there is no token for the Hub", "hf auth login")
 
 
+def test_an_export_replaces_nothing(grouper, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for target in ("model", "thesis.tex"):
+        called = grouper("export", tmp_path / "model", tmp_path / target)
+        called.refused(f"TARGET: {tmp_path / target} exists already")
+
+
+@pytest.mark.parametrize(
+    ("flags", "private"), [((), True), (("--private",), True), (("--public",), False)]
+)
+def test_what_is_pushed_is_private_unless_asked_otherwise(
+    grouper, tmp_path, monkeypatch, flags, private
+):
+    pushed = []
+
+    def push(model, repo, **how):
+        pushed.append((model, repo, how))
+        return "https://the.hub/me/model"
+
+    monkeypatch.setattr("grouper.publish.hub.export_and_push", push)
+    (tmp_path / "config.json").touch()
+    called = grouper("push", tmp_path, "me/model", "--revision", "v1", *flags)
+    assert called.code == 0, called.err
+    assert called.out == f"{tmp_path} -> https://the.hub/me/model\n"
+    how = {"private": private, "revision": "v1", "adapter": False, "license_id": None}
+    assert pushed == [(str(tmp_path), "me/model", how)]
+
+
 def test_a_conversation(grouper, finished_run, monkeypatch):
     lines = iter(["/stats", "What is 3 + 4?", "", "And 2 more?", "/new", "What is 1 + 1?"])
 

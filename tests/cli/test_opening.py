@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+from pathlib import Path
 
 import pytest
 import yaml
 
 from grouper.cli import opening
+from grouper.config.loading import load_recipe
+from grouper.errors import ConfigError, ModelError, RunFolderError
 
 
 @pytest.fixture
@@ -78,3 +82,48 @@ def test_a_run_is_continued_by_its_name(resolved, grouper, tmp_path, monkeypatch
     assert resolved("run", "--resume", "demo")[1]["name"] == "demo"
     resolved("run", "--resume", "nobody")[0].refused("nobody")
     resolved("run", "mine")[0].refused("mine")
+
+
+def test_no_fallback_where_it_is_not_needed(resolved, no_bitsandbytes):
+    called, recipe = resolved("run", "demo")
+    assert recipe is not None, called.err
+    assert "bitsandbytes" not in called.err
+    called, recipe = resolved("grpo", "openmath-dapo")
+    assert recipe["sft"]["optimizer"]["name"] == "adamw_8bit"
+    assert "sft.optimizer" not in called.err
+    assert "grpo.optimizer.name is adamw instead" in called.err
+
+
+def test_what_a_command_samples_from(tmp_path):
+    """--model, the run itself if it is a model, start_from, SFT, the recipe's own, the base."""
+
+    def made(name):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").touch()
+        return str(tmp_path / name)
+
+    demo, run = load_recipe("demo"), tmp_path / "run"
+    assert opening.chosen_model(None, demo, run) is None
+    base = made("run/base")
+    assert opening.chosen_model(None, demo, run) == base
+    named = demo.override("model={path: owner/name, new: null}")
+    assert opening.chosen_model(None, named, run) == "owner/name"
+    sft = made("run/sft/final")
+    assert opening.chosen_model(None, named, run) == sft
+    start = demo.override(f"grpo.start_from={made('start')}")
+    assert opening.chosen_model(None, start, run) == str(tmp_path / "start")
+    assert opening.chosen_model(None, start, Path(sft)) == sft
+    assert opening.chosen_model("owner/other", start, run) == "owner/other"
+    with pytest.raises(ModelError, match=r"^--model: there is no folder"):
+        opening.chosen_model("./nowhere", start, run)
+    gone = demo.override("grpo.start_from=./nowhere")
+    with pytest.raises(ModelError, match=f"^{re.escape(str(run))}: there is no folder"):
+        opening.chosen_model(None, gone, run)
+
+
+def test_what_cannot_be_written_is_refused_before_the_work(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError):
+        opening.require_new(tmp_path / "file" / "new.jsonl")
+    with pytest.raises(ConfigError, match=r"^--output: .* exists already"):
+        opening.require_new(tmp_path / "file", "--output")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grouper.config.aliases import former
+from grouper.config.aliases import tables
 from grouper.config.checks import settings, validate_json
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
@@ -46,6 +46,21 @@ def test_a_value_of_several_kinds_is_one_mistake(key: str, value: object, told: 
     with pytest.raises(ConfigError) as caught:
         validate_json(Recipe, text, where="r.yaml")
     assert str(caught.value) == f"r.yaml: sft.{key}: {told}."
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (
+            "name=a/b",
+            "name: should be letters, digits, dots, hyphens and underscores, with a letter",
+        ),
+        ("grpo.optimizer.betas=[0.9, 0.9, 0.9]", "betas: should have at most 2 items, not 3 (got"),
+    ],
+)
+def test_what_pydantic_says_is_told_in_the_words_of_a_recipe(override: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        load_recipe("demo", [override])
 
 
 HINTS = [
@@ -157,8 +172,10 @@ def test_a_setting_of_an_older_version_is_told_what_to_write(override: str, hint
 
 def test_former_settings_are_gone_and_those_they_lead_to_exist() -> None:
     keys = {key for key, _ in settings(Recipe)}
-    assert [old for old in former() if any(f".{key}".endswith(f".{old}") for key in keys)] == []
-    assert {new.partition("=")[0] for new in former().values() if " " not in new} <= keys
+    assert [
+        old for old in tables()["former"] if any(f".{key}".endswith(f".{old}") for key in keys)
+    ] == []
+    assert {new.partition("=")[0] for new in tables()["former"].values() if " " not in new} <= keys
 
 
 def test_the_changelog_lists_former_settings() -> None:
@@ -168,7 +185,7 @@ def test_the_changelog_lists_former_settings() -> None:
     table = text.partition("| setting | what to do |")[2].partition("\n\n")[0]
     first = [line.split(" | ")[0] for line in table.splitlines()[2:]]
     listed = {name for cell in first for name in re.findall(r"`([a-z_.]+)", cell)}
-    leaves = {old.partition("=")[0].rpartition(".")[2] for old in former()}
+    leaves = {old.partition("=")[0].rpartition(".")[2] for old in tables()["former"]}
     assert {name.rpartition(".")[2] for name in listed} == leaves
 
 

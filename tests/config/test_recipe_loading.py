@@ -94,14 +94,29 @@ def test_overrides_reach_every_place_and_the_last_wins(small):
         ("=3", "is not an override"),
         ("grpo..steps=3", "is not an override"),
         ("rewards.1.weight=3", r"'1' is not a position in a list of 1.*Use 0 to 0"),
+        ("rewards.name.weight=3", "'name' is not a position in a list of 1"),
+        ("rewards.-1.weight=3", "'-1' is not a position in a list of 1"),
         ("model.quantization=4bit", "give model.lora"),
         ("name.first=3", "holds 'small', which has no settings inside"),
-        ("grpo.steps=[1", "not valid YAML"),
+        ("grpo.steps=[1", "not valid YAML: expected"),
+        ("name=2026-13-45", "^name=2026-13-45: this is not valid YAML: month must be in"),
+        ("note=" + "[" * 3000, "nested too deeply"),
+        (f"seed={'1' * 5000}", "not valid YAML: Exceeds the limit"),
     ],
+    ids=lambda text: text[:30],
 )
 def test_overrides_that_are_wrong(small, override, message):
     with pytest.raises(ConfigError, match=message):
         changed(small, override)
+
+
+def test_an_entry_that_holds_nothing_has_no_settings(small):
+    with pytest.raises(ConfigError, match=r"rewards\.0: holds None, which has no settings inside"):
+        changed(small, "rewards=[null]", "rewards.0.weight=2")
+
+
+def test_blanks_around_a_key_are_nothing(small):
+    assert changed(small, " grpo.steps = 7").grpo.steps == 7
 
 
 def test_every_problem_is_told_at_once(small):

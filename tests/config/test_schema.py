@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, get_args
@@ -10,13 +11,14 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from grouper.config.checks import validate_json
+from grouper.config.checks import settings, validate_json
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.config.named import PRESETS
 from grouper.config.schema import (
     DataConfig,
     DifficultyConfig,
     GRPOConfig,
+    ModelConfig,
     OptimizerConfig,
     PromptConfig,
     Recipe,
@@ -55,6 +57,10 @@ def test_an_unknown_algorithm_is_told() -> None:
     [
         ({"group_size": 1}, "group_size 1 leaves advantage: standardised nothing"),
         ({"group_size": 1, "advantage": "leave_one_out"}, "none or batch_standardised"),
+        (
+            {"group_size": 1, "prompts_per_step": 1, "advantage": "batch_standardised"},
+            "one completion per step leaves batch_standardised nothing",
+        ),
         ({"surrogate": "cispo", "dual_clip": 3.0}, "a bound of surrogate: ppo_clip"),
         ({"dual_clip": 1.2}, "above 1 \\+ clip_high"),
         ({"surrogate": "policy_gradient", "ratio": "sequence"}, "has no ratio"),
@@ -77,6 +83,36 @@ def test_combinations_that_cannot_work(settings: dict[str, Any], message: str) -
 @pytest.mark.parametrize("advantage", ["none", "batch_standardised"])
 def test_a_group_of_one_needs_no_group_baseline(advantage: Any) -> None:
     assert GRPOConfig(group_size=1, advantage=advantage).group_size == 1
+
+
+def test_what_can_just_work() -> None:
+    assert GRPOConfig(group_size=1, prompts_per_step=1, advantage="none").prompts_per_step == 1
+    assert GRPOConfig(updates_per_batch=128).updates_per_batch == 128
+    assert source(source="hub", path="owner/name", streaming=True, limit=1).limit == 1
+
+
+def test_products_of_bfloat16_weights_are_not_in_float32() -> None:
+    with pytest.raises(ValidationError, match="cannot be multiplied in float32"):
+        ModelConfig(path="owner/name", dtype="bfloat16", compute_dtype="float32")
+    for compute in ("auto", "bfloat16"):
+        model = ModelConfig(path="owner/name", dtype="bfloat16", compute_dtype=compute)
+        assert model.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_reward", "flat_rows"),
+    [
+        ({}, False, False),
+        ({"kl": "k1"}, False, False),
+        ({"beta": 0.1}, False, True),
+        ({"beta": 0.1, "kl": "k1"}, True, False),
+        ({"beta": 0.1, "kl": "k1", "entropy_bonus": 0.1}, True, True),
+        ({"entropy_bonus": 0.1}, False, True),
+    ],
+)
+def test_where_the_kl_goes(settings: dict[str, Any], in_reward: bool, flat_rows: bool) -> None:
+    grpo = GRPOConfig(**settings)
+    assert (grpo.kl_in_reward, grpo.flat_rows_matter) == (in_reward, flat_rows)
 
 
 def test_sft_has_no_budget_to_divide_by() -> None:
@@ -135,6 +171,36 @@ def test_the_budget_is_given_once():
     with pytest.raises(ValueError, match="min_new_tokens is larger"):
         SamplingConfig(max_total_tokens=600, min_new_tokens=601)
     assert SamplingConfig(max_total_tokens=2048, min_new_tokens=600).max_total_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["sampling.min_new_tokens=49"], "min_new_tokens is larger than max_new_tokens"),
+        (["sampling.top_p=0.9"], "allow_truncated: true"),
+        (["sampling.top_k=5"], "allow_truncated: true"),
+        (["sampling.min_p=0.1"], "allow_truncated: true"),
+        (["evaluation.samples=2"], "evaluation.samples > 1 needs a temperature above 0"),
+        (["grpo.dual_clip=1.5", "grpo.clip_high=0.5"], "must lie above 1 + clip_high"),
+        (["tracking.trackers=[{name: wandb}, {name: wandb}]"], "'wandb' is listed twice"),
+        (["rewards=[format, format]"], "'format' is listed twice"),
+        (["rewards=[]"], "rewards is empty"),
+        (["sampling.engine=vllm", "grpo=null"], "should be a section of settings"),
+        (["sampling.engine=vllm", "evaluation.temperature=0.009"], "is too low"),
+    ],
+)
+def test_what_a_recipe_contradicts_is_told(settings: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        load_recipe("demo", ["sampling.max_new_tokens=48", *settings])
+
+
+def test_what_a_recipe_may_just_say() -> None:
+    recipe = load_recipe("demo", ["sampling.max_new_tokens=48", "sampling.min_new_tokens=48"])
+    assert recipe.sampling.min_new_tokens == 48
+    recipe = load_recipe("demo", ["evaluation.temperature=0.009"])
+    assert recipe.evaluation.temperature == 0.009
+    recipe = load_recipe("demo", ["sampling.engine=vllm", "evaluation.temperature=0"])
+    assert recipe.grpo.importance == "truncate"
 
 
 @pytest.mark.parametrize("percentile", [0, 101])
@@ -243,3 +309,27 @@ def test_where_vllm_runs_is_not_the_experiment() -> None:
         )
     )
     assert recipe_hash(one) == recipe_hash(other) != recipe_hash(load_recipe("demo"))
+
+
+def is_number(annotation: Any) -> bool:
+    return annotation in (int, float) or any(map(is_number, get_args(annotation)))
+
+
+# The sources of a mixture have the same settings again.
+NUMBERS = [
+    key.replace("[]", ".0")
+    for key, field in settings(Recipe)
+    if is_number(field.annotation) and "mixture" not in key
+]
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_a_number_beyond_every_use_is_refused_where_it_stands(key: str) -> None:
+    """It would overflow in a library, perhaps hours later, and end in a traceback."""
+    section = "model.lora={}" if "lora" in key else "grpo.difficulty={}"
+    for value in (2**63, 10**30):
+        shown = f"[0.1, {value}]" if key.endswith((".betas", ".band")) else value
+        with pytest.raises(ConfigError) as caught:
+            load_recipe("demo", [section, f"{key}={shown}"])
+        problems = (caught.value, *caught.value.others)
+        assert any(key in problem.where and "less than" in problem.what for problem in problems)

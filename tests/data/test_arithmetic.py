@@ -141,6 +141,7 @@ def test_a_space_that_is_too_small_is_an_error_that_says_how_many_there_are():
     [
         ({"cuont": 3}, r"options\.cuont.*Did you mean count=3"),
         ({"count": "3"}, r"options\.count.*whole number"),
+        ({"count": 10**20}, r"options\.count.*less than"),
         ({"kinds": ["add3"]}, r"no kind 'add3'. Did you mean 'add2'"),
         ({"kinds": []}, "kinds is empty"),
         ({"rushed": {"add2": 1.5}}, r"options\.rushed\.add2"),

@@ -274,6 +274,7 @@ def test_sets_that_give_no_problem(tmp_path, rows, config, message):
     ("config", "message"),
     [
         ({"source": "gsm9k"}, "Did you mean 'gsm8k'"),
+        ({"source": "file", "path": ""}, "path is missing: give a file or folder"),
         ({"source": "file"}, "path is missing: give a file or folder"),
         ({"source": "hub"}, "path is missing: give a Hub name"),
         ({"source": "gsm8k", "columns": {"qestion": "x"}}, "Did you mean 'question'"),

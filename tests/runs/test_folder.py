@@ -14,6 +14,7 @@ import pytest
 
 from grouper.api import Solution, append_jsonl
 from grouper.errors import RunFolderError
+from grouper.evaluation.evaluate import settings_name
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import read_lines, write_lines
 from grouper.runs import folder as folder_module
@@ -513,9 +514,16 @@ def test_steps_are_read_in_order_beyond_six_digits(tmp_path):
     assert (tmp_path / "rollouts" / "grpo-000002.jsonl.gz").exists()
 
 
-def test_an_evaluation_comes_back_equal(tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "validation-grpo-000020",
+        settings_name("test", SamplingParams(temperature=1e6, top_k=10**6), 4, 1),
+    ],
+)
+def test_an_evaluation_comes_back_equal(tmp_path, name):
     run = create(tmp_path)
-    result = make_result("validation-grpo-000020", "grpo", 20)
+    result = make_result(name, "grpo", 20)
     run.write_evaluation(result)
     (back,) = run.read_evaluations()
     assert back == result

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from grouper.cli.opening import require_new
 from grouper.cli.text import definitions, flow, short, some, warn, write_rows
 from grouper.config.checks import validate_json
 from grouper.config.loading import list_recipes, load_recipe, shipped_recipes
@@ -58,6 +59,7 @@ def audited(limit: int | None, show: int, output: Path | None, **source: Any) ->
     """Print everything that is wrong with a source, and write it to a file on request."""
     from grouper.data.audit import audit, quarantine_rows
 
+    require_new(output, "--output")
     sets = _load(**source, limit=limit)
     audits = {name: audit(problems) for name, problems in sets.items()}
     for name, found in audits.items():

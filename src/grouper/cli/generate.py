@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grouper.cli.measure import progress
-from grouper.cli.opening import open_recipe, read_rows, require_new, run_of
+from grouper.cli.opening import open_recipe, read_rows, require_new, run_of, sampled_by
 from grouper.cli.text import flow, write_rows
 from grouper.data.reading import source_named
 from grouper.errors import DataError, counted
@@ -56,13 +56,10 @@ def generate(
         raise click.UsageError("--question is empty.")
     model = model_in(model)
     named = None if recipe is None else open_recipe(recipe)
-    asked = recipe_for(model, named, format_name)
-    if engine is not None:
-        asked = asked.override(f"sampling.engine={engine}")
+    asked = recipe_for(model, named, format_name).override(*sampled_by(engine))
     opened = with_sampling(asked, **sampling)
     rows = None if input_file is None else _read_questions(input_file)
-    if output_file is not None:
-        require_new(output_file, f"--output {output_file}")
+    require_new(output_file, f"--output {output_file}")
     from grouper.api import Generator
 
     display = progress(quiet=quiet)

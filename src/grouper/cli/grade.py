@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from grouper.cli.opening import open_recipe, read_rows, require_new, run_folder_of
+from grouper.cli.opening import open_recipe, read_rows, require_new
 from grouper.cli.text import short, some, warn, write_rows
 from grouper.config.schema import GradingConfig, Recipe
 from grouper.data.references import check_references
@@ -47,16 +47,14 @@ def grade(
     show: int,
 ) -> None:
     """Grade a text, a file or a run, whichever `what` is."""
-    if output is not None:
-        require_new(output, "--output")
+    require_new(output, "--output")
     try:
         place = Path(what).expanduser()
-        is_folder, is_file = place.is_dir(), bool(what) and place.exists()
+        is_folder, is_file = bool(what) and place.is_dir(), bool(what) and place.exists()
     except (OSError, RuntimeError, ValueError):  # too long, ~nobody, a null character: a text
         is_folder = is_file = False
     if is_folder:
-        run = run_folder_of(str(place.absolute()))
-        assert run is not None
+        run = place.absolute()
         listed = _grade_run(run, open_recipe(recipe or str(run), overrides), only, show)
     else:
         grading = GradingConfig()

@@ -101,8 +101,7 @@ def show(
     """Print what the model wrote in training."""
     if best and worst:
         raise click.UsageError("--best and --worst are opposite orders: give one.")
-    others = step is not None or verdict or best or worst
-    if diff is not None and others:
+    if diff is not None and (step is not None or verdict or best or worst):
         raise click.UsageError("--diff compares two steps: only --problem and -n go with it.")
     from grouper.report.terminal import changes, in_words, rollouts
 

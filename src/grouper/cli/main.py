@@ -44,12 +44,13 @@ SIGPIPE_EXIT = 141
 # once its trackers are closed and its pictures drawn.
 HEAD_START = 20.0
 
-RANGES: dict[str, Any] = {"int": click.IntRange, "float": click.FloatRange}
+# Type in the table -> click's, and what messages call such a number.
+RANGES = {"int": (click.IntRange, "whole number"), "float": (click.FloatRange, "number")}
 
 
 def _option(flag: str, row: Row) -> click.Option:
     """The option of a row; what is not named here is click's own."""
-    own = {"name", "type", "least", "choices", "short", "opposite"}
+    own = {"name", "type", "least", "most", "choices", "short", "opposite"}
     named = {key: value for key, value in row.items() if key not in own}
     switch = not {"metavar", "choices"} & row.keys()
     if "choices" in row:
@@ -58,13 +59,25 @@ def _option(flag: str, row: Row) -> click.Option:
         there = row["type"] == "file"
         named["type"] = click.Path(exists=there, dir_okay=not there, path_type=Path)
     elif "type" in row:
-        named["type"] = RANGES[row["type"]](min=row.get("least"))
+        kind, noun = RANGES[row["type"]]
+        named["type"] = kind(min=row.get("least"))
+        named["type"].name = noun
+        # A thousand million is more than there is of anything.
+        named["callback"] = partial(_bounded, row.get("most", 10**9))
     if switch and "opposite" not in row:
         named["default"] = False
     names = [row["short"]] if "short" in row else []
     names.append(f"--{flag}/--{row['opposite']}" if "opposite" in row else f"--{flag}")
     names.append(row.get("name", flag.replace("-", "_")))
     return click.Option(names, is_flag=switch or None, show_default="default" in row, **named)
+
+
+def _bounded(most: float, _context: click.Context, _option: click.Parameter, value: Any) -> Any:
+    """The value, or values, of an option with a number: at most `most`, and not NaN."""
+    for number in value if isinstance(value, tuple) else (value,):
+        if number is not None and not number <= most:
+            raise click.BadParameter(f"{number} is not a number up to {most:,}.")
+    return value
 
 
 def _argument(name: str, shown: str) -> click.Argument:

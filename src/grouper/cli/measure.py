@@ -34,6 +34,7 @@ from grouper.models.folders import (
     require_model_folder,
     trained_model,
 )
+from grouper.models.folders import run_of as run_of_model
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.runs.lock import is_running
 from grouper.runs.samples import in_words, printable
@@ -198,9 +199,8 @@ def _asked(
     if not (may_be_model and bare):
         opened = open_recipe(name, overrides)
         return opened, run_of(name, opened), None
-    for run in folder.resolve().parents[:2]:
-        if not hub and (run / RECIPE_FILE).is_file():
-            return open_recipe(str(run), overrides), run, name
+    if run := run_of_model(name):
+        return open_recipe(str(run), overrides), run, name
     opened = recipe_for(name, None, "boxed").override(*overrides)
     return opened, Path(opened.output_dir).expanduser() / next(iter(_labelled([name]))), name
 
@@ -281,8 +281,7 @@ def _labelled(models: Iterable[str]) -> dict[str, str]:
         parts = path.parts[-2:]
         if path.exists():  # from the run it lies in
             path = path.resolve()
-            runs = [folder for folder in path.parents[:2] if (folder / RECIPE_FILE).is_file()]
-            parts = path.relative_to([*runs, path][0].parent).parts
+            parts = path.relative_to((run_of_model(model) or path).parent).parts
         label = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).lstrip("._-") or "model"
         subjects[f"{label}-{len(subjects) + 1}" if label in subjects else label] = model
     return subjects

@@ -47,7 +47,7 @@ def open_recipe(name: str, overrides: Sequence[str] = (), *, runs_here: bool = T
     return recipe
 
 
-def sampled_by(engine: str | None, overrides: Sequence[str]) -> tuple[str, ...]:
+def sampled_by(engine: str | None, overrides: Sequence[str] = ()) -> tuple[str, ...]:
     """The overrides, with what `--engine` names."""
     return (*overrides, *([] if engine is None else [f"sampling.engine={engine}"]))
 
@@ -95,17 +95,20 @@ def chosen_model(model: str | None, recipe: Recipe, run: Path) -> str | None:
     return subject
 
 
-def require_new(path: Path, where: str = "") -> None:
+def require_new(path: Path | None, where: str = "") -> None:
     """Refuse, before anything slow, a file or folder that exists or cannot be written.
+
+    None, where nothing is written to a file, passes.
 
     Raises:
         ConfigError: it exists.
         RunFolderError: its folder cannot be written.
     """
+    if path is None:
+        return
     if path.exists():
-        raise ConfigError(
-            f"{path} exists already", where=where, fix="Name another one, or move it away."
-        )
+        fix = "Name another one, or move it away."
+        raise ConfigError(f"{path} exists already", where=where, fix=fix)
     require_writable(path)
 
 

@@ -58,8 +58,7 @@ def imported(file: Path | str, output: Path | None, nproc: int) -> None:
     from grouper.data.reading import source_named
     from grouper.rewards import REWARDS
 
-    if output is not None:
-        require_new(output, "--output")
+    require_new(output, "--output")
     found = import_recipe(file, source_named=source_named, rewards=REWARDS, nproc=nproc)
     if output is None:
         click.echo(found.text, nl=False)

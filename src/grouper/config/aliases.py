@@ -46,14 +46,8 @@ def aliases() -> dict[str, Row]:
 def alias(name: str) -> tuple[str, Row] | None:
     """The present name and its row, for a name in any spelling (`--max-steps`), or None."""
     name = name.lstrip("-").replace("-", "_")
-    row = aliases().get(name, {})
-    name = row.get("now", name)
+    name = aliases().get(name, {}).get("now", name)
     return (name, aliases()[name]) if name in aliases() else None
-
-
-def former() -> dict[str, str]:
-    """What to write instead of settings of older versions of Grouper."""
-    return dict(tables()["former"])
 
 
 def keys_of(row: Row, phase: str) -> list[str]:

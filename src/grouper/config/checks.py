@@ -20,7 +20,6 @@ from grouper.config.aliases import (
     Row,
     alias,
     aliases,
-    former,
     keys_of,
     of_set_ups,
     tables,
@@ -185,7 +184,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Location, Any]]:
     """Every setting in an unknown section, each with its own location and value."""
     name = str(location[-1])
-    known = name in former() or meant(name, fields) != ({}, [])
+    known = name in tables()["former"] or meant(name, fields) != ({}, [])
     # A section of ours that stands in the wrong place is opened, too.
     if isinstance(value, dict) and value and (not known or any(f".{name}." in k for k in fields)):
         for name, inner in value.items():
@@ -230,7 +229,7 @@ def advice(location: Location, value: Any, fields: Fields) -> str:
 
 def _present(old: str, value: Any) -> str:
     """What to write instead of a key, or `key=value`, of an older version; empty for others."""
-    new = former().get(old, "")
+    new: str = tables()["former"].get(old, "")
     if not new or " " in new:
         return new
     return f"It has another name now: write {new if '=' in new else new + _equals(value)}."

@@ -23,13 +23,11 @@ from grouper.config.checks import validate_json
 from grouper.config.credentials import names_secret
 from grouper.config.loading import load_recipe, read_text, resolved_yaml
 from grouper.config.overrides import as_json, parse_yaml, put
-from grouper.config.schema import TRACKERS, Recipe
+from grouper.config.schema import LARGEST, TRACKERS, Recipe
 from grouper.errors import ConfigError, did_you_mean
 
 # Up to this length, no similar name is proposed.
 _SHORT = 6
-# Larger numbers are neither counts nor rates; infinity and NaN fail this, too.
-_LARGEST = 1e15
 _READABLE = (
     "What can be read: YAML, JSON or Python with TRL's GRPOConfig or SFTConfig, and the YAML of "
     "the set-ups that the recipes math-r1-zero and openmath-dapo follow (docs/migrating.md)."
@@ -208,7 +206,8 @@ class _Settings:
         """
         value = self.get(name)
         fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        if not fits or not (1 if whole else -_LARGEST) <= value <= _LARGEST:
+        # Infinity and NaN are not, either.
+        if not fits or not (1 if whole else -LARGEST) <= value <= LARGEST:
             wanted = "a whole number of 1 or more" if whole else "a number"
             raise self.refused(f"{self.spelled.get(name, name)} is {value!r}, not {wanted}")
         return value

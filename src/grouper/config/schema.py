@@ -18,15 +18,23 @@ from grouper.config.credentials import refuse_literal_secrets
 from grouper.config.named import PRESETS, named_stack
 from grouper.config.overrides import changed
 
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
+# What is counted may be this at most; the product of two of them fits into 64 bits.
+MOST = 10**9
+# What is measured may be this at most, as may a reward's value, its weight and their product: a
+# float64 still tells totals 0.1 apart, and the square of a gradient is finite in float32.
+LARGEST = 1e15
+
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+NonNegative = Annotated[int, Field(ge=0, le=MOST)]
 # What PyTorch takes.
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=LARGEST)]
+# At most a day: clocks overflow somewhere beyond.
+Seconds = Annotated[float, Field(gt=0, le=86400)]
 # A list is how YAML and JSON write a tuple; what is in it is as strict as everything else.
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Pair = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
@@ -36,10 +44,6 @@ Servers = Annotated[tuple[_Server, ...], Field(strict=False)]
 
 # Marks what may differ between two runs of one experiment: texts, the machine, which phases run.
 ASIDE = "no part of the experiment"
-
-# What a reward's value, its weight and their product may be at most: a float64 still tells totals
-# 0.1 apart, and the square of a gradient is finite in float32.
-LARGEST = 1e15
 
 
 class Section(BaseModel):
@@ -77,11 +81,11 @@ class LoraConfig(Section):
 class NewModelConfig(Section):
     """A small random Qwen3, and a tokenizer fitted to the recipe's own data."""
 
-    hidden_size: Annotated[int, Field(ge=8, multiple_of=8)] = 128
+    hidden_size: Annotated[Positive, Field(multiple_of=8)] = 128
     """shared out among four heads; two of them have the same keys and values"""
     layers: Positive = 2
     intermediate_size: Positive = 384
-    vocab_size: Positive = 512
+    vocab_size: Annotated[Positive, Field(le=10**6)] = 512
     """upper limit of the fitted tokenizer"""
 
 
@@ -341,7 +345,7 @@ class GRPOConfig(PhaseConfig):
     surrogate: Literal["ppo_clip", "cispo", "policy_gradient"] = "ppo_clip"
     clip_low: Fraction = 0.2
     clip_high: NonNegativeFloat = 0.28
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    dual_clip: Annotated[float, Field(gt=1, le=LARGEST)] | None = None
     """only ppo_clip: bound on the ratio where the advantage is negative"""
     beta: NonNegativeFloat = 0.0
     """weight of the KL term"""
@@ -446,7 +450,7 @@ class VllmConfig(Section):
     tolerance: PositiveFloat | None = None
     """most that log-probs may differ from the trainer's after a push of weights, mean in nats;
     left out: 1e-5 where both compute in float32, else 0.02"""
-    timeout_seconds: PositiveFloat = 600.0
+    timeout_seconds: Seconds = 600.0
     """for a start, an answer, or the return of a server that has vanished"""
     params: Params = {}
     """further arguments of vLLM's engine, by its own names"""
@@ -499,7 +503,7 @@ class SamplingConfig(Section):
 class GradingConfig(Section):
     """How answers are compared."""
 
-    timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 2.0
+    timeout_seconds: Seconds = 2.0
     """processor time per answer in the symbolic stage"""
     symbolic: bool = True
     """the Math-Verify stage; false: numbers and text only"""
@@ -543,7 +547,7 @@ class RewardConfig(Section):
     deterministic: bool = True
     """false: it may answer the same input differently (a model as a judge); its answers are kept
     for --resume"""
-    timeout_seconds: PositiveFloat = 120.0
+    timeout_seconds: Seconds = 120.0
     """a group's time: an async function is stopped, another warned of"""
 
 
@@ -619,7 +623,7 @@ class Recipe(Section):
     """a folder for what was trained, the adapter alone where there is one"""
     push_to: Annotated[str | None, ASIDE] = None
     """owner/name on the Hub: each checkpoint is pushed as a revision, the result with its card"""
-    threads: Annotated[Positive | None, ASIDE] = None
+    threads: Annotated[Positive | None, Field(le=1024), ASIDE] = None
     """CPU threads; left out: PyTorch's choice, at most the processors that the process may use"""
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], ASIDE] = "auto"
     """auto: CUDA if there is a device, else the CPU; mps is untested, and never chosen by itself"""

@@ -17,11 +17,12 @@ import random
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import islice
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from grouper.config.checks import validate_json
+from grouper.config.schema import Fraction, Positive, Section, Seed
 from grouper.errors import ConfigError, DataError, did_you_mean
 from grouper.files import table
 from grouper.types import Problem
@@ -58,22 +59,20 @@ def kinds() -> tuple[str, ...]:
     return tuple(_words().kinds)
 
 
-class ArithmeticOptions(BaseModel):
+class ArithmeticOptions(Section):
     """`options` of the source `arithmetic`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    count: Annotated[int, Field(ge=1)] = 1000
+    count: Positive = 1000
     kinds: tuple[str, ...] = Field(default_factory=kinds, strict=False)
-    low: Annotated[int, Field(ge=1)] = 2
+    low: Positive = 2
     """Smallest operand."""
-    high: Annotated[int, Field(ge=1)] = 10
+    high: Positive = 10
     """Largest operand."""
-    max_value: Annotated[int, Field(ge=1)] = 25
+    max_value: Positive = 25
     """Every intermediate value and answer is in 1..max_value."""
-    rushed: dict[str, Annotated[float, Field(ge=0, le=1)]] = {}
+    rushed: dict[str, Fraction] = Field(default_factory=dict)
     """Kind -> probability that the worked solution stops one step early, with a wrong answer."""
-    seed: Annotated[int, Field(ge=0)] | None = None
+    seed: Seed | None = None
     """Left out: the run's seed."""
 
     @model_validator(mode="after")

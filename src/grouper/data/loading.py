@@ -115,7 +115,7 @@ def check_source(config: RowsConfig, *, where: str) -> None:
     elif config.options:
         what = f"the source {config.source} has no options"
         problems.append(ConfigError(what, where=f"{where}.options"))
-    if config.path is None and source.hub is None and config.source not in MADE:
+    if not config.path and source.hub is None and config.source not in MADE:
         what = "a Hub name" if config.source == "hub" else "a file or folder"
         problems.append(ConfigError(f"path is missing: give {what}", where=f"{where}.path"))
     if isinstance(config, SourceConfig):

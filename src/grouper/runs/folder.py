@@ -81,7 +81,7 @@ OUR_FOLDERS = (*PHASES, "rollouts", "evaluations", "eval_runs", "nan_dump", "tra
 # measured before anything was trained.
 _LEFTOVERS = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
 _ROLLOUTS = re.compile(rf"({'|'.join(PHASES)})-(\d+)\.jsonl\.gz")
-_EVALUATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_EVALUATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*")
 _DAMAGED = "the summary of the evaluation is damaged"
 _NO_STATE = "the state of the final model is damaged"
 
