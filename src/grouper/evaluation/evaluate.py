@@ -104,7 +104,7 @@ def evaluate(
         fmt: the prompt format; with `rewards`, each item also has its format and reasoning.
         rewards: also scores each completion; a reward that fails stops nothing.
         folder: where completions are written as they come, and at the end the items; left out:
-            they are kept in memory.
+            they are kept in memory. `RunFolder.write_evaluation` deletes the completions.
         resume: go on from what an interrupted call of the same settings has left there.
         known: finds the finished evaluation of a name, which is returned as it is; left out: there
             is none, or it is replaced.
@@ -370,7 +370,6 @@ def _finish(
         delete(folder / f"{name}.json")  # never an old summary beside new items
 
     write_lines(folder / f"{name}.jsonl.gz", rows())
-    unfinished.delete()
     return light, notes.events
 
 

@@ -148,7 +148,9 @@ class Unfinished:
         self, folder: Path, name: str, settings: Mapping[str, Any], places: int = 0
     ) -> None:
         self.folder = folder / f".{name}.part"
-        self._settings = dumps(settings).encode()
+        # Another recipe may draw the same: `sampling.max_slots` after memory ran out.
+        same = {key: value for key, value in settings.items() if key != "recipe_hash"}
+        self._settings = dumps(same).encode()
         self._files: list[BinaryIO] = []
         # Where each line starts, times `_MOST_FILES`, plus the number of its file: a few bytes for
         # each completion.
