@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import sys
 import time
@@ -15,8 +17,10 @@ from grouper.cli.measure import progress
 from grouper.cli.opening import open_recipe, read_rows, require_new, run_of
 from grouper.cli.text import flow, write_rows
 from grouper.data.reading import source_named
-from grouper.errors import DataError, counted
+from grouper.errors import DataError, RunFolderError, counted
+from grouper.files import append_line
 from grouper.models.folders import (
+    identity_of,
     model_in,
     recipe_for,
     require_model_folder,
@@ -28,6 +32,8 @@ from grouper.types import Message
 
 if TYPE_CHECKING:
     from grouper.api import Generator, Solution
+    from grouper.config.schema import Recipe
+    from grouper.runs.progress import Progress
 
 QUESTION_COLUMNS = ("question", "problem", "prompt")
 # What the rows of an output file have beside the columns of the input.
@@ -63,17 +69,14 @@ def generate(
     rows = None if input_file is None else _read_questions(input_file)
     if output_file is not None:
         require_new(output_file, f"--output {output_file}")
+    display = progress(quiet=quiet)
+    if rows is not None:
+        _answer_file(rows, output_file, opened, model, display)
+        return
     from grouper.api import Generator
 
-    display = progress(quiet=quiet)
     with Generator(opened, model) as generator:
-        if rows is not None:
-            found = generator.answers([_question(row) for row in rows], display=display)
-            lines = list(_answered(rows, found, opened.evaluation.samples))
-            write_rows(lines, output_file)
-            if output_file is not None:
-                click.echo(f"{output_file}: {counted(len(lines), 'row')}.")
-        elif question is not None:
+        if question is not None:
             _show(question, generator)
         elif converse or sys.stdin.isatty():
             _converse(generator)
@@ -113,19 +116,78 @@ def _question(row: Mapping[str, Any]) -> str:
     return next((text for text in found if isinstance(text, str) and text.strip()), "")
 
 
+def _answer_file(
+    rows: Sequence[Mapping[str, Any]],
+    output: Path | None,
+    recipe: Recipe,
+    model: str,
+    display: Progress,
+) -> None:
+    """Answer the rows of a file in their order, and write each at once.
+
+    Those for `output` lie beside it until all are there: after an interruption the same call goes
+    on.
+
+    Raises:
+        RunFolderError: another process does the same, what lies there has other settings, or
+            nothing can be written.
+    """
+    from grouper.api import Generator
+    from grouper.evaluation.items import Unfinished
+    from grouper.runs.lock import RunLock
+
+    left = [*enumerate(rows)]
+    with contextlib.ExitStack() as stack:
+        if output is not None:
+            settings = {
+                "model": identity_of(model, recipe.model.revision),
+                "recipe": recipe.model_dump(mode="json"),
+                "rows": hashlib.sha256(repr(rows).encode()).hexdigest(),
+            }
+            kept = Unfinished(output.parent, output.name, settings, len(rows))
+            stack.callback(RunLock(kept.folder, "file").release)
+            if kept.of_others():
+                raise RunFolderError(
+                    "the answers here are to other rows, of another model or of other settings",
+                    where=str(kept.folder),
+                    fix="Go on with the same ones, name another --output, or delete this folder.",
+                )
+            if done := kept.begin(resume=True):
+                display.say(f"Answered before: {len(done):,} of {counted(len(rows), 'row')}.")
+                del left[: len(done)]
+        waiting = iter(left)
+
+        def write(found: Sequence[Solution]) -> None:
+            place, row = next(waiting)
+            lines = [*_answered(row, found, recipe.evaluation.samples)]
+            if output is None:
+                write_rows(lines, None)
+            else:
+                append_line(kept.folder / "0.jsonl", {"place": place, "rows": lines})
+
+        with Generator(recipe, model) as generator:
+            questions = [_question(row) for _, row in left]
+            generator.answers(questions, display=display, on_answers=write)
+        if output is not None:
+            with (kept.folder / "0.jsonl").open(encoding="utf-8") as file:
+                lines = [row for line in file for row in json.loads(line)["rows"]]
+            write_rows(lines, output)
+            kept.delete()
+            click.echo(f"{output}: {counted(len(lines), 'row')}.")
+
+
 def _answered(
-    rows: Sequence[Mapping[str, Any]], answers: Sequence[Sequence[Solution]], samples: int
+    row: Mapping[str, Any], found: Sequence[Solution], samples: int
 ) -> Iterator[dict[str, Any]]:
-    """All rows in order, one for each sample."""
-    for row, found in zip(rows, answers, strict=True):
-        for sample, one in enumerate(found or [None] * samples):
-            # Columns of a Parquet file may hold dates and the like, which become text.
-            kept = json.loads(json.dumps({str(name): row[name] for name in row}, default=str))
-            kept["response"] = one and one.response
-            kept["extracted"] = one and one.answer
-            kept["finish_reason"] = one.finish_reason if one else "too_long"
-            kept["tokens"] = one.tokens if one else 0
-            yield kept | ({"sample": sample} if samples > 1 else {})
+    """The row once for each sample, with what was answered."""
+    for sample, one in enumerate(found or [None] * samples):
+        # Columns of a Parquet file may hold dates and the like, which become text.
+        kept = json.loads(json.dumps({str(name): row[name] for name in row}, default=str))
+        kept["response"] = one and one.response
+        kept["extracted"] = one and one.answer
+        kept["finish_reason"] = one.finish_reason if one else "too_long"
+        kept["tokens"] = one.tokens if one else 0
+        yield kept | ({"sample": sample} if samples > 1 else {})
 
 
 def _show(question: str, generator: Generator) -> None:
