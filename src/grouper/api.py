@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
@@ -480,28 +479,26 @@ class Generator(AbstractContextManager["Generator"]):
             DataError: a question is empty.
         """
         questions = list(questions)  # those of a pandas Series have labels, not places
+        prompts = [self.prompt(question, earlier) for question in questions]
         k = self.recipe.evaluation.samples if samples is None else samples
+        display = display or Progress(quiet=True)
         params, room = self._asked(changes)
+        fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
+        if left_out := len(questions) - len(fitting):
+            log.warning("%d questions are too long for the model; they get no answer.", left_out)
         # Addressed by the text: the answer to a question does not depend on its neighbours.
         seed = self.recipe.seed if seed is None else int(seed)  # NumPy's has another repr
-        key = partial(draw_seed, seed, "generate")
-        display = display or Progress(quiet=True)
+        requests = [
+            SampleRequest(prompt=p, params=params, key=draw_seed(seed, "generate", p.text, sample))
+            for p in fitting
+            for sample in range(k)
+        ]
         found: list[list[Solution]] = []
         drawn: dict[int, Completion] = {}
-        with self._one_at_a_time, display.track("answering") as task:
-            prompts = [self.prompt(question, earlier) for question in questions]
-            fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
-            if left_out := len(questions) - len(fitting):
-                log.warning("%d questions are too long for the model and get no answer.", left_out)
-            requests = [
-                SampleRequest(prompt=p, params=params, key=key(p.text, sample))
-                for p in fitting
-                for sample in range(k)
-            ]
+        with self._one_at_a_time, display.track("answering", len(requests)) as task:
             if isinstance(self.sampler, NativeSampler):
                 self.sampler.on_tokens = on_tokens
-            completions = self.sampler.sample(requests)
-            places = iter(range(len(requests)))
+            completions, places = self.sampler.sample(requests), iter(range(len(requests)))
             for question, prompt in zip(questions, prompts, strict=True):
                 found.append([])
                 for place in islice(places, k if len(prompt.token_ids) <= room else 0):

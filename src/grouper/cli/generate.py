@@ -165,7 +165,7 @@ def _answer_file(
             else:
                 append_line(kept.folder / "0.jsonl", {"place": place, "rows": lines})
 
-        with Generator(recipe, model) as generator:
+        with display.within("generate"), Generator(recipe, model) as generator:
             questions = [_question(row) for _, row in left]
             generator.answers(questions, display=display, on_answers=write)
         if output is not None:
