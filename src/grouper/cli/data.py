@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from grouper.cli.measure import progress
 from grouper.cli.text import definitions, flow, short, some, warn, write_rows
 from grouper.config.checks import validate_json
 from grouper.config.loading import list_recipes, load_recipe, shipped_recipes
@@ -58,8 +59,9 @@ def audited(limit: int | None, show: int, output: Path | None, **source: Any) ->
     """Print everything that is wrong with a source, and write it to a file on request."""
     from grouper.data.audit import audit, quarantine_rows
 
-    sets = _load(**source, limit=limit)
-    audits = {name: audit(problems) for name, problems in sets.items()}
+    with progress().within("audit"):
+        sets = _load(**source, limit=limit)
+        audits = {name: audit(problems) for name, problems in sets.items()}
     for name, found in audits.items():
         problems = found.problems
         _head(name, problems, f"{len(problems):,} problems, fingerprint {problems.fingerprint}")
@@ -103,7 +105,8 @@ def prepared(source: str, output: Path | None, overwrite: bool, **named: Any) ->
     """Write problems that are ready for training, and print what to write in a recipe."""
     from grouper.data.problems import write_problems
 
-    sets = _load(source, **named)
+    with progress().within("prepare"):
+        sets = _load(source, **named)
     folder = output or Path("prepared") / Path(source).stem
     sources = write_problems(folder.expanduser(), sets, overwrite=overwrite)
     for name, problems in sets.items():

@@ -301,7 +301,8 @@ def synthesize(
     from grouper import api
 
     display = progress(quiet=quiet)
-    rows, drawn = api.synthesize(opened, subject, output, samples=samples, display=display)
+    with display.within("synthesize"):
+        rows, drawn = api.synthesize(opened, subject, output, samples=samples, display=display)
     click.echo(f"{output}: {counted(rows, 'right answer')} of {counted(drawn, 'completion')}.")
     settings = source_named(str(output))
     own = {"columns": {"response": "response"}} if settings["source"] == "file" else {}

@@ -129,7 +129,9 @@ def evaluate(
     if dry_run:
         _show_sizes(to_do, target)
         return
-    found = _measured(to_do, target, progress(quiet=quiet))
+    display = progress(quiet=quiet)
+    with display.within("eval"):
+        found = _measured(to_do, target, display)
     _show_measured(found, as_json=as_json, titles=on is not None)
     folders = [] if as_json else [target / label / "evaluations" for label in subjects]
     show(*(f"Items: {folder}" for folder in folders))
@@ -552,7 +554,9 @@ def difficulty(
 
     from grouper import api
 
-    found = api.pass_rates(opened, subject, path, samples=samples, display=progress(quiet=quiet))
+    display = progress(quiet=quiet)
+    with display.within("difficulty"):
+        found = api.pass_rates(opened, subject, path, samples=samples, display=display)
     solved = Counter(correct for correct, _ in found.values())
     for correct in range(samples + 1):
         bar = "#" * round(40 * solved[correct] / max(solved.values()))
