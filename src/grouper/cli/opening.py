@@ -13,7 +13,7 @@ from grouper.cli.text import warn
 from grouper.config.loading import load_recipe, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, DataError, GradingError
-from grouper.files import read_lines, require_writable
+from grouper.files import require_writable
 from grouper.models.folders import RECIPE_FILE, is_model, local_model, require_model_folder
 
 # Lines of a dry run before the recipe.
@@ -117,9 +117,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     """
     from grouper.data.reading import find_file, read_files
 
-    stored = file.suffix == ".gz"
-    files = () if stored else find_file(file, split="", subset=None)
-    rows = [dict(row) for row in (read_lines(file) if stored else read_files(files))]
+    rows = [dict(row) for row in read_files(find_file(file, split="", subset=None))]
     if not rows:
         raise DataError("there are no rows in it", where=str(file), fix="Check the file.")
     return rows

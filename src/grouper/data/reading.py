@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import difflib
+import gzip
 import json
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +28,7 @@ _SAVED = "state.json"
 def source_named(name: str) -> dict[str, Any]:
     """The settings of a source, as a recipe would have them.
 
-    A local file or training split whose first row has a prompt and a response is
+    A local file or training split whose first row has a prompt, as one text, and a response is
     `prompt-response`; what cannot be read is a `file`, and loading it will say why.
 
     Args:
@@ -45,7 +47,7 @@ def source_named(name: str) -> dict[str, Any]:
     first: Row = {}
     with contextlib.suppress(DataError):
         first = next(iterate_files(find_file(name, split="train", subset=None)), first)
-    whole = {"prompt", "response"} <= first.keys()
+    whole = isinstance(first.get("prompt"), str) and "response" in first
     return {"source": "prompt-response" if whole else "file", "path": name}
 
 
@@ -121,13 +123,15 @@ def iterate_files(files: Sequence[Path]) -> Iterator[Row]:
     for file in files:
         try:
             yield from _reader(file)(file)
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"cannot be read ({error})", where=str(file)) from error
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+            fix = "Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else ""
+            raise DataError(f"cannot be read ({error})", where=str(file), fix=fix) from error
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
     # Only \n ends a line: U+2028, at which splitlines breaks too, is legal inside a JSON string.
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
+    unpacked = gzip.open if path.suffix.lower() == ".gz" else open
+    with unpacked(path, "rt", encoding="utf-8-sig", newline="\n") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -174,8 +178,11 @@ def _reason(error: ValueError | RecursionError) -> str:
 def _read_csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # a cell may hold a long solution
     with path.open(encoding="utf-8-sig", newline="") as file:
+        # Spreadsheets of some countries put semicolons between cells.
+        mark = max(",;\t", key=file.readline().count)
+        file.seek(0)
         # Strictly: a quote that is never closed would swallow the rows after it in silence.
-        rows = csv.DictReader(file, strict=True)
+        rows = csv.DictReader(file, strict=True, delimiter=mark)
         try:
             # A row has one value for each name: the last of two columns would win in silence.
             names = rows.fieldnames or ()
@@ -191,12 +198,14 @@ def _read_csv(path: Path) -> Iterator[Row]:
 
 
 def _read_arrow(path: Path) -> Iterator[Row]:
-    """Parquet, and what `save_to_disk` of `datasets` writes."""
+    """Parquet, what `save_to_disk` of `datasets` writes, and Arrow's own files (Feather)."""
     from pyarrow import ArrowInvalid, ipc, parquet
 
     whole = path.suffix.lower() == ".parquet"
     try:
         with path.open("rb") as file:
+            # A stream is also what is in a file of Arrow's, after the name of its format.
+            file.seek(0 if file.read(6) != b"ARROW1" else 8)
             source: Any = parquet.ParquetFile(file) if whole else ipc.open_stream(file)
             for batch in source.iter_batches(batch_size=1024) if whole else source:
                 yield from _as_written(batch.to_pylist(), batch.schema)
@@ -221,13 +230,15 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,
+    ".tsv": _read_csv,
     ".parquet": _read_arrow,
     ".arrow": _read_arrow,
 }
 
 
 def _reader(path: Path) -> Callable[[Path], Iterator[Row]]:
-    reader = READERS.get(path.suffix.lower())
+    packed = path.name.lower().endswith(".jsonl.gz")
+    reader = _read_jsonl if packed else READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(
             f"files of type {path.suffix or '(none)'} cannot be read",
