@@ -457,7 +457,7 @@ class Generator(AbstractContextManager["Generator"]):
         display: Progress | None = None,
         seed: int | None = None,
         on_tokens: Callable[[Sequence[int]], None] | None = None,
-        on_answers: Callable[[list[Solution]], None] | None = None,
+        on_answers: Callable[[int, list[Solution]], None] | None = None,
         **changes: Any,
     ) -> list[list[Solution]]:
         """The answers to each question; none to one that the model's context has no room for.
@@ -470,8 +470,8 @@ class Generator(AbstractContextManager["Generator"]):
             seed: of the draws; left out: the recipe's.
             on_tokens: called with all ids so far of a single answer, every few tokens, where the
                 engine is Grouper's own.
-            on_answers: called with the answers to each question, in the order of the questions, as
-                soon as they are known.
+            on_answers: called with the number of each question, in order, and its answers, as soon
+                as they are known.
             changes: settings of sampling for this call: `temperature`, `top_p`, `top_k`, `min_p`,
                 `max_new_tokens`.
 
@@ -499,7 +499,7 @@ class Generator(AbstractContextManager["Generator"]):
             if isinstance(self.sampler, NativeSampler):
                 self.sampler.on_tokens = on_tokens
             completions, places = self.sampler.sample(requests), iter(range(len(requests)))
-            for question, prompt in zip(questions, prompts, strict=True):
+            for number, (question, prompt) in enumerate(zip(questions, prompts, strict=True)):
                 found.append([])
                 for place in islice(places, k if len(prompt.token_ids) <= room else 0):
                     while place not in drawn:
@@ -508,7 +508,7 @@ class Generator(AbstractContextManager["Generator"]):
                         task.advance()
                     found[-1].append(self._solution(question, prompt, drawn.pop(place)))
                 if on_answers is not None:
-                    on_answers(found[-1])
+                    on_answers(number, found[-1])
             deque(completions, maxlen=0)  # only in its end the sampler keeps its engine
         return found
 

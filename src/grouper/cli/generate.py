@@ -18,6 +18,7 @@ from grouper.cli.opening import open_recipe, read_rows, require_new, run_of
 from grouper.cli.text import flow, write_rows
 from grouper.data.reading import source_named
 from grouper.errors import DataError, RunFolderError, counted
+from grouper.evaluation.items import Unfinished
 from grouper.files import append_line
 from grouper.models.folders import (
     identity_of,
@@ -27,6 +28,7 @@ from grouper.models.folders import (
     trained_model,
     with_sampling,
 )
+from grouper.runs.lock import RunLock
 from grouper.runs.samples import printable
 from grouper.types import Message
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 QUESTION_COLUMNS = ("question", "problem", "prompt")
 # What the rows of an output file have beside the columns of the input.
 ADDED = ("response", "extracted", "finish_reason", "tokens", "sample")
+Rows = Sequence[Mapping[str, Any]]
 
 
 def generate(
@@ -84,7 +87,7 @@ def generate(
             _read_lines(generator)
 
 
-def _read_questions(path: Path) -> Sequence[Mapping[str, Any]]:
+def _read_questions(path: Path) -> Rows:
     """The rows of a file.
 
     Raises:
@@ -117,11 +120,7 @@ def _question(row: Mapping[str, Any]) -> str:
 
 
 def _answer_file(
-    rows: Sequence[Mapping[str, Any]],
-    output: Path | None,
-    recipe: Recipe,
-    model: str,
-    display: Progress,
+    rows: Rows, output: Path | None, recipe: Recipe, model: str, display: Progress
 ) -> None:
     """Answer the rows of a file in their order, and write each at once.
 
@@ -133,17 +132,12 @@ def _answer_file(
             nothing can be written.
     """
     from grouper.api import Generator
-    from grouper.evaluation.items import Unfinished
-    from grouper.runs.lock import RunLock
 
     left = [*enumerate(rows)]
     with contextlib.ExitStack() as stack:
         if output is not None:
-            settings = {
-                "model": identity_of(model, recipe.model.revision),
-                "recipe": recipe.model_dump(mode="json"),
-                "rows": hashlib.sha256(repr(rows).encode()).hexdigest(),
-            }
+            asked = repr([identity_of(model, recipe.model.revision), recipe, rows]).encode()
+            settings = {"sha256": hashlib.sha256(asked).hexdigest()}
             kept = Unfinished(output.parent, output.name, settings, len(rows))
             stack.callback(RunLock(kept.folder, "file").release)
             if kept.of_others():
@@ -155,10 +149,9 @@ def _answer_file(
             if done := kept.begin(resume=True):
                 display.say(f"Answered before: {len(done):,} of {counted(len(rows), 'row')}.")
                 del left[: len(done)]
-        waiting = iter(left)
 
-        def write(found: Sequence[Solution]) -> None:
-            place, row = next(waiting)
+        def write(number: int, found: Sequence[Solution]) -> None:
+            place, row = left[number]
             lines = [*_answered(row, found, recipe.evaluation.samples)]
             if output is None:
                 write_rows(lines, None)
@@ -183,11 +176,10 @@ def _answered(
     for sample, one in enumerate(found or [None] * samples):
         # Columns of a Parquet file may hold dates and the like, which become text.
         kept = json.loads(json.dumps({str(name): row[name] for name in row}, default=str))
-        kept["response"] = one and one.response
-        kept["extracted"] = one and one.answer
-        kept["finish_reason"] = one.finish_reason if one else "too_long"
-        kept["tokens"] = one.tokens if one else 0
-        yield kept | ({"sample": sample} if samples > 1 else {})
+        more: tuple[Any, ...] = (None, None, "too_long", 0)
+        if one is not None:
+            more = (one.response, one.answer, one.finish_reason, one.tokens)
+        yield kept | dict(zip(ADDED, (*more, sample) if samples > 1 else more, strict=False))
 
 
 def _show(question: str, generator: Generator) -> None:

@@ -132,20 +132,15 @@ def evaluate(
     display = progress(quiet=quiet)
     with display.within("eval"):
         found = _measured(to_do, target, display)
-    _show_measured(found, as_json=as_json, titles=on is not None)
-    folders = [] if as_json else [target / label / "evaluations" for label in subjects]
-    show(*(f"Items: {folder}" for folder in folders))
-
-
-def _show_measured(found: Mapping[str, Comparison], *, as_json: bool, titles: bool) -> None:
     if as_json:
         rows = [{"problems": name, **comparison.numbers} for name, comparison in found.items()]
         show_json({"evaluations": rows})
         return
     for name, comparison in found.items():
-        if titles:
+        if on is not None:
             click.echo(click.style(f"\n{name}", bold=True))
         show_results(comparison)
+    show(*(f"Items: {target / label / 'evaluations'}" for label in subjects))
 
 
 def _measured(
