@@ -179,7 +179,8 @@ def _read_csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # a cell may hold a long solution
     with path.open(encoding="utf-8-sig", newline="") as file:
         # Spreadsheets of some countries put semicolons between cells.
-        mark = max(",;\t", key=file.readline().count)
+        first = file.readline()
+        mark = next((mark for mark in "\t,;" if mark in first), ",")
         file.seek(0)
         # Strictly: a quote that is never closed would swallow the rows after it in silence.
         rows = csv.DictReader(file, strict=True, delimiter=mark)
