@@ -288,6 +288,12 @@ def test_right_answers_become_demonstrations(lora_run, tmp_path, monkeypatch):
     again = load_problems(trained.data.sft, seed=0, fmt=make_format(recipe.prompt))
     assert not again.quarantined
     assert [p.response for p in again.problems] == [row["response"] for row in rows]
+    # What was drawn with other settings, and interrupted, is still there to go on with.
+    assert [path.name for path in tmp_path.iterdir()] == ["right.jsonl"]
+    unfinished = tmp_path / "right.jsonl.drawn" / "evaluations" / ".drawn-2.part"
+    unfinished.mkdir(parents=True)
+    synthesize(recipe, model, file, samples=3)
+    assert unfinished.exists()
 
 
 def test_prompts_that_are_used_word_for_word_stay_so(lora_run, tmp_path, monkeypatch):

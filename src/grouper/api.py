@@ -23,11 +23,12 @@ import logging
 import math
 import shutil
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, overload
@@ -336,7 +337,8 @@ def _draw_rows(
         known = {*before}
         rows = [row for one in rows_of(result) if (row := dumps(one).encode()) not in known]
         write_atomic(target, b"".join(row + b"\n" for row in [*before, *rows]))
-        shutil.rmtree(folder, ignore_errors=True)
+        if not [*folder.glob("evaluations/.*.part")]:  # what others have drawn with other settings
+            shutil.rmtree(folder, ignore_errors=True)
         return len(rows), len(result.items)
 
     return join_processes().on_rank0(write)
@@ -456,6 +458,7 @@ class Generator(AbstractContextManager["Generator"]):
         display: Progress | None = None,
         seed: int | None = None,
         on_tokens: Callable[[Sequence[int]], None] | None = None,
+        on_answers: Callable[[int, list[Solution]], None] | None = None,
         **changes: Any,
     ) -> list[list[Solution]]:
         """The answers to each question; none to one that the model's context has no room for.
@@ -468,6 +471,8 @@ class Generator(AbstractContextManager["Generator"]):
             seed: of the draws; left out: the recipe's.
             on_tokens: called with all ids so far of a single answer, every few tokens, where the
                 engine is Grouper's own.
+            on_answers: called with the number of each question, in order, and its answers, as soon
+                as they are known.
             changes: settings of sampling for this call: `temperature`, `top_p`, `top_k`, `min_p`,
                 `max_new_tokens`.
 
@@ -479,27 +484,33 @@ class Generator(AbstractContextManager["Generator"]):
         k = self.recipe.evaluation.samples if samples is None else samples
         display = display or Progress(quiet=True)
         params, room = self._asked(changes)
-        fitting = [n for n, prompt in enumerate(prompts) if len(prompt.token_ids) <= room]
+        fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
         if left_out := len(questions) - len(fitting):
             log.warning("%d questions are too long for the model; they get no answer.", left_out)
         # Addressed by the text: the answer to a question does not depend on its neighbours.
         seed = self.recipe.seed if seed is None else int(seed)  # NumPy's has another repr
         requests = [
             SampleRequest(prompt=p, params=params, key=draw_seed(seed, "generate", p.text, sample))
-            for p in (prompts[n] for n in fitting)
+            for p in fitting
             for sample in range(k)
         ]
+        found: list[list[Solution]] = []
         drawn: dict[int, Completion] = {}
         with self._one_at_a_time, display.track("answering", len(requests)) as task:
             if isinstance(self.sampler, NativeSampler):
                 self.sampler.on_tokens = on_tokens
-            for index, completion in self.sampler.sample(requests):
-                drawn[index] = completion
-                task.advance()
-        found: list[list[Solution]] = [[] for _ in questions]
-        for index in range(len(requests)):
-            n = fitting[index // k]
-            found[n].append(self._solution(questions[n], prompts[n], drawn[index]))
+            completions, places = self.sampler.sample(requests), iter(range(len(requests)))
+            for number, (question, prompt) in enumerate(zip(questions, prompts, strict=True)):
+                found.append([])
+                for place in islice(places, k if len(prompt.token_ids) <= room else 0):
+                    while place not in drawn:
+                        index, completion = next(completions)
+                        drawn[index] = completion
+                        task.advance()
+                    found[-1].append(self._solution(question, prompt, drawn.pop(place)))
+                if on_answers is not None:
+                    on_answers(number, found[-1])
+            deque(completions, maxlen=0)  # only in its end the sampler keeps its engine
         return found
 
     def answer(

@@ -200,6 +200,19 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
             raise
 
 
+def whole_lines(path: Path) -> list[Any]:
+    """Read what `append_line` wrote, if anything; a last line that a kill has cut off is removed.
+
+    Raises:
+        ValueError: a line is damaged.
+    """
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        write_atomic(path, whole.encode())
+    return [json.loads(line) for line in whole.split("\n")[:-1]]
+
+
 def read_lines(path: Path, parse: Callable[[str], Any] = json.loads) -> Iterator[Any]:
     """Read what `write_lines` wrote.
 

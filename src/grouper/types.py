@@ -263,6 +263,19 @@ class Completion:
         _require(len(self.logprobs) == count, "one log-prob per token")
         _require(len(self.entropies) in (0, count), "one entropy per token, or none at all")
 
+    @classmethod
+    def bare(
+        cls, ids: Sequence[int], text: str, reason: str = FinishReason.STOP_TOKEN, version: int = 0
+    ) -> Completion:
+        """One without log-probs, which are all 0."""
+        return cls(
+            token_ids=tuple(ids),
+            logprobs=(0.0,) * len(ids),
+            text=text,
+            finish_reason=FinishReason(reason),
+            policy_version=version,
+        )
+
     @property
     def truncated(self) -> bool:
         return self.finish_reason is FinishReason.LENGTH

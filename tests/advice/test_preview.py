@@ -16,7 +16,6 @@ from grouper.advice.checks import Samples, find, tags_in, tokenisation
 from grouper.config.schema import GRPOConfig, RewardConfig
 from grouper.grading import grade
 from grouper.prompts import FORMATS
-from grouper.prompts.rendering import StopTokens
 from grouper.rewards import build_rewards
 from grouper.training.prepare import Prepared
 from grouper.types import Problem, Prompt, Reward, SamplingParams
@@ -29,7 +28,7 @@ class FakePrepared(SimpleNamespace):
 
 
 TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>
-STOP = StopTokens(trained=0, all=(0,))
+STOP = (0,)
 
 
 class Codes:
@@ -179,8 +178,8 @@ def test_a_broken_tokenizer_is_told_even_where_rewards_differ():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"stop_tokens": StopTokens(trained=ord("S"), all=(ord("S"),))}, "holds a stop token"),
-        ({"stop_tokens": StopTokens(trained=5000, all=(5000,))}, "outside the model's 2000"),
+        ({"stop_tokens": (ord("S"),)}, "holds a stop token"),
+        ({"stop_tokens": (5000,)}, "outside the model's 2000"),
         ({"prompt": Prompt(problem_id="p", text="q", token_ids=(81,), prefix=TAGS.prefix)}, "ends"),
         ({"tokenizer": Codes(lost="<")}, "'<start_working_out>' does not survive"),
     ],

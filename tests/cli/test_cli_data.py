@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from grouper.data import SOURCES
+from grouper.runs.progress import Progress
+from grouper.training.problem_sets import ProblemSets
 
 
 @pytest.fixture
@@ -21,6 +23,31 @@ def folder(tmp_path: Path) -> Path:
         lines = (json.dumps({"question": q, "answer": a}) for q, a in rows)
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     return tmp_path
+
+
+@pytest.fixture
+def bars(monkeypatch) -> list[str]:
+    """The names of the bars that a terminal would show."""
+    shown, within = [], Progress.within
+
+    def noted(self, name, total=None):
+        shown.append(name)
+        return within(self, name, total)
+
+    monkeypatch.setattr(Progress, "within", noted)
+    return shown
+
+
+@pytest.mark.parametrize("command", ["audit", "prepare"])
+def test_a_terminal_shows_that_a_large_set_is_being_read(
+    grouper, folder, bars, command, monkeypatch
+):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(
+        "grouper.cli.data.load_problem_sets", lambda *_: bars.append("read") or ProblemSets()
+    )
+    assert grouper("data", command, "demo").code == 0
+    assert bars == [command, "read"]
 
 
 PARTS = {"sft", "train", "validation", "test"}

@@ -7,15 +7,18 @@ import os
 import platform
 import re
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from grouper.errors import DataError
 from grouper.evaluation.items import StoredItems
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import LOCK_FILE
+from grouper.runs.progress import Progress
 from grouper.types import Verdict
 
 
@@ -145,6 +148,29 @@ def test_a_run_made_with_another_prompt_is_a_warning(grouper, run, tmp_path):
     called = grouper("eval", "demo", f"output_dir={run.parent}", "prompt.format=xml", "--dry-run")
     assert "other `prompt` settings" in called.err
     assert f"grouper eval {run}" in called.err
+
+
+@pytest.mark.parametrize(
+    ("command", "part", "name"),
+    [
+        (["eval"], "evaluate", "eval"),
+        (["data", "difficulty"], "pass_rates", "difficulty"),
+        (["synthesize", "--output", "x.jsonl"], "synthesize", "synthesize"),
+    ],
+)
+def test_a_terminal_shows_that_models_and_data_are_being_loaded(
+    grouper, run, monkeypatch, command, part, name
+):
+    """A model of some size, and its problems, take a minute in which nothing was shown."""
+    shown = []
+    monkeypatch.setattr(Progress, "within", lambda self, name: nullcontext(shown.append(name)))
+
+    def measure(*_, **given):
+        assert shown == [name]
+        raise DataError("so far")
+
+    monkeypatch.setattr(f"grouper.api.{part}", measure)
+    grouper(*command, run).refused("so far")
 
 
 def test_a_dry_run_writes_nothing(grouper, run):

@@ -83,6 +83,65 @@ def test_samples_are_rows_of_their_own_and_follow_the_seed(grouper, model, tmp_p
     called.refused("evaluation.samples", "temperature above 0")
 
 
+@pytest.fixture
+def answers(monkeypatch):
+    """A number of answers after which Ctrl-C is pressed, if any, and those that were made."""
+    made = SimpleNamespace(count=0, most=None)
+    honest = Generator._solution
+
+    def counted(self, *given):
+        if made.count == made.most:
+            raise KeyboardInterrupt
+        made.count += 1
+        return honest(self, *given)
+
+    monkeypatch.setattr(Generator, "_solution", counted)
+    return made
+
+
+@pytest.mark.slow
+def test_what_was_answered_before_an_interruption_is_kept(grouper, model, tmp_path, answers):
+    """An hour of answers was written in its end, and lost with Ctrl-C."""
+    source, target, whole = (tmp_path / f"{name}.jsonl" for name in ("in", "out", "whole"))
+    questions = [f"What is {n} + 2?" for n in range(5)]
+    questions[3] = "word " * 40_000
+    source.write_text("".join(json.dumps({"question": text}) + "\n" for text in questions))
+    how = ["--input", source, "--samples", "2", "--temperature", "1", "--max-new-tokens", "9"]
+    assert grouper("generate", model, *how, "--output", whole).code == 0
+    answers.count, answers.most = 0, 5  # in the middle of the third question
+    called = grouper("generate", model, *how, "--output", target)
+    assert called.code == 130
+    assert "Stopped. With --output, what was answered is kept" in called.err
+    assert not target.exists()
+    (kept,) = tmp_path.glob(".out.jsonl.*.part")
+    kept.open("a").write('{"row":2,"answers":[{"ques')  # cut off by a kill
+    answers.count, answers.most = 0, 1
+    (tmp_path / "other.jsonl").write_text('{"question": "2+2?"}\n{"question": "2+3?"}\n')
+    for other in (["--seed", "7"], ["--input", tmp_path / "other.jsonl"]):
+        called = grouper("generate", model, *how, *other, "--output", target)
+        assert called.code == 130, "what was answered with other settings is none of its"
+        assert kept.exists()
+        answers.count = 0
+    answers.count, answers.most = 0, None
+    called = grouper("generate", model, *how, "--output", target)
+    assert called.code == 0, called.err
+    assert "Answered before: 2 of 5 rows." in called.err
+    assert answers.count == 4
+    assert target.read_bytes() == whole.read_bytes()
+    assert not kept.exists()
+
+
+@pytest.mark.slow
+def test_rows_are_printed_as_they_come(grouper, model, tmp_path, answers):
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"question": "1+1?"}\n{"question": "1+2?"}\n{"question": "1+3?"}\n')
+    answers.most = 2
+    called = grouper("generate", model, "--input", source, "--max-new-tokens", "9")
+    assert called.code == 130
+    asked = [json.loads(line)["question"] for line in called.out.splitlines()]
+    assert asked == ["1+1?", "1+2?"]
+
+
 @pytest.mark.slow
 def test_piped_questions_are_a_conversation_that_ends_with_the_input(grouper, model):
     called = grouper("generate", model, stdin="What is 3 + 4?\n\n  \nWhat is 2 + 2?")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet
 import pytest
 from local_hub import COMMIT, GATED, SET, local_hub
@@ -178,10 +179,34 @@ def test_csv_columns_without_a_name_may_be_several(tmp_path):
     assert problem.answer == "2"
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_cells_are_apart_by_what_the_first_line_has(tmp_path, name, mark):
+    path = tmp_path / name
+    lines = [f"question{mark}answer", f'"a, b; c?"{mark}2', f"1+1?{mark}2"]
+    path.write_text("".join(f"{line}\n" for line in lines), "utf-8-sig")
+    assert read_files(find_file(path, split="any", subset=None)) == [
+        {"question": "a, b; c?", "answer": "2"},
+        {"question": "1+1?", "answer": "2"},
+    ]
+
+
+@pytest.mark.parametrize("kind", ["feather", "file"])
+def test_arrow_files_are_read_like_its_streams(tmp_path, kind):
+    """What `write_feather`, pandas and polars write; as a stream it was no such thing."""
+    table, path = pa.Table.from_pylist(ROWS), tmp_path / "a.arrow"
+    if kind == "feather":
+        pa.feather.write_feather(table, path)
+    else:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as written:
+            written.write_table(table, max_chunksize=1)
+    assert read_files([path]) == ROWS
+
+
 def test_text_that_is_not_utf8(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a": "\xff"}\n')
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match=r"cannot be read .* Save it as UTF-8"):
         read_files([path])
 
 
@@ -552,4 +577,8 @@ def test_files_of_prompts_and_responses_are_recognised(tmp_path, monkeypatch):
     Path("broken.json").write_text("{")
     found = [source_named(n)["source"] for n in ("set", "set/train.jsonl", "plain.jsonl")]
     assert found == ["prompt-response", "prompt-response", "file"]
+    # Messages are a question for the chat template, not a text to be used word for word.
+    asked = [{"role": "user", "content": "1+1?"}]
+    Path("chat.jsonl").write_text(json.dumps({"prompt": asked, "response": r"\boxed{2}"}))
+    assert source_named("chat.jsonl")["source"] == "file"
     assert source_named("broken.json") == {"source": "file", "path": "broken.json"}

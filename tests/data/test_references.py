@@ -64,6 +64,25 @@ def test_the_second_time_nobody_is_asked(asked):
     ]
 
 
+def test_what_was_checked_before_ctrl_c_is_kept(monkeypatch):
+    """A hundred thousand references take minutes."""
+    seen = []
+
+    def read_reference(self, reference):
+        seen.append(reference)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Grader, "read_reference", read_reference)
+    answers = ["x+1", "x+2", "x+3", "x+4"]
+    with pytest.raises(KeyboardInterrupt):
+        check_references(answers)
+    monkeypatch.setattr(Grader, "read_reference", lambda self, reference: seen.append(reference))
+    seen.clear()
+    check_references(answers)
+    assert seen == answers[2:]
+
+
 def test_another_grader_asks_again_and_leaves_no_old_file(asked, monkeypatch):
     check_references(["x+1"])
     monkeypatch.setattr(references, "_version", lambda: "another")

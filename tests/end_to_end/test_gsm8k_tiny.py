@@ -28,7 +28,7 @@ def test_real_text_goes_through_every_part(shared_data: Path, tmp_path: Path) ->
     with Run(recipe, Progress(quiet=True)) as run:
         batch = demonstration_batch(run.prepared.demonstrations[:16], token_mean)
         assert batch.mask.any(dim=1).all()
-        stop = run.prepared.stop_tokens.trained
+        stop = run.prepared.stop_tokens[0]
         assert all(d.token_ids[-1] == stop for d in run.prepared.demonstrations)
         result = train(run)
         log = (result.path / "training.log").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 from evaluation.test_evaluate import FakeGrader, make_items
-from evaluation.test_items import Counting, measure
+from evaluation.test_items import PART, Counting, measure
 
 from grouper.config.schema import RewardConfig
 from grouper.errors import RunFolderError
@@ -43,7 +43,7 @@ def test_items_do_not_depend_on_where_they_are_made(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "_MANY", many)
         folder = tmp_path / name
         result = measure(folder, items=ITEMS, fmt=FORMATS["boxed"], rewards=rewards())
-        assert [path.name for path in folder.iterdir()] == ["test-greedy.jsonl.gz"]
+        assert {path.name for path in folder.iterdir()} == {"test-greedy.jsonl.gz", PART}
         found[name] = (folder / "test-greedy.jsonl.gz").read_bytes(), result.light
     assert found["beside"] == found["here"]
     assert not multiprocessing.active_children()

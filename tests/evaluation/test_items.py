@@ -25,6 +25,8 @@ from grouper.runs.folder import RunFolder
 from grouper.sampling.base import SampleRequest
 from grouper.types import Completion, SamplingParams
 
+PART = ".test-greedy.part"
+
 
 class Counting:
     """Answers `=1`, in reverse, and stops with an error after `limit` completions."""
@@ -70,20 +72,31 @@ def test_on_disk_and_in_memory_are_the_same_items(tmp_path):
     assert {item.completion for item in stored.light} == {""}
     assert stored.items != held.items[:-1]
     assert stored.numbers == held.numbers
-    assert [path.name for path in tmp_path.iterdir()] == ["test-greedy.jsonl.gz"]
+    assert {path.name for path in tmp_path.iterdir()} == {"test-greedy.jsonl.gz", PART}
 
 
 def test_what_was_drawn_before_a_kill_is_not_drawn_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         measure(tmp_path, Counting(limit=4))
-    part = tmp_path / ".test-greedy.part" / "0.jsonl"
+    part = tmp_path / PART / "0.jsonl"
     whole = part.read_bytes()
     assert len(whole.splitlines()) == 4
     part.write_bytes(whole[:-7])  # a line that the kill has cut
     sampler = Counting()
     assert measure(tmp_path, sampler) == measure(None)
     assert sampler.drawn == 3
-    assert not part.parent.exists()
+
+
+def test_a_kill_before_the_summary_is_written_loses_nothing(tmp_path):
+    """The items alone are no evaluation, and the folder of what was drawn was gone."""
+    home = tmp_path / "evaluations"
+    measure(home)
+    sampler = Counting()
+    result = measure(home, sampler)
+    assert sampler.drawn == 0
+    RunFolder(tmp_path).write_evaluation(result)
+    assert not (home / PART).exists()
+    assert RunFolder(tmp_path).read_evaluation("test-greedy") == result
 
 
 @pytest.mark.parametrize("change", [{"seed": 8}, {"params": SamplingParams(max_new_tokens=6)}])

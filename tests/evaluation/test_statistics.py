@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -146,6 +147,14 @@ def test_mcnemar_equals_enumeration_of_all_outcomes(changed):
 def test_mcnemar_with_thousands_of_changes():
     assert mcnemar_p_value(1500, 1500) == 1.0
     assert 0 <= mcnemar_p_value(2500, 500) < 1e-200
+
+
+def test_mcnemar_with_as_many_changes_as_a_large_evaluation_has_takes_no_minute():
+    """With the continuity correction, the normal distribution is as good as exact here."""
+    began = time.process_time()
+    normal = math.erfc((400 - 1) / math.sqrt(2 * 39_600))
+    assert mcnemar_p_value(20_000, 19_600) == pytest.approx(normal, rel=1e-3)
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -63,9 +63,9 @@ def test_the_prompt_is_short_and_ends_where_the_assistant_begins(made, problems)
     assert prompt.text == f"<|user|>{problems[0].question}<|assistant|>"
     assert len(prompt.token_ids) < 40
     stop = find_stop_tokens(tokenizer, (), COMPACT)
-    assert stop.trained == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|end|>")
+    assert stop[0] == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|end|>")
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
-    demonstration = demonstrate(problems[0], COMPACT, tokenizer, stop.trained)
+    demonstration = demonstrate(problems[0], COMPACT, tokenizer, stop[0])
     assert tokenizer.decode(demonstration.token_ids[:-1]) == completion_text(problems[0], COMPACT)
 
 

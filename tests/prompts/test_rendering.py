@@ -84,10 +84,10 @@ def test_golden_prompt_ids(name):
 def test_the_completion_is_appended_as_ids_and_ends_in_the_stop_token(name):
     fixture = getattr(fixtures, name)()
     stop = find_stop_tokens(fixture.tokenizer, fixture.generation_eos, XML)
-    demonstration = demonstrate(PROBLEM, XML, fixture.tokenizer, stop.trained)
+    demonstration = demonstrate(PROBLEM, XML, fixture.tokenizer, stop[0])
     text = "<reasoning>\n2+2=4.\n</reasoning>\n<answer>\n4\n</answer>"
     assert list(demonstration.prompt.token_ids) == GOLDEN[name]
-    assert list(demonstration.token_ids) == [*byte_ids(text), stop.trained]
+    assert list(demonstration.token_ids) == [*byte_ids(text), stop[0]]
 
 
 def test_without_an_instruction_qwen_keeps_its_own_default():
@@ -309,7 +309,7 @@ def test_the_stop_token_is_what_the_template_writes():
     tokenizer = fixtures.qwen25().tokenizer
     fmt = make_format(PromptConfig(format="tags", template="install"))
     install_template(fmt, tokenizer)
-    assert find_stop_tokens(tokenizer, (), fmt).trained == tokenizer.eos_token_id
+    assert find_stop_tokens(tokenizer, (), fmt)[0] == tokenizer.eos_token_id
     turns = [
         {"role": "system", "content": 'Say "{{ yes }}".'},
         {"role": "user", "content": "q"},
@@ -367,28 +367,28 @@ def test_only_a_format_that_wants_it_installs():
 def test_the_trained_stop_token_and_all_that_end_a_completion(name, trained, others):
     fixture = getattr(fixtures, name)()
     stop = find_stop_tokens(fixture.tokenizer, fixture.generation_eos, FORMATS["xml"])
-    assert stop.trained == fixture.id(trained)
-    assert stop.all == (stop.trained, *(fixture.id(token) for token in others))
+    assert stop[0] == fixture.id(trained)
+    assert stop == (stop[0], *(fixture.id(token) for token in others))
 
 
 def test_plain_text_ends_in_eos_although_there_is_a_template():
     fixture = fixtures.qwen25()
     plain = make_format(PromptConfig(format="xml", template="plain"))
     stop = find_stop_tokens(fixture.tokenizer, fixture.generation_eos, plain)
-    assert stop.trained == fixture.id("<|endoftext|>")
-    assert set(stop.all) == set(fixture.generation_eos)
+    assert stop[0] == fixture.id("<|endoftext|>")
+    assert set(stop) == set(fixture.generation_eos)
 
 
 def test_a_template_without_a_token_after_the_answer_falls_back_to_eos():
     fixture = fixtures.qwen25()
     fixture.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n\n{% endfor %}"
     stop = find_stop_tokens(fixture.tokenizer, (), FORMATS["xml"])
-    assert stop.trained == fixture.tokenizer.eos_token_id
+    assert stop[0] == fixture.tokenizer.eos_token_id
 
 
 def test_a_stop_token_known_only_to_the_generation_config_is_used():
     fixture = fixtures.no_template(eos=None)
-    assert find_stop_tokens(fixture.tokenizer, (7,), FORMATS["xml"]).all == (7,)
+    assert find_stop_tokens(fixture.tokenizer, (7,), FORMATS["xml"]) == (7,)
 
 
 def test_no_stop_token_is_refused_with_what_to_do():

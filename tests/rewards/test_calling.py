@@ -549,22 +549,22 @@ def test_all_calls_share_a_loop_so_that_clients_can_be_kept() -> None:
         return asyncio.get_running_loop()
 
     async def inside_another() -> object:
-        return started(loop(), 10)()
+        return started(loop(), 10)()[0]
 
-    first = started(loop(), 10)()
-    assert first is started(loop(), 10)()
+    first, _ = started(loop(), 10)()
+    assert first is started(loop(), 10)()[0]
     assert first is asyncio.run(inside_another())
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_a_loop_of_its_own() -> None:
-    assert started(_fine(), 10)() == 4
+    assert started(_fine(), 10)() == (4, None)
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            code = 0 if started(_fine(), 10)() == 4 else 2
+            code = 0 if started(_fine(), 10)() == (4, None) else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

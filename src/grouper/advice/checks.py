@@ -560,7 +560,7 @@ class Samples:
 def tokenisation(samples: Samples) -> Iterator[Finding]:
     """The tokenizer cannot write or read back the tags, the stop token, or the prefix."""
     prepared, ids = samples.prepared, list[int]()
-    fmt, prompt, stops = prepared.format, prepared.prompt, prepared.stop_tokens.all
+    fmt, prompt, stops = prepared.format, prepared.prompt, prepared.stop_tokens
     try:
         for text in (*(fmt.tags or ()), fmt.completion("1", "1")):
             ids = encode_completion(prepared.tokenizer, text, "the format")

@@ -162,5 +162,5 @@ def _length_lines(prepared: Prepared | None) -> list[str]:
                 f"at most {max(lengths)}"
             )
     lines += [] if prepared.budget_note is None else [prepared.budget_note]
-    stops = [prepared.text([i]) for i in prepared.stop_tokens.all]
+    stops = [prepared.text([i]) for i in prepared.stop_tokens]
     return [*lines, f"Stop tokens: {' '.join(stops)}"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from grouper.cli.measure import progress
 from grouper.cli.opening import require_new
 from grouper.cli.text import definitions, flow, short, some, warn, write_rows
 from grouper.config.checks import validate_json
@@ -60,8 +61,9 @@ def audited(limit: int | None, show: int, output: Path | None, **source: Any) ->
     from grouper.data.audit import audit, quarantine_rows
 
     require_new(output, "--output")
-    sets = _load(**source, limit=limit)
-    audits = {name: audit(problems) for name, problems in sets.items()}
+    with progress().within("audit"):
+        sets = _load(**source, limit=limit)
+        audits = {name: audit(problems) for name, problems in sets.items()}
     for name, found in audits.items():
         problems = found.problems
         _head(name, problems, f"{len(problems):,} problems, fingerprint {problems.fingerprint}")
@@ -105,7 +107,8 @@ def prepared(source: str, output: Path | None, overwrite: bool, **named: Any) ->
     """Write problems that are ready for training, and print what to write in a recipe."""
     from grouper.data.problems import write_problems
 
-    sets = _load(source, **named)
+    with progress().within("prepare"):
+        sets = _load(source, **named)
     folder = output or Path("prepared") / Path(source).stem
     sources = write_problems(folder.expanduser(), sets, overwrite=overwrite)
     for name, problems in sets.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import time
@@ -16,7 +17,9 @@ from grouper.cli.opening import open_recipe, read_rows, require_new, run_of, sam
 from grouper.cli.text import flow, write_rows
 from grouper.data.reading import source_named
 from grouper.errors import DataError, counted
+from grouper.files import append_line, delete, whole_lines
 from grouper.models.folders import (
+    identity_of,
     model_in,
     recipe_for,
     require_model_folder,
@@ -28,10 +31,13 @@ from grouper.types import Message
 
 if TYPE_CHECKING:
     from grouper.api import Generator, Solution
+    from grouper.config.schema import Recipe
+    from grouper.runs.progress import Progress
 
 QUESTION_COLUMNS = ("question", "problem", "prompt")
 # What the rows of an output file have beside the columns of the input.
 ADDED = ("response", "extracted", "finish_reason", "tokens", "sample")
+Rows = Sequence[Mapping[str, Any]]
 
 
 def generate(
@@ -58,19 +64,15 @@ def generate(
     named = None if recipe is None else open_recipe(recipe)
     asked = recipe_for(model, named, format_name).override(*sampled_by(engine))
     opened = with_sampling(asked, **sampling)
-    rows = None if input_file is None else _read_questions(input_file)
     require_new(output_file, f"--output {output_file}")
+    if input_file is not None:
+        rows = _read_questions(input_file)
+        _answer_file(rows, output_file, opened, model, progress(quiet=quiet))
+        return
     from grouper.api import Generator
 
-    display = progress(quiet=quiet)
     with Generator(opened, model) as generator:
-        if rows is not None:
-            found = generator.answers([_question(row) for row in rows], display=display)
-            lines = list(_answered(rows, found, opened.evaluation.samples))
-            write_rows(lines, output_file)
-            if output_file is not None:
-                click.echo(f"{output_file}: {counted(len(lines), 'row')}.")
-        elif question is not None:
+        if question is not None:
             _show(question, generator)
         elif converse or sys.stdin.isatty():
             _converse(generator)
@@ -78,7 +80,7 @@ def generate(
             _read_lines(generator)
 
 
-def _read_questions(path: Path) -> Sequence[Mapping[str, Any]]:
+def _read_questions(path: Path) -> Rows:
     """The rows of a file.
 
     Raises:
@@ -110,19 +112,54 @@ def _question(row: Mapping[str, Any]) -> str:
     return next((text for text in found if isinstance(text, str) and text.strip()), "")
 
 
+def _answer_file(
+    rows: Rows, output: Path | None, recipe: Recipe, model: str, display: Progress
+) -> None:
+    """Answer the rows of a file in their order, and write each at once.
+
+    Those for `output` lie beside it until all are there, under a name that says what they follow
+    from: after an interruption the same call goes on.
+    """
+    from grouper.api import Generator
+
+    part, answered = None, dict[int, list[dict[str, Any]]]()
+    if output is not None:
+        follows = repr([identity_of(model, recipe.model.revision), recipe, rows]).encode()
+        mark = hashlib.blake2b(follows, digest_size=6).hexdigest()
+        part = output.with_name(f".{output.name}.{mark}.part")
+        answered = {one["row"]: one["answers"] for one in whole_lines(part)}
+    left = [number for number in range(len(rows)) if number not in answered]
+
+    def write(number: int, found: Sequence[Solution]) -> None:
+        row = left[number]
+        answered[row] = [*_answered(rows[row], found, recipe.evaluation.samples)]
+        if part is None:
+            write_rows(answered[row], None)
+        else:
+            append_line(part, {"row": row, "answers": answered[row]})
+
+    with display.within("generate"), Generator(recipe, model) as generator:
+        if answered:
+            display.say(f"Answered before: {len(answered):,} of {counted(len(rows), 'row')}.")
+        generator.answers([_question(rows[n]) for n in left], display=display, on_answers=write)
+    if part is not None and output is not None:
+        lines = [line for number in range(len(rows)) for line in answered[number]]
+        write_rows(lines, output)
+        delete(part)
+        click.echo(f"{output}: {counted(len(lines), 'row')}.")
+
+
 def _answered(
-    rows: Sequence[Mapping[str, Any]], answers: Sequence[Sequence[Solution]], samples: int
+    row: Mapping[str, Any], found: Sequence[Solution], samples: int
 ) -> Iterator[dict[str, Any]]:
-    """All rows in order, one for each sample."""
-    for row, found in zip(rows, answers, strict=True):
-        for sample, one in enumerate(found or [None] * samples):
-            # Columns of a Parquet file may hold dates and the like, which become text.
-            kept = json.loads(json.dumps({str(name): row[name] for name in row}, default=str))
-            kept["response"] = one and one.response
-            kept["extracted"] = one and one.answer
-            kept["finish_reason"] = one.finish_reason if one else "too_long"
-            kept["tokens"] = one.tokens if one else 0
-            yield kept | ({"sample": sample} if samples > 1 else {})
+    """The row once for each sample, with what was answered."""
+    for sample, one in enumerate(found or [None] * samples):
+        # Columns of a Parquet file may hold dates and the like, which become text.
+        kept = json.loads(json.dumps({str(name): row[name] for name in row}, default=str))
+        more: tuple[Any, ...] = (None, None, "too_long", 0)
+        if one is not None:
+            more = (one.response, one.answer, one.finish_reason, one.tokens)
+        yield kept | dict(zip(ADDED, (*more, sample) if samples > 1 else more, strict=False))
 
 
 def _show(question: str, generator: Generator) -> None:
@@ -236,7 +273,8 @@ def synthesize(
     from grouper import api
 
     display = progress(quiet=quiet)
-    rows, drawn = api.synthesize(opened, subject, output, samples=samples, display=display)
+    with display.within("synthesize"):
+        rows, drawn = api.synthesize(opened, subject, output, samples=samples, display=display)
     click.echo(f"{output}: {counted(rows, 'right answer')} of {counted(drawn, 'completion')}.")
     settings = source_named(str(output))
     own = {"columns": {"response": "response"}} if settings["source"] == "file" else {}

@@ -228,7 +228,7 @@ def _run(arguments: list[str]) -> int:
             fix = "Free some space where its output goes, and where temporary files and caches are."
             code = _tell(GrouperError(what, fix=fix)) if full else SIGPIPE_EXIT
         elif _comes_from(error, click.exceptions.Abort, KeyboardInterrupt, EOFError):
-            code = _tell(Interrupted("Stopped"))
+            code = _tell(Interrupted("Stopped", fix=TABLE["kept"].get("".join(arguments[:1]), "")))
         elif isinstance(error, RuntimeError) and "gloo" in str(error) and "by peer" in str(error):
             # The cause is reported by that process or the launcher; after Ctrl-C none is needed.
             code = _tell(Interrupted("another process of this run has ended, or is out of reach"))

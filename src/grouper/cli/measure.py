@@ -130,21 +130,18 @@ def evaluate(
     if dry_run:
         _show_sizes(to_do, target)
         return
-    found = _measured(to_do, target, progress(quiet=quiet))
-    _show_measured(found, as_json=as_json, titles=on is not None)
-    folders = [] if as_json else [target / label / "evaluations" for label in subjects]
-    show(*(f"Items: {folder}" for folder in folders))
-
-
-def _show_measured(found: Mapping[str, Comparison], *, as_json: bool, titles: bool) -> None:
+    display = progress(quiet=quiet)
+    with display.within("eval"):
+        found = _measured(to_do, target, display)
     if as_json:
         rows = [{"problems": name, **comparison.numbers} for name, comparison in found.items()]
         show_json({"evaluations": rows})
         return
     for name, comparison in found.items():
-        if titles:
+        if on is not None:
             click.echo(click.style(f"\n{name}", bold=True))
         show_results(comparison)
+    show(*(f"Items: {target / label / 'evaluations'}" for label in subjects))
 
 
 def _measured(
@@ -551,7 +548,9 @@ def difficulty(
 
     from grouper import api
 
-    found = api.pass_rates(opened, subject, path, samples=samples, display=progress(quiet=quiet))
+    display = progress(quiet=quiet)
+    with display.within("difficulty"):
+        found = api.pass_rates(opened, subject, path, samples=samples, display=display)
     solved = Counter(correct for correct, _ in found.values())
     for correct in range(samples + 1):
         bar = "#" * round(40 * solved[correct] / max(solved.values()))

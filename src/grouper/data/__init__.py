@@ -8,18 +8,11 @@ streamed or whole; `arithmetic.py` generates them; `references.py` checks the re
 `overlap.py` look for errors and leaks.
 """
 
-from grouper.data.loading import check_source, load_problems
-from grouper.data.overlap import Overlap, find_overlap
-from grouper.data.problems import ProblemSet, hold_out, without
-from grouper.data.sources import SOURCES
-
-__all__ = [
-    "SOURCES",
-    "Overlap",
-    "ProblemSet",
-    "check_source",
-    "find_overlap",
-    "hold_out",
-    "load_problems",
-    "without",
-]
+from grouper.data.loading import check_source as check_source
+from grouper.data.loading import load_problems as load_problems
+from grouper.data.overlap import Overlap as Overlap
+from grouper.data.overlap import find_overlap as find_overlap
+from grouper.data.problems import ProblemSet as ProblemSet
+from grouper.data.problems import hold_out as hold_out
+from grouper.data.problems import without as without
+from grouper.data.sources import SOURCES as SOURCES

@@ -26,7 +26,7 @@ _SAVED = "state.json"
 def source_named(name: str) -> dict[str, Any]:
     """The settings of a source, as a recipe would have them.
 
-    A local file or training split whose first row has a prompt and a response is
+    A local file or training split whose first row has a prompt, as one text, and a response is
     `prompt-response`; what cannot be read is a `file`, and loading it will say why.
 
     Args:
@@ -45,7 +45,7 @@ def source_named(name: str) -> dict[str, Any]:
     first: Row = {}
     with contextlib.suppress(DataError):
         first = next(iterate_files(find_file(name, split="train", subset=None)), first)
-    whole = {"prompt", "response"} <= first.keys()
+    whole = isinstance(first.get("prompt"), str) and "response" in first
     return {"source": "prompt-response" if whole else "file", "path": name}
 
 
@@ -122,7 +122,8 @@ def iterate_files(files: Sequence[Path]) -> Iterator[Row]:
         try:
             yield from _reader(file)(file)
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"cannot be read ({error})", where=str(file)) from error
+            fix = "Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else ""
+            raise DataError(f"cannot be read ({error})", where=str(file), fix=fix) from error
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
@@ -174,8 +175,12 @@ def _reason(error: ValueError | RecursionError) -> str:
 def _read_csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # a cell may hold a long solution
     with path.open(encoding="utf-8-sig", newline="") as file:
+        # Spreadsheets of some countries put semicolons between cells.
+        first = file.readline()
+        mark = next((mark for mark in "\t,;" if mark in first), ",")
+        file.seek(0)
         # Strictly: a quote that is never closed would swallow the rows after it in silence.
-        rows = csv.DictReader(file, strict=True)
+        rows = csv.DictReader(file, strict=True, delimiter=mark)
         try:
             # A row has one value for each name: the last of two columns would win in silence.
             names = rows.fieldnames or ()
@@ -191,12 +196,14 @@ def _read_csv(path: Path) -> Iterator[Row]:
 
 
 def _read_arrow(path: Path) -> Iterator[Row]:
-    """Parquet, and what `save_to_disk` of `datasets` writes."""
+    """Parquet, what `save_to_disk` of `datasets` writes, and Arrow's own files (Feather)."""
     from pyarrow import ArrowInvalid, ipc, parquet
 
     whole = path.suffix.lower() == ".parquet"
     try:
         with path.open("rb") as file:
+            # A stream is also what is in a file of Arrow's, after the name of its format.
+            file.seek(0 if file.read(6) != b"ARROW1" else 8)
             source: Any = parquet.ParquetFile(file) if whole else ipc.open_stream(file)
             for batch in source.iter_batches(batch_size=1024) if whole else source:
                 yield from _as_written(batch.to_pylist(), batch.schema)
@@ -221,6 +228,7 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,
+    ".tsv": _read_csv,
     ".parquet": _read_arrow,
     ".arrow": _read_arrow,
 }

@@ -63,9 +63,11 @@ def check_references(answers: Iterable[str]) -> Verdicts:
             Grader(BOXED, GradingConfig(), workers=workers) as grader,
             ThreadPoolExecutor(workers) as threads,
         ):
-            checked = dict(zip(unknown, threads.map(grader.read_reference, unknown), strict=True))
-        known |= checked
-        _store(path, checked)
+            try:
+                known.update(zip(unknown, threads.map(grader.read_reference, unknown), strict=True))
+            finally:  # after Ctrl-C, those that have been checked
+                if known:
+                    _store(path, known)
     return found | {answer: known[answer] for answer in hard}
 
 

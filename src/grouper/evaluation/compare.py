@@ -353,22 +353,19 @@ def render_table(comparison: Comparison) -> RenderableType:
 
 def _results_table(comparison: Comparison) -> Table:
     results = comparison.results
-    lenient = any(result.lenient is not None for result in results)
     k = max(result.samples for result in results)
-    optional = [*(["lenient"] if lenient else []), *([f"pass@{k}"] if k > 1 else [])]
-    rows = [
-        [
-            label(result.name),
-            _interval(result.overall),
-            *([_percent(result.lenient.mean if result.lenient else None)] if lenient else []),
-            *([_percent(result.pass_at_k.get(k))] if k > 1 else []),
-            *(str(result.split_counts[outcome]) for outcome in OUTCOMES[:4]),
-            _number(result.mean_tokens),
-        ]
-        for result in results
-    ]
-    accuracy = f"accuracy % [{100 * CONFIDENCE:g} %]"
-    return table(["model", accuracy, *optional, *_SPLIT, "tokens"], rows)
+    columns = {
+        "model": [label(r.name) for r in results],
+        f"accuracy % [{100 * CONFIDENCE:g} %]": [_interval(r.overall) for r in results],
+    }
+    if any(r.lenient is not None for r in results):
+        columns["lenient"] = [_percent(r.lenient.mean if r.lenient else None) for r in results]
+    if k > 1:
+        columns[f"pass@{k}"] = [_percent(r.pass_at_k.get(k)) for r in results]
+    for outcome, name in zip(OUTCOMES, _SPLIT, strict=False):
+        columns[name] = [str(r.split_counts[outcome]) for r in results]
+    columns["tokens"] = [_number(r.mean_tokens) for r in results]
+    return table([*columns], zip(*columns.values(), strict=True))
 
 
 _SPLIT = ("correct", "wrong", "no answer", "cut off")

@@ -34,7 +34,6 @@ from grouper.evaluation.items import (
     StoredItems,
     Unfinished,
     Write,
-    bare,
     row_of,
 )
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
@@ -104,7 +103,7 @@ def evaluate(
         fmt: the prompt format; with `rewards`, each item also has its format and reasoning.
         rewards: also scores each completion; a reward that fails stops nothing.
         folder: where completions are written as they come, and at the end the items; left out:
-            they are kept in memory.
+            they are kept in memory. `RunFolder.write_evaluation` deletes the completions.
         resume: go on from what an interrupted call of the same settings has left there.
         known: finds the finished evaluation of a name, which is returned as it is; left out: there
             is none, or it is replaced.
@@ -313,7 +312,7 @@ class _Received:
         assert requests, "the other process has these too, and names them by their index"
         while (batch := self._parent.recv()) is not None:
             for n, *known in batch:
-                yield n, bare(*known)
+                yield n, Completion.bare(*known)
 
 
 Finished = tuple[list[EvaluationItem], list[str]]
@@ -372,7 +371,6 @@ def _finish(
         delete(folder / f"{name}.json")  # never an old summary beside new items
 
     write_lines(folder / f"{name}.jsonl.gz", rows())
-    unfinished.delete()
     return light, notes.events
 
 

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from grouper.config.checks import plain
 from grouper.evaluation.result import EvaluationItem
 from grouper.files import append_line, dumps, read_lines, refusing, write_atomic
-from grouper.types import Completion, FinishReason, Grade, Verdict
+from grouper.types import Completion, Grade, Verdict
 
 Row = TypeVar("Row")
 
@@ -110,17 +110,6 @@ Write = Callable[[int, Completion, Grade, Verdict], None]
 """Of a place, which is the number of the problem x samples + sample, and what is `Drawn` there."""
 
 
-def bare(ids: tuple[int, ...], text: str, reason: FinishReason, version: int) -> Completion:
-    """A completion without log-probs, which are all 0."""
-    return Completion(
-        token_ids=ids,
-        logprobs=(0.0,) * len(ids),
-        text=text,
-        finish_reason=reason,
-        policy_version=version,
-    )
-
-
 # Where the number stands in a line, which need not be read as a whole to find it.
 _PLACE = len('{"place":')
 # More processes than will ever evaluate together.
@@ -209,7 +198,7 @@ class Unfinished:
         row = json.loads(file.readline())
         grade, (ids, text, reason, version) = row["grade"], row["completion"]
         return Drawn(
-            bare(tuple(ids), text, FinishReason(reason), version),
+            Completion.bare(ids, text, reason, version),
             Grade(**{**grade, "verdict": Verdict(grade["verdict"])}),
             Verdict(row["lenient"]),
         )

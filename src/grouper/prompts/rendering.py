@@ -11,7 +11,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from grouper.errors import PromptError
@@ -391,24 +390,14 @@ def _decoded_in_mid_sequence(tokenizer: Tokenizer, ids: list[int]) -> str:
 _ANSWER = "the assistant's answer"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopTokens:
-    """Example: `StopTokens(trained=151645, all=(151645, 151643))` for Qwen2.5."""
-
-    trained: int
-    """What SFT puts after every completion."""
-    all: tuple[int, ...]
-    """Every id that ends a sampled completion, the trained one first."""
-
-
 def find_stop_tokens(
     tokenizer: Tokenizer, generation_eos: Sequence[int], fmt: AnswerFormat
-) -> StopTokens:
-    """The stop tokens of a model with this tokenizer and format.
+) -> tuple[int, ...]:
+    """The ids that end a sampled completion: (151645, 151643) for Qwen2.5.
 
-    In a chat the trained one is what the template writes after the assistant's text
-    (`<|im_end|>` of Qwen2.5, `<|eot_id|>` of Llama-3), which is not always EOS; in plain text it
-    is the tokenizer's EOS.
+    SFT puts the first after every completion. In a chat it is what the template writes after the
+    assistant's text (`<|im_end|>` of Qwen2.5, `<|eot_id|>` of Llama-3), which is not always EOS; in
+    plain text it is the tokenizer's EOS.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -427,7 +416,7 @@ def find_stop_tokens(
             where="the tokenizer",
             fix="Set its eos_token, or eos_token_id in the model's generation_config.json.",
         )
-    return StopTokens(trained=found[0], all=tuple(dict.fromkeys(found)))
+    return tuple(dict.fromkeys(found))
 
 
 def _turn_end(tokenizer: Tokenizer) -> list[int]:

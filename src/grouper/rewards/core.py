@@ -22,7 +22,7 @@ from grouper.config.checks import validate_json
 from grouper.config.credentials import expanded
 from grouper.config.schema import RewardConfig, Section
 from grouper.errors import GrouperError, RewardError, RunFolderError, raise_all
-from grouper.files import append_line, write_atomic
+from grouper.files import append_line, whole_lines
 from grouper.grading import extract
 from grouper.grading.pool import shared_grader
 from grouper.rewards.calling import (
@@ -41,7 +41,6 @@ from grouper.types import (
     AnswerFormat,
     AnswerKind,
     Completion,
-    FinishReason,
     Grade,
     Problem,
     Prompt,
@@ -383,13 +382,8 @@ class RewardStack:
         unfinished step again, which are the same, and finds their values here.
         """
         self._file = path
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last line
-        if whole != text:
-            write_atomic(path, whole.encode())
         try:
-            rows = [json.loads(line) for line in whole.split("\n")[:-1]]
-            for row in rows:
+            for row in whole_lines(path):
                 self._answers[row["place"]][row["key"]] = partial(dict, row)
         except (ValueError, KeyError, TypeError) as error:
             raise RunFolderError(
@@ -430,42 +424,40 @@ class RewardStack:
             RunFolderError: what a function answered cannot be written.
             ValueError: not one grade per completion.
         """
-        begun: deque[tuple[Group, dict[str, Any], dict[str, _Values]]] = deque()
+        begun: deque[tuple[Group, Callable[[], list[Reward]]]] = deque()
         for group in groups:
-            if len(group.completions) != len(group.grades):
-                raise ValueError("not one grade per completion")
-            arguments = arguments_of(*group)
-            with self._one_at_a_time:
-                values = {name: self._begin(name, arguments, notes) for name in self._functions}
-            begun.append((group, arguments, values))
-            while sum(len(one.completions) for one, *_ in begun) >= AT_ONCE:
-                yield self._rewards(*begun.popleft(), notes)
-        for one in begun:
-            yield self._rewards(*one, notes)
+            begun.append((group, self._begin_group(group, notes)))
+            while sum(len(one.completions) for one, _ in begun) >= AT_ONCE:
+                yield begun.popleft()[1]()
+        for _, wait in begun:
+            yield wait()
 
-    def _rewards(
-        self,
-        group: Group,
-        arguments: Mapping[str, Any],
-        values: Mapping[str, _Values],
-        notes: Notes | None,
-    ) -> list[Reward]:
-        columns = {}
-        for name, wait in values.items():
-            try:
-                columns[name] = wait()
-            except RewardError as error:
-                if notes is None:
-                    raise
-                notes.events.append(f"rewards/failed on {group.problem.id}: {error.what}")
-                notes.failures.setdefault(name, []).append((error, arguments))
-                columns[name] = [None] * len(group.completions)
-        if notes is not None:
-            notes.groups += 1
-        return [
-            Reward(components={name: columns[name][row] for name in columns}, weights=self.weights)
-            for row in range(len(group.completions))
-        ]
+    def _begin_group(self, group: Group, notes: Notes | None) -> Callable[[], list[Reward]]:
+        if len(group.completions) != len(group.grades):
+            raise ValueError("not one grade per completion")
+        arguments = arguments_of(*group)
+        with self._one_at_a_time:
+            values = {name: self._begin(name, arguments, notes) for name in self._functions}
+
+        def rewards() -> list[Reward]:
+            columns = {}
+            for name, wait in values.items():
+                try:
+                    columns[name] = wait()
+                except RewardError as error:
+                    if notes is None:
+                        raise
+                    notes.events.append(f"rewards/failed on {group.problem.id}: {error.what}")
+                    notes.failures.setdefault(name, []).append((error, arguments))
+                    columns[name] = [None] * len(group.completions)
+            if notes is not None:
+                notes.groups += 1
+            return [
+                Reward(components={n: columns[n][row] for n in columns}, weights=self.weights)
+                for row in range(len(group.completions))
+            ]
+
+        return rewards
 
     def end_step(self, notes: Notes) -> None:
         """Stop the run if a function failed too often in a step; else forget what they answered.
@@ -623,11 +615,4 @@ def _examples(right: str) -> tuple[list[Completion], list[Grade]]:
 
 def completed(text: str) -> Completion:
     """A made-up completion of about four characters per token, finished by a stop token."""
-    size = len(text) // 4 + 1
-    return Completion(
-        token_ids=(0,) * size,
-        logprobs=(0.0,) * size,
-        text=text,
-        finish_reason=FinishReason.STOP_TOKEN,
-        policy_version=0,
-    )
+    return Completion.bare((0,) * (len(text) // 4 + 1), text)

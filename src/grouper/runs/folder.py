@@ -415,6 +415,7 @@ class RunFolder:
         # The summary last: an evaluation without one does not exist.
         text = json.dumps(records.evaluation_summary(result), indent=2)
         write_atomic(summary, (text + "\n").encode())
+        Unfinished(summary.parent, result.name, {}).delete()  # not before: it can be gone on with
         self.measuring.close()
 
     def name_for(self, name: str, split: str, card: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ import numpy as np
 
 from grouper.config.credentials import expanded
 from grouper.config.schema import TRACKERS, Recipe, TrackerConfig, TrackingConfig
-from grouper.errors import ConfigError, did_you_mean, raise_all, require_extra
+from grouper.errors import ConfigError, raise_all, require_extra
 from grouper.evaluation.result import EvaluationResult
 from grouper.rewards.calling import in_words, load_user_object
 from grouper.runs.records import flat
@@ -490,14 +490,9 @@ def _maker(tracker: TrackerConfig) -> Callable[[TrackedRun], Sink]:
     params = dict(expanded(tracker.params, where=_WHERE, error=ConfigError))
     if tracker.name in SINKS:
         return partial(SINKS[tracker.name], **params)
-    if ":" not in tracker.name:
-        raise ConfigError(
-            f"there is no tracker {tracker.name!r}",
-            where=_WHERE,
-            fix=f"{did_you_mean(tracker.name, TRACKERS)} Your own is named "
-            "`path/to/file.py:function`.",
-        )
-    function = load_user_object(tracker.name, kind="tracker", where=_WHERE, error=ConfigError)
+    function = load_user_object(
+        tracker.name, kind="tracker", where=_WHERE, error=ConfigError, known=TRACKERS
+    )
     return partial(UsersSink, function=function, params=params)
 
 

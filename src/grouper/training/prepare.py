@@ -49,7 +49,6 @@ from grouper.training.problem_sets import MEASURED, ProblemSets, load_part
 from grouper.types import (
     Completion,
     Demonstration,
-    FinishReason,
     Problem,
     Prompt,
     Reward,
@@ -123,6 +122,7 @@ class Prepared(AbstractContextManager["Prepared"]):
         self.stop_tokens = find_stop_tokens(
             self.tokenizer, stop_ids_of(path, revision), self.format
         )
+        """Ids that end a completion; the first is the one that SFT trains."""
         self.context = context_length(shape)
         """The longest sequence that the model takes, in tokens; None where it does not say."""
         self.vocabulary = int(shape.get_text_config().vocab_size)
@@ -281,7 +281,7 @@ class Prepared(AbstractContextManager["Prepared"]):
             recipe.model, path, seed=recipe.seed, device=find_device(recipe.device)
         )
         # Saved beside the weights: other programs, too, stop where SFT ends its completions.
-        policy.model.generation_config.eos_token_id = list(self.stop_tokens.all)
+        policy.model.generation_config.eos_token_id = list(self.stop_tokens)
         if is_complete(place := Path(path).expanduser()):
             policy.version = int(read_state(place)["policy_version"])
         return policy
@@ -297,7 +297,7 @@ class Prepared(AbstractContextManager["Prepared"]):
         return Samplers(
             recipe=self.recipe,
             tokenizer=self.tokenizer,
-            stop_token_ids=self.stop_tokens.all,
+            stop_token_ids=self.stop_tokens,
             longest=max(self.max_new_tokens, self.recipe.evaluation.max_new_tokens or 1),
         )
 
@@ -366,17 +366,10 @@ class Prepared(AbstractContextManager["Prepared"]):
             number: of the problem in `train`.
         """
         problem, prompt = self.train[number]
-        ids = self.tokenizer.encode(text, add_special_tokens=False) or [self.stop_tokens.trained]
-        completion = Completion(
-            token_ids=tuple(ids),
-            logprobs=(0.0,) * len(ids),
-            text=text,
-            finish_reason=FinishReason.STOP_TOKEN,
-            policy_version=0,
-        )
+        ids = self.tokenizer.encode(text, add_special_tokens=False) or [self.stop_tokens[0]]
         grade = self.grader.submit(text, problem.answer).result()
-        (reward,) = self.rewards.score(Group(problem, prompt, [completion], [grade]))
-        return reward
+        group = Group(problem, prompt, [Completion.bare(ids, text)], [grade])
+        return self.rewards.score(group)[0]
 
     def release(self) -> None:
         """Let the model go, so that its memory is there for the run."""
@@ -447,7 +440,7 @@ class Prepared(AbstractContextManager["Prepared"]):
             part.problems,
             self.format,
             self.tokenizer,
-            self.stop_tokens.trained,
+            self.stop_tokens[0],
             max_prompt_tokens=limit,
             max_completion_tokens=None if context is None else max(1, context - limit),
             max_tokens=self.recipe.sft.max_tokens if name == "sft" else None,
