@@ -250,6 +250,27 @@ SECOND_ROWS: list[tuple[str, str, str, str]] = [
     ("861_{12}", "861₁₂", "+", "a base of two characters"),
     ("861_{12}", "861₁₃", "-", "a base of two characters"),
     ("x_1^2", "x₁²", "+", "an index and an exponent"),
+    # more variables than there are values to try them at
+    ("a+b+c+d+f+g+h", "h+g+f+d+c+b+a", "+", "seven variables"),
+    ("a+b+c+d+f+g+h", "h+g+f+d+c+b-a", "-", "seven variables"),
+    (
+        r"\frac{a+b+c+d+f+g+h+k}{8}",
+        r"\frac18(h+g+f+d+c+b+a+k)",
+        "+",
+        "eight variables",
+    ),
+    (
+        "x_1+x_2+x_3+x_4+x_5+x_6+x_7=4",
+        "2x_1+2x_2+2x_3+2x_4+2x_5+2x_6+2x_7=8",
+        "+",
+        "an equation in seven",
+    ),
+    (
+        "x_1+x_2+x_3+x_4+x_5+x_6+x_7=4",
+        "x_1+x_2+x_3+x_4+x_5+x_6+2x_7=4",
+        "-",
+        "an equation in seven",
+    ),
     (r"\sqrt[3]{2}", "∛2", "+", "a cube root"),
     (r"\sqrt[3]{2}", "√2", "-", "a square root"),
     (r"\frac{1}{10}", "⅒", "+", "a fraction"),

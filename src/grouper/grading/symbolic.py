@@ -368,7 +368,7 @@ def _in_proportion(*sides: Any) -> tuple[bool, str]:
         return False, "equations that cannot be compared"
     left, right = sides[0] - sides[1], sides[2] - sides[3]
     symbols = sorted(left.free_symbols, key=str)
-    for point in _points(symbols) if 0 < len(symbols) <= len(_POINTS[0]) else ():
+    for point in _points(symbols) if symbols else ():
         a, b = _value_at(left, point), _value_at(right, point)
         if a and b and a[1] == b[1] == 0 and min(abs(a[0]), abs(b[0])) > _TINY:
             same = bool(_agree(left, right * (a[0] / b[0])))
@@ -382,8 +382,8 @@ _MAX_DIGITS = 2_000
 # Digits of a number up to which 30 digits are far more than it takes.
 _COMMON_SIZE = 8
 _TINY = sympy.Float("1e-90", _DIGITS)
-# Real points of both signs and several sizes, one of them whole for floors and the like; no two
-# symbols ever get the same value.
+# Real points of both signs and several sizes, one of them whole for floors and the like. Of more
+# symbols the next ones get the same values times 17, and so on: no two ever have the same one.
 _POINTS: tuple[tuple[str, ...], ...] = (
     ("1.3717421", "2.2360173", "0.7310585", "3.1723451", "1.9120042", "0.4112359"),
     ("0.2718301", "0.9172113", "4.1133207", "1.4571123", "0.6180339", "2.9991231"),
@@ -408,8 +408,6 @@ def _agree(prediction: Any, reference: Any, decimals: int = -1) -> bool | None:
     if not (prediction.has(sympy.I) or reference.has(sympy.I)):
         prediction, reference = _with_real_roots(prediction), _with_real_roots(reference)
     symbols = sorted(prediction.free_symbols | reference.free_symbols, key=str)
-    if len(symbols) > len(_POINTS[0]):
-        return None
     digits = (_DIGITS if symbols else _CONFIRMING) + _written_digits(prediction, reference)
     agreed = 0
     for point in _points(symbols):
@@ -426,7 +424,10 @@ def _points(symbols: Sequence[Any]) -> Iterable[dict[Any, Any]]:
     if not symbols:
         return [{}]
     return [
-        {symbol: sympy.Rational(value) for symbol, value in zip(symbols, point, strict=False)}
+        {
+            symbol: sympy.Rational(point[number % len(point)]) * 17 ** (number // len(point))
+            for number, symbol in enumerate(symbols)
+        }
         for point in _POINTS
     ]
 
