@@ -331,7 +331,7 @@ def _finish(
     rewards: RewardStack | None,
     wait: Callable[[], None] | None = None,
 ) -> Finished:
-    """Write the items of what was drawn, in order, a problem in memory at a time.
+    """Write the items of what was drawn, in order, few problems in memory at a time.
 
     On rank 0 alone, since a reward may call a judge.
 
