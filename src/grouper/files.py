@@ -213,6 +213,15 @@ def whole_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in whole.split("\n")[:-1]]
 
 
+@contextlib.contextmanager
+def reading(path: Path, what: str, fix: str) -> Iterator[None]:
+    """Raise what is wrong with the content of `path`, while it is read, as `RunFolderError`."""
+    try:
+        yield
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
+        raise RunFolderError(f"{what} ({error})", where=str(path), fix=fix) from error
+
+
 def read_lines(path: Path, parse: Callable[[str], Any] = json.loads) -> Iterator[Any]:
     """Read what `write_lines` wrote.
 
@@ -223,16 +232,13 @@ def read_lines(path: Path, parse: Callable[[str], Any] = json.loads) -> Iterator
     Raises:
         RunFolderError: the file is missing or damaged.
     """
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            for line in file:
-                yield parse(line)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise RunFolderError(
-            f"the file cannot be read ({error})",
-            where=str(path),
-            fix="It was damaged after it was written; restore it or delete it.",
-        ) from error
+    fix = "It was damaged after it was written; restore it or delete it."
+    with (
+        reading(path, "the file cannot be read", fix),
+        gzip.open(path, "rt", encoding="utf-8") as file,
+    ):
+        for line in file:
+            yield parse(line)
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
@@ -241,14 +247,10 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     Raises:
         RunFolderError: it says `what` where the file is missing or damaged.
     """
-    try:
+    with reading(path, what, "Check the path, or restore the file."):
         content: Any = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise TypeError("it holds no object")
-    except (OSError, ValueError, TypeError) as error:
-        raise RunFolderError(
-            f"{what} ({error})", where=str(path), fix="Check the path, or restore the file."
-        ) from error
     return content
 
 

@@ -300,6 +300,20 @@ def test_a_home_folder_that_nobody_has_is_one_paragraph(grouper):
     grouper("runs", "~nobody-of-this-name/outputs").refused("the ~ in a path stands for no folder")
 
 
+def test_a_tilde_after_an_equals_sign_is_the_home_folder(grouper, tmp_path, monkeypatch):
+    """Shells leave it as it is: afterwards there was a folder named ~, which invites `rm -r ~`."""
+    home, here = tmp_path / "home", tmp_path / "here"
+    for folder in (home, here):
+        folder.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(here)
+    (home / "in.jsonl").write_text('{"response": "\\\\boxed{4}", "answer": "4"}\n')
+    called = grouper("grade", "~/in.jsonl", "--format=boxed", "--output=~/graded.jsonl")
+    assert called.code == 0, called.err
+    assert (home / "graded.jsonl").exists()
+    assert not [*here.iterdir()]
+
+
 def test_a_text_where_a_path_is_meant_is_one_paragraph(grouper):
     """A question in place of the model: no file system has such names."""
     question = "What is 2 + 2? " * 30

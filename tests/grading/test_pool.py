@@ -468,7 +468,7 @@ async def cell():
     assert threading.current_thread() is threading.main_thread()
     asyncio.get_running_loop()
     assert grade(*SYMBOLIC, BOXED).correct
-    begin(RewardConfig(name="judge"), judge, {"completions": ["a"]})()
+    begin(RewardConfig(name="judge"), judge, {"completions": ["a"]})[0]()
     with Grader(BOXED, GradingConfig()) as grader:
         waiting = grader.submit(r"\boxed{\sqrt{27}}", r"3\sqrt{3}")
         assert (await asyncio.wrap_future(waiting)).correct

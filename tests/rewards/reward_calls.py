@@ -69,4 +69,4 @@ def stack_of(**functions: Any) -> RewardStack:
 
 def call(*given: Any) -> list[float | None]:
     """The values that a reward function has for one batch."""
-    return begin(*given)()
+    return begin(*given)[0]()

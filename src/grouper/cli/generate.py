@@ -17,7 +17,7 @@ from grouper.cli.opening import open_recipe, read_rows, require_new, run_of, sam
 from grouper.cli.text import flow, write_rows
 from grouper.data.reading import source_named
 from grouper.errors import DataError, counted
-from grouper.files import append_line, delete, whole_lines
+from grouper.files import append_line, delete, reading, whole_lines
 from grouper.models.folders import (
     identity_of,
     model_in,
@@ -65,9 +65,9 @@ def generate(
     asked = recipe_for(model, named, format_name).override(*sampled_by(engine))
     opened = with_sampling(asked, **sampling)
     require_new(output_file, f"--output {output_file}")
+    display = progress(quiet=quiet)
     if input_file is not None:
-        rows = _read_questions(input_file)
-        _answer_file(rows, output_file, opened, model, progress(quiet=quiet))
+        _answer_file(_read_questions(input_file), output_file, opened, model, display)
         return
     from grouper.api import Generator
 
@@ -127,7 +127,9 @@ def _answer_file(
         follows = repr([identity_of(model, recipe.model.revision), recipe, rows]).encode()
         mark = hashlib.blake2b(follows, digest_size=6).hexdigest()
         part = output.with_name(f".{output.name}.{mark}.part")
-        answered = {one["row"]: one["answers"] for one in whole_lines(part)}
+        fix = "Restore the file, or delete it: its questions are then answered again."
+        with reading(part, "the answers that were kept cannot be read", fix):
+            answered = {one["row"]: one["answers"] for one in whole_lines(part)}
     left = [number for number in range(len(rows)) if number not in answered]
 
     def write(number: int, found: Sequence[Solution]) -> None:

@@ -48,6 +48,13 @@ HEAD_START = 20.0
 RANGES = {"int": (click.IntRange, "whole number"), "float": (click.FloatRange, "number")}
 
 
+class _Path(click.Path):
+    """A path in which shells may have left a `~`: that of `--output=~/x`."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return super().convert(Path(value).expanduser(), param, ctx)
+
+
 def _option(flag: str, row: Row) -> click.Option:
     """The option of a row; what is not named here is click's own."""
     own = {"name", "type", "least", "most", "choices", "short", "opposite"}
@@ -57,7 +64,7 @@ def _option(flag: str, row: Row) -> click.Option:
         named["type"] = click.Choice(row["choices"])
     elif row.get("type") in ("path", "file"):
         there = row["type"] == "file"
-        named["type"] = click.Path(exists=there, dir_okay=not there, path_type=Path)
+        named["type"] = _Path(exists=there, dir_okay=not there, path_type=Path)
     elif "type" in row:
         kind, noun = RANGES[row["type"]]
         named["type"] = kind(min=row.get("least"))

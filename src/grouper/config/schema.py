@@ -20,9 +20,11 @@ from grouper.config.overrides import changed
 
 # What is counted may be this at most; the product of two of them fits into 64 bits.
 MOST = 10**9
-# What is measured may be this at most, as may a reward's value, its weight and their product: a
-# float64 still tells totals 0.1 apart, and the square of a gradient is finite in float32.
+# What a reward's value, its weight and their product may be at most: a float64 still tells totals
+# 0.1 apart, and the square of a gradient is finite in float32.
 LARGEST = 1e15
+# What else is measured may be this at most: float32 holds it.
+HUGE = 1e30
 
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 NonNegative = Annotated[int, Field(ge=0, le=MOST)]
@@ -31,8 +33,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
-PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST)]
-NonNegativeFloat = Annotated[float, Field(ge=0, le=LARGEST)]
+PositiveFloat = Annotated[float, Field(gt=0, le=HUGE)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=HUGE)]
 # At most a day: clocks overflow somewhere beyond.
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 # A list is how YAML and JSON write a tuple; what is in it is as strict as everything else.
@@ -345,7 +347,7 @@ class GRPOConfig(PhaseConfig):
     surrogate: Literal["ppo_clip", "cispo", "policy_gradient"] = "ppo_clip"
     clip_low: Fraction = 0.2
     clip_high: NonNegativeFloat = 0.28
-    dual_clip: Annotated[float, Field(gt=1, le=LARGEST)] | None = None
+    dual_clip: Annotated[float, Field(gt=1, le=HUGE)] | None = None
     """only ppo_clip: bound on the ratio where the advantage is negative"""
     beta: NonNegativeFloat = 0.0
     """weight of the KL term"""

@@ -310,7 +310,7 @@ def begin(
     function: RewardFunction,
     arguments: Mapping[str, Any],
     notes: Notes | None = None,
-) -> Callable[[], list[float | None]]:
+) -> tuple[Callable[[], list[float | None]], bool]:
     """Call a function with one batch; an async one goes on by itself until its values are wanted.
 
     Args:
@@ -324,7 +324,7 @@ def begin(
         What waits for the values, and gives them or raises a `RewardError`: the function raised
         (`SystemExit` and the like included, Ctrl-C not), was stopped (the cause is then a
         `TimeoutError`), or returned something else than one finite number in its stated range
-        (`bounds`), or None, per completion.
+        (`bounds`), or None, per completion. And whether the function still goes on.
     """
     name, seconds = reward_label(config.name), config.timeout_seconds
     timer = threading.Timer(seconds, logger.warning, (_SLOW, name, seconds))
@@ -344,8 +344,8 @@ def begin(
         raised = error
     finally:
         timer.cancel()
-    waits = inspect.isawaitable(returned)
-    wait = started(returned, seconds) if waits else lambda: (returned, raised)
+    goes_on = inspect.isawaitable(returned)
+    wait = started(returned, seconds) if goes_on else lambda: (returned, raised)
 
     def values() -> list[float | None]:
         answer, error = wait()
@@ -376,7 +376,7 @@ def begin(
         bounds = getattr(function, "bounds", None) or (-math.inf, math.inf)
         return [_number(config, value, row, bounds) for row, value in enumerate(found)]
 
-    return values
+    return values, goes_on
 
 
 _SLOW = (

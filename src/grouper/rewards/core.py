@@ -21,8 +21,8 @@ from pydantic import create_model
 from grouper.config.checks import validate_json
 from grouper.config.credentials import expanded
 from grouper.config.schema import RewardConfig, Section
-from grouper.errors import GrouperError, RewardError, RunFolderError, raise_all
-from grouper.files import append_line, whole_lines
+from grouper.errors import GrouperError, RewardError, raise_all
+from grouper.files import append_line, reading, whole_lines
 from grouper.grading import extract
 from grouper.grading.pool import shared_grader
 from grouper.rewards.calling import (
@@ -360,7 +360,7 @@ class RewardStack:
         self._file: Path | None = None
         # Validation and rollouts may be scored in threads at the same time; functions need not be
         # thread-safe.
-        self._one_at_a_time = threading.Lock()
+        self._one_at_a_time = threading.RLock()
         self._answers: dict[str, dict[str, Callable[[], dict[str, Any]]]] = defaultdict(dict)
         """Step or evaluation -> key -> what waits for the recorded row."""
         # What their values depend on besides the question.
@@ -378,19 +378,15 @@ class RewardStack:
     def remember(self, path: Path) -> None:
         """Record the values of functions that vary in a file, and do not call them for those again.
 
-        A line is written before the values are used. A resumed run draws the completions of an
-        unfinished step again, which are the same, and finds their values here.
+        A line is written as soon as the values arrive, in the order of the groups. A resumed run
+        draws the completions of an unfinished step again, which are the same, and finds their
+        values here.
         """
         self._file = path
-        try:
+        fix = "Restore the file, or delete it: they are then asked again."
+        with reading(path, "what rewards have answered cannot be read", fix):
             for row in whole_lines(path):
                 self._answers[row["place"]][row["key"]] = partial(dict, row)
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunFolderError(
-                f"what rewards have answered cannot be read ({error})",
-                where=str(path),
-                fix="Restore the file, or delete it: they are then asked again.",
-            ) from error
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -487,7 +483,7 @@ class RewardStack:
         for row in range(len(arguments["completions"])):
             alone = {column: [values[row]] for column, values in arguments.items()}
             try:
-                begin(*self._functions[name], alone)()
+                begin(*self._functions[name], alone)[0]()
             except RewardError:
                 return (
                     f"It fails on the completion {shown(alone['completions'][0])} "
@@ -498,7 +494,7 @@ class RewardStack:
     def _begin(self, name: str, arguments: Mapping[str, Any], notes: Notes | None) -> _Values:
         """Call one function; one that varies is called once per question and run."""
         if self._file is None or notes is None or name not in self._varying:
-            return begin(*self._functions[name], arguments, notes)
+            return begin(*self._functions[name], arguments, notes)[0]
         group = [arguments[part] for part in ("prompts", "completions", "answer")]
         question = json.dumps([notes.place, name, self._varying[name], group])
         key = hashlib.sha256(question.encode()).hexdigest()
@@ -506,8 +502,10 @@ class RewardStack:
         if key not in answers:
             row = {"key": key, "reward": name, "place": notes.place}
             own = replace(notes, logged=[])
-            values = begin(*self._functions[name], arguments, own)
+            values, goes_on = begin(*self._functions[name], arguments, own)
             answers[key] = cache(partial(self._recorded, row, values, own))
+            if not goes_on:  # a kill while others are waited for must not lose it
+                answers[key]()
 
         def read() -> list[float | None]:
             row = answers[key]()
@@ -563,8 +561,8 @@ class RewardStack:
         ]
         for name, part in self._functions.items():
             try:
-                first = begin(*part, arguments)()
-                second = begin(*part, arguments)() if part[0].deterministic else first
+                first = begin(*part, arguments)[0]()
+                second = begin(*part, arguments)[0]() if part[0].deterministic else first
             except RewardError as error:
                 problems.append(error)
                 continue

@@ -40,6 +40,7 @@ from grouper.files import (
     delete,
     read_json,
     read_lines,
+    reading,
     refused,
     refusing,
     require_writable,
@@ -89,12 +90,9 @@ _NO_STATE = "the state of the final model is damaged"
 def _read(path: Path, what: str, parse: Callable[[dict[str, Any]], Value]) -> Value:
     """A record in a JSON file; a `RunFolderError` that says `what` where it is damaged."""
     content = read_json(path, what)
-    try:
-        return parse(content)
-    except ValueError as error:
-        raise RunFolderError(
-            f"{what} ({error})", where=str(path), fix="Restore the file, or delete it."
-        ) from error
+    with reading(path, what, "Restore the file, or delete it."):
+        found = parse(content)
+    return found  # noqa: RET504 - to mypy the block above may swallow an error
 
 
 def _settings(split: str, card: Mapping[str, Any]) -> list[str]:
@@ -352,14 +350,9 @@ class RunFolder:
         found = []
         # A kill can leave the last line half-written; only lines with their end count.
         for number, line in enumerate(text.split("\n")[:-1], start=1):
-            try:
+            fix = "It was damaged after it was written; restore the file or delete the line."
+            with reading(self._metrics, f"line {number} cannot be read", fix):
                 found.append((line, records.parse_step(line)))
-            except ValueError as error:
-                raise RunFolderError(
-                    f"line {number} cannot be read ({error})",
-                    where=str(self._metrics),
-                    fix="It was damaged after it was written; restore the file or delete the line.",
-                ) from error
         return found
 
     def _rewrite_metrics(self, wanted: Callable[[records.MetricsRow], bool]) -> None:
