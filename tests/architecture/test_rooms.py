@@ -18,7 +18,7 @@ from codebase import SOURCE, TOP, modules
 
 # Lines of code of the whole package. It only falls: raise it with a reason in the commit. It was
 # last raised for vLLM, evaluation with a report, and publishing, from 21,038.
-BUDGET = 24_191
+BUDGET = 24_186
 
 FILES_PER_ROOM = 14
 # The kernels have a folder for each kind of processor.
