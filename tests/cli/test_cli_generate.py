@@ -101,7 +101,7 @@ def answers(monkeypatch):
 
 @pytest.mark.slow
 def test_what_was_answered_before_an_interruption_is_kept(grouper, model, tmp_path, answers):
-    """An hour of answers was written in its end, and lost with Ctrl-C."""
+    """An hour of answers was written only at the end, and lost with Ctrl-C."""
     source, target, whole = (tmp_path / f"{name}.jsonl" for name in ("in", "out", "whole"))
     questions = [f"What is {n} + 2?" for n in range(5)]
     questions[3] = "word " * 40_000

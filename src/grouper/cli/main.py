@@ -69,7 +69,7 @@ def _option(flag: str, row: Row) -> click.Option:
         kind, noun = RANGES[row["type"]]
         named["type"] = kind(min=row.get("least"))
         named["type"].name = noun
-        # A thousand million is more than there is of anything.
+        # There is no use for a count beyond a billion.
         named["callback"] = partial(_bounded, row.get("most", 10**9))
     if switch and "opposite" not in row:
         named["default"] = False

@@ -348,7 +348,6 @@ def _finish(
     """
     notes, lightened = Notes(place=name), Lightener()
     light: list[EvaluationItem] = []
-
     waiting: deque[tuple[Problem, Prompt, list[Drawn]]] = deque()
 
     def groups() -> Iterator[Group]:
