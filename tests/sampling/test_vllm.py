@@ -6,9 +6,11 @@ The real one takes part where GROUPER_VLLM=1 is set, as `make test-vllm` does.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -488,6 +490,33 @@ def test_too_long_a_prompt_is_refused(fake: tuple[Policy, FakeVllm]) -> None:
     policy, engine = fake
     with pytest.raises(PromptError, match="do not fit the model's context of 320"):
         draw(over(policy, engine), requests(1, length=310))
+
+
+def test_what_the_update_held_is_given_back_before_it_wakes(
+    folders: dict[bool, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM asks the driver for memory, which PyTorch keeps after tensors are freed."""
+    calls: list[str] = []
+
+    class Recorded:
+        llm_engine = None
+
+        def __init__(self, **_: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_, **__: calls.append(name) or True
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=Recorded))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
+    engine = LocalEngine(folders[True], {"enable_sleep_mode": True})
+    weights = load(folders[True]).model.named_parameters
+    engine.push(weights(), "first", 1.0)
+    engine.rest()
+    assert engine.tag() is None
+    calls.clear()
+    engine.push(weights(), "second", 1.0)
+    assert calls[:3] == ["empty_cache", "wake_up", "start_weight_update"]
+    assert engine.tag() == "second"
 
 
 def test_what_an_engine_is_started_with() -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,6 +216,62 @@ def test_the_command_of_a_server(tmp_path: Path) -> None:
     assert '--weight-transfer-config {"backend": "grouper"}' in line
     assert environment["VLLM_SERVER_DEV_MODE"] == "1"
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
+
+
+def test_weights_go_where_there_is_room(
+    served: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container has 64 MB of shared memory, which holds no model."""
+    policy, (server, _) = served
+    memory, disk, named = (tmp_path / name for name in ("memory", "disk", "named"))
+    for folder in (memory, disk, named):
+        folder.mkdir()
+    monkeypatch.setattr(vllm_server, "_SHARED_MEMORY", memory)
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    for free, chosen in ((2**40, memory), (64 * 2**20, disk)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, n=free: SimpleNamespace(free=n))
+        draw(over(policy, connect([server.url])), requests(1))
+        assert server.files[-1].parent.parent == chosen
+    monkeypatch.setenv("GROUPER_WEIGHTS_DIR", str(named))
+    draw(over(policy, connect([server.url])), requests(1))
+    assert server.files[-1].parent.parent == named
+    monkeypatch.setenv("GROUPER_WEIGHTS_DIR", str(tmp_path / "missing"))
+    with pytest.raises(ModelError, match=r"vLLM does not take the weights: .*missing") as refused:
+        draw(over(policy, connect([server.url])), requests(1))
+    assert "GROUPER_WEIGHTS_DIR" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("visible", "asked", "seen"),
+    [
+        (None, "cuda:1", "1"),
+        ("", "cuda:0", "0"),
+        ("4,GPU-5f", "cuda:1", "GPU-5f"),
+        ("4,6", "auto", "4,6"),
+    ],
+)
+def test_a_gpu_is_one_of_those_that_the_run_sees(
+    visible: str | None,
+    asked: str,
+    seen: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With CUDA_VISIBLE_DEVICES=4,6 a trainer's cuda:1 is the driver's 6."""
+    show = "import os; print('cards:', os.environ.get('CUDA_VISIBLE_DEVICES'))"
+    command = [sys.executable, "-c", show]
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(vllm_server, "server_command", lambda *_, **__: (command, dict(os.environ)))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    process = ServerProcess(tmp_path, NAME, {}, secret="x", device=asked)
+    process._process.wait(20)
+    process.close()
+    assert process._log.read_text() == f"cards: {seen}\n"
+    with pytest.raises(ConfigError, match=r"there is no GPU 'cuda:2'.*'cuda:1'"):
+        ServerProcess(tmp_path, NAME, {}, secret="x", device="cuda:2")
 
 
 def test_a_server_that_does_not_start_shows_its_log(

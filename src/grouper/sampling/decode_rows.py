@@ -76,12 +76,10 @@ class DecodeRows:
         places = torch.tensor(slots, device=device)
         params = [request.params for request in requests]
 
-        def column(values: Sequence[int]) -> Tensor:
-            return torch.tensor(values, device=device)
-
         self.drawn[places] = 0
-        self.budgets[places] = column([p.max_new_tokens for p in params])
-        self.prompts[places] = column([len(r.prompt.token_ids) for r in requests])
+        self.budgets[places] = torch.tensor([p.max_new_tokens for p in params], device=device)
+        lengths = [len(request.prompt.token_ids) for request in requests]
+        self.prompts[places] = torch.tensor(lengths, device=device)
         streams = [uniforms(request.key, self._uniforms.shape[1]) for request in requests]
         self._uniforms[places] = torch.from_numpy(np.stack(streams)).to(device)
         fresh = DrawSettings.of(params, device)

@@ -365,13 +365,10 @@ class PaddedEngine(BaseEngine):
 
     def advance(self, steps: int, longest: int) -> Drawn:
         del longest
-        drawn = [self.rows.draw(self._decode()) for _ in range(steps)]
+        rows, n = self.rows, self.rows.count
+        drawn = [rows.draw(self._feed(rows.tokens[:n], rows.positions(n))) for _ in range(steps)]
         tokens, logprobs, entropies = (torch.stack(parts) for parts in zip(*drawn, strict=True))
         return tokens, logprobs, entropies
-
-    def _decode(self) -> Tensor:
-        count = self.rows.count
-        return self._feed(self.rows.tokens[:count], self.rows.positions(count))
 
     def _feed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Run one more token of every row: logits [rows, V]."""

@@ -70,8 +70,7 @@ class Samplers:
     def max_length(self, config: Any) -> int | None:
         """The longest sequence that an engine has to have room for."""
         most = self.recipe.prompt.max_prompt_tokens + STRETCH * self.longest
-        limit = context_length(config)
-        return most if limit is None else min(most, limit)
+        return min(most, context_length(config) or most)
 
     def dtype(self, computed: str) -> str:
         """What vLLM computes in: what the recipe wants of a copy, else what the trainer does."""
@@ -138,8 +137,8 @@ def _native(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
     )
 
 
-def _vllm(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
-    del copy_now  # it gathers the weights at every push
+def _vllm(samplers: Samplers, policy: Policy, _copy_now: bool) -> ModelSampler:
+    # No copy: the weights are gathered at every push.
     sampling, computed = samplers.recipe.sampling, _name(policy)
     exact = samplers.dtype(computed) == computed == "float32"
     return VllmSampler(

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from grouper.grading import Grader
 from grouper.models.process_group import ProcessGroup, share_of
@@ -14,8 +14,7 @@ from grouper.sampling.base import Sampler, SampleRequest
 from grouper.types import Completion, Grade, Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Drawn(NamedTuple):
     """One request, answered and graded."""
 
     completion: Completion

@@ -188,11 +188,10 @@ class VllmSampler:
         return held
 
     def rest(self) -> None:
+        """The engine rests: it is ended with the run."""
         self._engine.rest()
 
-    def release(self) -> None:
-        """The engine rests: it is ended with the run."""
-        self.rest()
+    release = rest
 
     def _freshen(self) -> str:
         """The tag of the policy's weights, once the engine has them and that has been proved."""
@@ -210,7 +209,8 @@ class VllmSampler:
                 collections.deque(weights, maxlen=0)
 
         def push() -> None:
-            self._engine.push(weights, tag, self._temperature, adapter)
+            with _as_model_error("vLLM does not take the weights"):
+                self._engine.push(weights, tag, self._temperature, adapter)
             self._require(tag, "did not acknowledge its weights")
 
         on_rank0(push)
@@ -445,24 +445,24 @@ class LocalEngine:
         self, weights: Weights | None, tag: str, temperature: float, adapter: Save | None = None
     ) -> None:
         if self._asleep:
+            torch.cuda.empty_cache()  # what the update has freed is PyTorch's until then
             self._llm.wake_up()
             self._asleep = False
         self._tag = None
-        with _as_model_error("vLLM does not take the weights"):
-            if weights is not None:
-                HANDED[tag] = weights
-                self._llm.start_weight_update()
-                update = {"version": tag, "temperature": temperature}
-                self._llm.update_weights({"update_info": update})
-                self._llm.finish_weight_update(tag)
-            if adapter is not None:
-                with tempfile.TemporaryDirectory(prefix="grouper-") as folder:
-                    adapter(folder)
-                    request = functools.partial(self._vllm.lora.request.LoRARequest, tag, 1, folder)
-                    self._llm.llm_engine.add_lora(request(load_inplace=True))
-                    self._lora = request()
-            if not self._llm.reset_prefix_cache():
-                raise RuntimeError("its prefix cache could not be cleared")
+        if weights is not None:
+            HANDED[tag] = weights
+            self._llm.start_weight_update()
+            update = {"version": tag, "temperature": temperature}
+            self._llm.update_weights({"update_info": update})
+            self._llm.finish_weight_update(tag)
+        if adapter is not None:
+            with tempfile.TemporaryDirectory(prefix="grouper-") as folder:
+                adapter(folder)
+                request = functools.partial(self._vllm.lora.request.LoRARequest, tag, 1, folder)
+                self._llm.llm_engine.add_lora(request(load_inplace=True))
+                self._lora = request()
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("its prefix cache could not be cleared")
         self._tag = tag
 
     def tag(self) -> str | None:
@@ -482,7 +482,8 @@ _as_model_error = functools.partial(
     as_model_error,
     where="sampling.engine",
     fix="Where it lacks memory: sampling.vllm.gpu_memory_utilization (on a CPU "
-    "VLLM_CPU_KVCACHE_SPACE), sampling.max_slots, sampling.max_new_tokens.",
+    "VLLM_CPU_KVCACHE_SPACE), sampling.max_slots, sampling.max_new_tokens. Where a folder is full: "
+    "GROUPER_WEIGHTS_DIR names another, which its servers have to see, too.",
     memory=True,
 )
 

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -30,7 +31,7 @@ import torch
 from safetensors.torch import save_file
 
 from grouper.config.schema import VllmConfig
-from grouper.errors import ConfigError, ModelError, hide
+from grouper.errors import ConfigError, ModelError, hide, require_known
 from grouper.sampling.vllm import ENVIRONMENT_DEFAULTS, Answer, Ask, Save, Weights
 from grouper.sampling.vllm_worker import MIDDLEWARE, SECRET, end_with_parent
 
@@ -44,7 +45,7 @@ _AWAY = (429, 500, 502, 503, 504)
 _ADAPTER = "adapter"
 # The environment variable that names the folder for weights, where a server is on another machine.
 _WEIGHTS_DIR = "GROUPER_WEIGHTS_DIR"
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - files in it are named by tempfile
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - files in it are named by tempfile
 # Lines of a server's log that are shown when it has ended.
 _LAST_LINES = 15
 
@@ -86,8 +87,6 @@ class ServerEngine:
         self._name, self._dtype, self._timeout = name, dtype, settings.timeout_seconds
         self._threads, self._processes = concurrency * len(urls), processes
         self._turn, self._closed = itertools.count(), threading.Event()
-        shared = _SHARED_MEMORY if Path(_SHARED_MEMORY).is_dir() else None
-        self._weights_dir = os.environ.get(_WEIGHTS_DIR) or shared
 
     def require_model(self) -> None:
         """Wait for the servers. Raises `ModelError` if one has another model or tokenizer."""
@@ -113,12 +112,18 @@ class ServerEngine:
     def push(
         self, weights: Weights | None, tag: str, temperature: float, adapter: Save | None = None
     ) -> None:
-        with tempfile.TemporaryDirectory(prefix="grouper-", dir=self._weights_dir) as folder:
+        # As safetensors wants them: contiguous, and each with memory of its own.
+        plain: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
+        sent = {n: w.detach().to("cpu", self._dtype, **plain) for n, w in weights or ()}
+        size, memory = sum(w.nbytes for w in sent.values()), _SHARED_MEMORY
+        # A container has 64 MB of it, unless it was given more; an adapter may take a GiB.
+        fits = memory.is_dir() and shutil.disk_usage(memory).free > 2 * size + 2**30
+        place = os.environ.get(_WEIGHTS_DIR) or (memory if fits else None)
+        with tempfile.TemporaryDirectory(prefix="grouper-", dir=place) as folder:
             calls: dict[str, dict[str, Any]] = {}
             if weights is not None:
                 file = Path(folder) / "weights.safetensors"
-                sent = {n: w.detach().to("cpu", self._dtype, copy=True) for n, w in weights}
-                save_file({name: tensor.contiguous() for name, tensor in sent.items()}, file)
+                save_file(sent, file)
                 update = {"version": tag, "temperature": temperature, "path": str(file)}
                 calls["/init_weight_transfer_engine"] = {"init_info": {}}
                 calls["/start_weight_update"] = {}
@@ -269,8 +274,7 @@ class ServerProcess:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         command, environment = server_command(folder, name, arguments, host="127.0.0.1", port=port)
-        card = device.removeprefix("cuda:")
-        seen = {} if card == "auto" else {"CUDA_VISIBLE_DEVICES": card}
+        seen = {} if device == "auto" else {"CUDA_VISIBLE_DEVICES": _card(device)}
         self._log = folder / f"server-{port}.log"
         with self._log.open("wb") as file:
             self._process = subprocess.Popen(
@@ -298,11 +302,23 @@ class ServerProcess:
     def close(self) -> None:
         """End it."""
         self._process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()  # no more than a look, if it has ended
+        self._process.wait()
+
+
+def _card(device: str) -> str:
+    """The name by which a server sees the GPU that this process calls cuda:1.
+
+    Raises:
+        ConfigError: there is no such GPU.
+    """
+    known = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    require_known("GPU", device, known, where="servers")
+    number = known.index(device)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[number] if visible else str(number)
 
 
 def shared_secret() -> str:

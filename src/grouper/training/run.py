@@ -31,7 +31,7 @@ from grouper.models.loading import check_adapter, check_lora_targets, load_token
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
-from grouper.rewards.calling import code_fingerprints, load_hook
+from grouper.rewards.calling import code_fingerprints
 from grouper.runs.folder import ANSWERS_FILE, STATE_FILE
 from grouper.runs.progress import Progress, end_logging, setup_logging
 from grouper.runs.recorder import Recorder
@@ -87,8 +87,6 @@ class Run:
         if self.processes.size > 1:
             require_shareable(recipe, self.processes.size)
         check_models(recipe, recipe.run_folder, resume=resume)
-        for hook in recipe.hooks:
-            load_hook(hook)
         with display.track("reading the data"):
             sets = load_problem_sets(recipe)
         # The rewards, trackers and hooks, the user's own among them.
