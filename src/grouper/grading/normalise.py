@@ -41,6 +41,7 @@ _RULES = tuple(
         (r"\\operatorname\*?\s*\{([a-z]+)\}", r"\\\1 "),
         (r"^\*\*(.*)\*\*$", r"\1"),
         (r"\\%", "%"),
+        (r"(?<=\d) ?\^ ?\{? ?(st|nd|rd|th) ?\}?$", r" \1"),
         (r"\\not\s*=", r"\\ne "),
         (r"(?<=[)\]]) ?U ?(?=[(\[][^()\[\]]*,)", r"\\cup "),  # between intervals
     )
@@ -50,7 +51,7 @@ _MARKED_DIGIT = re.compile("([0-9])[\u0305\u0307]")
 _TYPESET = re.compile(r"[\\~*{]|[)\]] ?U")
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
 _LEFT_EDGE = " ,;:="
-_RIGHT_EDGE = " .,;:"
+_RIGHT_EDGE = " .,;:\\"
 
 
 def tidy(text: str) -> str:

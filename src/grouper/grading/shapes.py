@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from grouper.grading.normalise import CONSTANTS, GREEK
-from grouper.grading.numbers import read_number, split_unit
+from grouper.grading.numbers import read_number, split_unit, ungrouped
 
 AtomTest = Callable[[str, str], bool | None]
 """(prediction, reference) -> equal, not equal, or not decided here."""
@@ -91,12 +91,11 @@ def split(text: str, separator: re.Pattern[str]) -> list[str]:
 # --- reading -------------------------------------------------------------------------------------
 
 _OPENERS = ("(", "[", "{", r"\{")
-_GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!,?\d)", re.ASCII)
 _GROUP_OF_ZERO = re.compile(r"(?<=\d), (?=0\d\d(?!\d))", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
 _PREAMBLE = re.compile(
     r"(?:so |thus |hence |therefore,? )?(?:the )?(?:final )?(?:answer|result|solution)s?"
-    r"(?: (?:is|are)(?::| )| ?:)",
+    r"(?: (?:is|are)(?::| )| ?:)|[a-z]{3,}(?: [a-z]+){0,4}: (?=\S)",
     re.IGNORECASE,
 )
 # `a = 1 b = 2`: two equations with nothing between them.
@@ -134,9 +133,12 @@ def candidates(text: str) -> tuple[Node, ...]:
     text = _GROUP_OF_ZERO.sub(",", _PREAMBLE.sub("", text, count=1)).strip()
     if depths(text)[1] > MAX_NESTING:
         return (Node("atom", text),)
-    if "," in text and not text.startswith(_OPENERS) and read_number(text) is not None:
-        number = Node("atom", text)
-        return (number,) if ",0" in text else (number, _listed(split(text, _CONJUNCTION)))
+    if "," in text and not text.startswith(_OPENERS):
+        plain = ungrouped(text)  # of `x = 1,234`; a number may have commas of other kinds, too
+        number = read_number(text) is not None
+        if number or not ("," in plain or re.search(r"[(\[{][^)\]}]*,", text)):
+            readings = (Node("atom", text),) if number else candidates(plain)
+            return readings if ",0" in text else (*readings, _listed(split(text, _CONJUNCTION)))
     spaced = _SPACED.split(text)
     if 1 < len(spaced) == text.count("="):
         return _listed(spaced), _parse(text)
@@ -163,8 +165,7 @@ def _parse(text: str) -> Node:
         return Node("atom", text)  # `x < -1 or x > 3` is one region
     # `1,000, 2,000` separates its items with a space; only then are bare commas thousands.
     spaced = ", " in text and not text.startswith(_OPENERS)
-    grouped = _GROUPED.sub(lambda m: m.group().replace(",", ""), text) if spaced else text
-    parts = [part for part in split(grouped, _CONJUNCTION) if part.strip()]
+    parts = [p for p in split(ungrouped(text) if spaced else text, _CONJUNCTION) if p.strip()]
     if len(parts) > 1:
         return _listed(parts)
     return _enclosed(text) or _plus_minus(text) or Node("atom", text)
