@@ -453,6 +453,11 @@ SECOND_ROWS: list[tuple[str, str, str, str]] = [
     ("3:2", "Ratio: 3:2", "+", "words before a colon"),
     ("3:2", "Ratio: 2:3", "-", "words before a colon"),
     ("360", "x:360", "-", "a ratio"),
+    ("360", "The correct answer is 360", "+", "preamble"),
+    ("360", "The incorrect answer is 360", "-", "no preamble"),
+    ("24", "24 times", "+", "how often"),
+    ("48", "24 times two", "-", "arithmetic in words"),
+    ("24", "24 times two", "-", "arithmetic in words"),
     # a fraction beside pi or the imaginary unit
     (r"\frac{5}{3}\pi", "5/3π", "+", "a multiple of pi"),
     (r"\frac{5}{3}\pi", r"5/3\pi", "+", "a multiple of pi"),
