@@ -466,6 +466,11 @@ SECOND_ROWS: list[tuple[str, str, str, str]] = [
     (r"\frac{2}{7} - \frac{3}{7}i", "2/7 - 3/7i", "+", "a multiple of i"),
     (r"\frac{2}{7} - \frac{3}{7}i", "2/7 + 3/7i", "-", "a multiple of i"),
     (r"\frac{5}{3}n", "5/3n", "-", "another letter: below, as the parser has it"),
+    # names without their backslash
+    (r"\cos B=\frac35", "cos B = 3/5", "+", "calculator notation"),
+    (r"\cos B=\frac35", "sin B = 3/5", "-", "another function"),
+    (r"\lambda = 4, -7", "lambda = -7, 4", "+", "a letter in Greek"),
+    (r"\mu = 4", "lambda = 4", "-", "another letter in Greek"),
     # ordinals, factorials, and the end of a line
     ("9", "9^{th}", "+", "a raised ordinal"),
     (r"9\text{th}", r"9^{\text{th}}", "+", "a raised ordinal"),

@@ -381,13 +381,13 @@ def is_label(text: str) -> bool:
     return named is not None and (bool(variables(text)) or len(text) == 1)
 
 
-_UNSAID = re.compile(r"^m ?(?=\(?\\angle)|[\s{}()]")
+_UNSAID = re.compile(r"^m ?(?=\(?\\angle)|[\s{}()\\]")
 # `AB`, `BA`, `|AB|` and `\overline{AB}` are one length.
-_SEGMENT = re.compile(r"(?:\\overline|\|)?([A-Z]{2})\|?")
+_SEGMENT = re.compile(r"(?:overline|\|)?([A-Z]{2})\|?")
 
 
 def same_label(prediction: str, reference: str) -> bool:
-    r"""Whether two labels are the same, but for spaces, braces and the `m` of `m\angle A`."""
+    r"""Whether two labels are the same, but for typesetting and the `m` of `m\angle A`."""
     return _key(prediction) == _key(reference)
 
 
