@@ -137,7 +137,7 @@ def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
 _DEGREES = re.compile(
     r"(?<=[\d})]) ?(?:\^ ?\{? ?(?:\\circ|o\b) ?\}?|\\circ(?![A-Za-z])) ?(?=[A-Za-z]*$)"
 )
-_IN_PARENTHESES = re.compile(r"(.*[\d})!%]) ?\(([A-Za-z][A-Za-z /.'-]*)\)", re.DOTALL | re.ASCII)
+_IN_PARENTHESES = re.compile(r"\A(.*[0-9})!%]) ?\(([A-Za-z][A-Za-z /.'-]*)\)\Z", re.DOTALL)
 _WITH_WORDS = re.compile(
     r"(.*?(?:[\d})!]|(?<![A-Za-z])pi))(\s*)"
     r"((?!pi\b)[A-Za-z€£¥₹][A-Za-z/.' -]*(?:\s*\^\s*\{?\s*(?:[23]|-[1-3])\s*\}?)?)",
@@ -151,9 +151,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     >>> split_unit(r"12\sqrt{13} feet")[0], split_unit(r"2 \sin x")
     ('12\\sqrt{13}', ('2 \\sin x', None))
     """
-    spelled = _DEGREES.sub(" degrees ", text).strip()
-    if match := _IN_PARENTHESES.fullmatch(spelled):
-        spelled = f"{match[1]} {match[2]}"
+    spelled = _IN_PARENTHESES.sub(r"\1 \2", _DEGREES.sub(" degrees ", text).strip())
     match = _WITH_WORDS.fullmatch(spelled)
     phrase = match[3].partition("^")[0].strip() if match else ""
     if match is None or not _is_unit_phrase(phrase, spaced=bool(match[2])):

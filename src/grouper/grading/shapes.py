@@ -106,9 +106,11 @@ _SPACED = re.compile(
 )
 _INEQUALITY = re.compile(r"[<>]=?|\\(?:le|ge|lt|gt|ne)(?![A-Za-z])")
 _RELATION = re.compile(_INEQUALITY.pattern + "|=")
+# A fraction may stand before it.
 _MATRIX = re.compile(
-    r"\\begin ?\{[pbB]?(?:small)?matrix\}(.*)\\end ?\{[pbB]?(?:small)?matrix\}"
-    r"|\\begin ?\{array\}(?: ?\{[clr| ]*\})?(.*)\\end ?\{array\}",
+    r"(?:(-? ?(?:\\frac ?(?:\d\d|(?:\{(?:[^{}]|\{\w*\})*\} ?){2})|\d+/\d+)) ?(?:\\cdot )?)?"
+    r"\\begin ?\{(?:[pbB]?(?:small)?matrix\}|array\}(?: ?\{[clr| ]*\})?)(.*)"
+    r"\\end ?\{(?:[pbB]?(?:small)?matrix|array)\}",
     re.DOTALL,
 )
 _BUILDER = re.compile(
@@ -217,8 +219,8 @@ def _enclosed(text: str) -> Node | None:
 
 def _bracketed(text: str) -> Node | None:
     if matrix := _MATRIX.fullmatch(text):
-        rows = re.split(r"\\\\(?:\[[^\]]*\])?", matrix[1] or matrix[2] or "")
-        cells = (tuple(map(_parse, row.split("&"))) for row in rows if row.strip())
+        rows = filter(str.strip, re.split(r"\\\\(?:\[[^\]]*\])?", matrix[2]))
+        cells = (tuple(_parse(_times(matrix[1], c)) for c in row.split("&")) for row in rows)
         return Node("matrix", "", tuple(Node("tuple", "()", row) for row in cells))
     escaped = text.startswith(r"\{") and text.endswith(r"\}")
     inside = text[2:-2] if escaped else text[1:-1]
@@ -233,6 +235,14 @@ def _bracketed(text: str) -> Node | None:
     if len(parts) > 1:
         return _collection("tuple", brackets, parts)
     return _parse(inside) if brackets in ("()", "[]", "{}") else None
+
+
+def _times(fraction: str | None, cell: str) -> str:
+    """A cell of a matrix, times the fraction before the matrix."""
+    left, right = read_number(fraction or ""), read_number(cell.strip())
+    if left and right and not right.unevaluated:
+        return str(left.value * right.value)
+    return f"({fraction}) ({cell})" if fraction else cell
 
 
 def _collection(kind: Kind, brackets: str, parts: Sequence[str]) -> Node:

@@ -495,13 +495,8 @@ def _bits(number: Any) -> int:
 def _with_real_roots(expression: Any) -> Any:
     r"""Roots of odd degree are real: `\sqrt[3]{-8}` is -2."""
 
-    def is_odd_root(part: Any) -> bool:
-        return bool(
-            isinstance(part, sympy.Pow)
-            and part.exp.is_Rational
-            and part.exp.q > 1
-            and part.exp.q % 2 == 1
-        )
+    def is_odd_root(part: Any) -> Any:
+        return part.is_Pow and part.exp.is_Rational and part.exp.q > 1 and part.exp.q % 2 == 1
 
     def real_root(power: Any) -> Any:
         return sympy.real_root(power.base, power.exp.q) ** power.exp.p
