@@ -456,6 +456,8 @@ SECOND_ROWS: list[tuple[str, str, str, str]] = [
     ("360", "The correct answer is 360", "+", "preamble"),
     ("360", "The incorrect answer is 360", "-", "no preamble"),
     ("4, -7", "The roots are 4 and -7.", "+", "preamble"),
+    ("48", "4Answer: 8", "-", "no preamble"),
+    ("48", "4 Total: 8", "-", "no preamble"),
     ("24", "24 times", "+", "how often"),
     ("48", "24 times two", "-", "arithmetic in words"),
     ("24", "24 times two", "-", "arithmetic in words"),
