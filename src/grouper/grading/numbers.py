@@ -66,7 +66,7 @@ _SCALES: dict[str, int] = _DATA["scales"]
 _NOT_UNITS = frozenset([*_DATA["not units"].split(), *_WORDS, *_SCALES])
 _MAX_WORDS = 4
 _PER = re.compile(r" ?/ ?| per ", re.IGNORECASE)
-_RAISED = re.compile(r"(.*?) ?\^ ?\{? ?([23]) ?\}?")
+_RAISED = re.compile(r"(.*?) ?\^ ?\{? ?([23]|-[1-3]) ?\}?")
 
 
 def find_unit(phrase: str) -> Unit | None:
