@@ -130,6 +130,8 @@ def test_what_is_boxed_while_thinking_is_no_answer(text: str, answer: str | None
         (r"\boxed{3 so \boxed{5}", "5"),
         (r"\boxed{1} \boxed{2, \fbox{3}}", r"2, \fbox{3}"),
         (r"x &= 5 \\\boxed{5}", "5"),  # after a line break of LaTeX
+        (r"so \\boxed{\frac{1}{2}}", r"\frac{1}{2}"),  # doubled, as in JSON
+        (r"\\boxed{1} and \boxed{2}", "2"),
     ],
 )
 def test_boxed(text: str, answer: str) -> None:

@@ -60,7 +60,7 @@ class Equivalence(NamedTuple):
 
 
 _PLAIN = re.compile(
-    r"(?:\\?\$)?(-?)(?:\\?\$)?([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,300})(?:\.([0-9]{1,300}))?"
+    r"(?:\\?\$)?(-?)(?:\\?\$)?([0-9]{1,300}|[1-9][0-9]{0,2}(?:,[0-9]{3})+)(?:\.([0-9]{1,300}))?"
 )
 _EQUAL = Equivalence(Verdict.CORRECT, "number", "equal numbers")
 _DIFFERENT = Equivalence(Verdict.INCORRECT, "number", "different numbers")

@@ -41,16 +41,18 @@ _RULES = tuple(
         (r"\\operatorname\*?\s*\{([a-z]+)\}", r"\\\1 "),
         (r"^\*\*(.*)\*\*$", r"\1"),
         (r"\\%", "%"),
+        (r"(?<=\d) ?\^ ?\{? ?(st|nd|rd|th) ?\}?$", r" \1"),
         (r"\\not\s*=", r"\\ne "),
+        (r"^ ?(?:\\left)? ?<([^<>]+,[^<>]+?)(?:\\right)? ?> ?$", r"(\1)"),  # a vector
         (r"(?<=[)\]]) ?U ?(?=[(\[][^()\[\]]*,)", r"\\cup "),  # between intervals
     )
 )
 _SCRIPTS = re.compile("[²³¹⁰ⁱ⁴-ⁿ]+|[₀-ₜ]+")
 _MARKED_DIGIT = re.compile("([0-9])[\u0305\u0307]")
-_TYPESET = re.compile(r"[\\~*{]|[)\]] ?U")
+_TYPESET = re.compile(r"[\\~*{<]|[)\]] ?U")
 _DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
 _LEFT_EDGE = " ,;:="
-_RIGHT_EDGE = " .,;:"
+_RIGHT_EDGE = " .,;:\\"
 
 
 def tidy(text: str) -> str:

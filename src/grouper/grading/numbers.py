@@ -66,7 +66,7 @@ _SCALES: dict[str, int] = _DATA["scales"]
 _NOT_UNITS = frozenset([*_DATA["not units"].split(), *_WORDS, *_SCALES])
 _MAX_WORDS = 4
 _PER = re.compile(r" ?/ ?| per ", re.IGNORECASE)
-_RAISED = re.compile(r"(.*?) ?\^ ?\{? ?([23]) ?\}?")
+_RAISED = re.compile(r"(.*?) ?\^ ?\{? ?([23]|-[1-3]) ?\}?")
 
 
 def find_unit(phrase: str) -> Unit | None:
@@ -123,7 +123,7 @@ def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
     """Whether words after a number may be its unit; unspaced `5m` may be a product."""
     words = phrase.lower().replace("-", " ").replace("left over", "left").split()
     if find_unit(phrase) is not None and _NOT_UNITS.isdisjoint({*words} - {*_POWERS}):
-        return spaced or len(phrase) > 1 or not phrase.isascii()
+        return spaced or (len(phrase) > 1 and phrase != "nm") or not phrase.isascii()
     if not spaced or not 0 < len(words) <= _MAX_WORDS or not _NOT_UNITS.isdisjoint(words):
         return False
     # Words and rates (`miles/hour`), at least one of which no product of variables looks like: not
@@ -137,10 +137,10 @@ def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
 _DEGREES = re.compile(
     r"(?<=[\d})]) ?(?:\^ ?\{? ?(?:\\circ|o\b) ?\}?|\\circ(?![A-Za-z])) ?(?=[A-Za-z]*$)"
 )
-_IN_PARENTHESES = re.compile(r"(.*[\d})!%]) ?\(([A-Za-z][A-Za-z /.'-]*)\)", re.DOTALL | re.ASCII)
+_IN_PARENTHESES = re.compile(r"\A(.*[0-9})!%]) ?\(([A-Za-z][A-Za-z /.'-]*)\)\Z", re.DOTALL)
 _WITH_WORDS = re.compile(
     r"(.*?(?:[\d})!]|(?<![A-Za-z])pi))(\s*)"
-    r"((?!pi\b)[A-Za-z€£¥₹][A-Za-z/.' -]*(?:\s*\^\s*\{?\s*[23]\s*\}?)?)",
+    r"((?!pi\b)[A-Za-z€£¥₹][A-Za-z/.' -]*(?:\s*\^\s*\{?\s*(?:[23]|-[1-3])\s*\}?)?)",
     re.DOTALL | re.ASCII,
 )
 
@@ -151,9 +151,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     >>> split_unit(r"12\sqrt{13} feet")[0], split_unit(r"2 \sin x")
     ('12\\sqrt{13}', ('2 \\sin x', None))
     """
-    spelled = _DEGREES.sub(" degrees ", text).strip()
-    if match := _IN_PARENTHESES.fullmatch(spelled):
-        spelled = f"{match[1]} {match[2]}"
+    spelled = _IN_PARENTHESES.sub(r"\1 \2", _DEGREES.sub(" degrees ", text).strip())
     match = _WITH_WORDS.fullmatch(spelled)
     phrase = match[3].partition("^")[0].strip() if match else ""
     if match is None or not _is_unit_phrase(phrase, spaced=bool(match[2])):
@@ -187,11 +185,11 @@ _MAX_DIGITS = 1_000
 _MAX_EXPONENT = 2_000
 _PLAIN = re.compile(r"[-+]?(\d*)(?:\.(\d*))?(?:[eE]([-+]?\d+))?", re.ASCII)
 _THOUSANDS = re.compile(
-    r"[-+]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d+)?|[-+]?[1-9]\d{0,2}(?:\.\d{3}){2,}(?:,\d+)?"
-    r"|[-+]?[1-9]\d{0,2}(?:\.\d{3})+,\d+",
+    r"[-+]?[1-9]\d{0,2}(?:(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d+)?"
+    r"|(?P<european>(?:\.\d{3}){2,}(?:,\d+)?|\.\d{3},\d+))",
     re.ASCII,
 )
-_GROUPED = re.compile(r"(?<![\d.,])(\d{1,3}(?:,\d{3})+)(?!\d)")
+_GROUPED = re.compile(r"(?<![\d.])(?<!\d,)[1-9]\d{0,2}(?:,\d{3})+(?!,?\d)", re.ASCII)
 _REPEATING = re.compile(
     r"([-+]?)(\d*)\.(\d*?)(?:\\(?:overline|bar)\{?(\d+)\}?|\((\d+)\)|(\\dot\{?\d\}?(?:(?:\d|\\dot\{?\d\}?)*"
     r"\\dot\{?\d\}?)?))",
@@ -287,13 +285,20 @@ def _bare(text: str) -> Number | None:
         value = Fraction(int((whole or "0") + fixed), 10 ** len(fixed))
         value += Fraction(int(block), 10 ** len(fixed) * (10 ** len(block) - 1))
         return Number(-value if sign == "-" else value)
-    if _THOUSANDS.fullmatch(text):
-        european = text.count(".") > 1 or ("." in text and text.rfind(",") > text.find("."))
-        if european:
+    if match := _THOUSANDS.fullmatch(text):
+        if match["european"]:
             text = text.replace(".", "").replace(",", ".")
         return _plain(text.replace(",", "").replace(" ", ""))
-    ungrouped = _GROUPED.sub(lambda match: match[1].replace(",", ""), text)
-    return _evaluated(braced(ungrouped.replace(" x 10", r"\times 10")))
+    return _evaluated(braced(ungrouped(text).replace(" x 10", r"\times 10")))
+
+
+def ungrouped(text: str) -> str:
+    """A text without the commas between thousands; `0,125` has none.
+
+    >>> ungrouped("1,234 + 5,000 = 6,234"), ungrouped("(1, 234)"), ungrouped("0,125")
+    ('1234 + 5000 = 6234', '(1, 234)', '0,125')
+    """
+    return _GROUPED.sub(lambda match: match[0].replace(",", ""), text)
 
 
 # --- the same number -----------------------------------------------------------------------------

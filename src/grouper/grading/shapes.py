@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from grouper.grading.normalise import CONSTANTS, GREEK
-from grouper.grading.numbers import read_number, split_unit
+from grouper.grading.numbers import read_number, split_unit, ungrouped
 
 AtomTest = Callable[[str, str], bool | None]
 """(prediction, reference) -> equal, not equal, or not decided here."""
@@ -91,12 +91,11 @@ def split(text: str, separator: re.Pattern[str]) -> list[str]:
 # --- reading -------------------------------------------------------------------------------------
 
 _OPENERS = ("(", "[", "{", r"\{")
-_GROUPED = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!,?\d)", re.ASCII)
 _GROUP_OF_ZERO = re.compile(r"(?<=\d), (?=0\d\d(?!\d))", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
 _PREAMBLE = re.compile(
-    r"(?:so |thus |hence |therefore,? )?(?:the )?(?:final )?(?:answer|result|solution)s?"
-    r"(?: (?:is|are)(?::| )| ?:)",
+    r"^(?:(?:so |thus |hence |therefore,? )?(?:the |our |my )?(?:final |correct )?(?:answer|"
+    r"result|solution|root|value)s?(?: (?:is|are)(?::| )| ?:)|(?!(?:not|wrong)\b)[a-z]{3,}(?: [a-z]+){0,4}: )",
     re.IGNORECASE,
 )
 # `a = 1 b = 2`: two equations with nothing between them.
@@ -107,9 +106,11 @@ _SPACED = re.compile(
 )
 _INEQUALITY = re.compile(r"[<>]=?|\\(?:le|ge|lt|gt|ne)(?![A-Za-z])")
 _RELATION = re.compile(_INEQUALITY.pattern + "|=")
+# A fraction may stand before it.
 _MATRIX = re.compile(
-    r"\\begin ?\{[pbB]?(?:small)?matrix\}(.*)\\end ?\{[pbB]?(?:small)?matrix\}"
-    r"|\\begin ?\{array\}(?: ?\{[clr| ]*\})?(.*)\\end ?\{array\}",
+    r"(?:(-? ?(?:\\frac ?(?:\d\d|(?:\{(?:[^{}]|\{\w*\})*\} ?){2})|\d+/\d+)) ?(?:\\cdot )?)?"
+    r"\\begin ?\{(?:[pbB]?(?:small)?matrix\}|array\}(?: ?\{[clr| ]*\})?)(.*)"
+    r"\\end ?\{(?:[pbB]?(?:small)?matrix|array)\}",
     re.DOTALL,
 )
 _BUILDER = re.compile(
@@ -134,9 +135,12 @@ def candidates(text: str) -> tuple[Node, ...]:
     text = _GROUP_OF_ZERO.sub(",", _PREAMBLE.sub("", text, count=1)).strip()
     if depths(text)[1] > MAX_NESTING:
         return (Node("atom", text),)
-    if "," in text and not text.startswith(_OPENERS) and read_number(text) is not None:
-        number = Node("atom", text)
-        return (number,) if ",0" in text else (number, _listed(split(text, _CONJUNCTION)))
+    if "," in text and not text.startswith(_OPENERS):
+        plain = ungrouped(text)  # of `x = 1,234`; a number may have commas of other kinds, too
+        number = read_number(text) is not None
+        if number or not ("," in plain or re.search(r"[(\[{][^)\]}]*,", text)):
+            readings = (Node("atom", text),) if number else candidates(plain)
+            return readings if ",0" in text else (*readings, _listed(split(text, _CONJUNCTION)))
     spaced = _SPACED.split(text)
     if 1 < len(spaced) == text.count("="):
         return _listed(spaced), _parse(text)
@@ -163,8 +167,7 @@ def _parse(text: str) -> Node:
         return Node("atom", text)  # `x < -1 or x > 3` is one region
     # `1,000, 2,000` separates its items with a space; only then are bare commas thousands.
     spaced = ", " in text and not text.startswith(_OPENERS)
-    grouped = _GROUPED.sub(lambda m: m.group().replace(",", ""), text) if spaced else text
-    parts = [part for part in split(grouped, _CONJUNCTION) if part.strip()]
+    parts = [p for p in split(ungrouped(text) if spaced else text, _CONJUNCTION) if p.strip()]
     if len(parts) > 1:
         return _listed(parts)
     return _enclosed(text) or _plus_minus(text) or Node("atom", text)
@@ -216,8 +219,8 @@ def _enclosed(text: str) -> Node | None:
 
 def _bracketed(text: str) -> Node | None:
     if matrix := _MATRIX.fullmatch(text):
-        rows = re.split(r"\\\\(?:\[[^\]]*\])?", matrix[1] or matrix[2] or "")
-        cells = (tuple(map(_parse, row.split("&"))) for row in rows if row.strip())
+        rows = filter(str.strip, re.split(r"\\\\(?:\[[^\]]*\])?", matrix[2]))
+        cells = (tuple(_parse(_times(matrix[1], c)) for c in row.split("&")) for row in rows)
         return Node("matrix", "", tuple(Node("tuple", "()", row) for row in cells))
     escaped = text.startswith(r"\{") and text.endswith(r"\}")
     inside = text[2:-2] if escaped else text[1:-1]
@@ -232,6 +235,14 @@ def _bracketed(text: str) -> Node | None:
     if len(parts) > 1:
         return _collection("tuple", brackets, parts)
     return _parse(inside) if brackets in ("()", "[]", "{}") else None
+
+
+def _times(fraction: str | None, cell: str) -> str:
+    """A cell of a matrix, times the fraction before the matrix."""
+    left, right = read_number(fraction or ""), read_number(cell.strip())
+    if left and right and not right.unevaluated:
+        return str(left.value * right.value)
+    return f"({fraction}) ({cell})" if fraction else cell
 
 
 def _collection(kind: Kind, brackets: str, parts: Sequence[str]) -> Node:
@@ -380,13 +391,13 @@ def is_label(text: str) -> bool:
     return named is not None and (bool(variables(text)) or len(text) == 1)
 
 
-_UNSAID = re.compile(r"^m ?(?=\(?\\angle)|[\s{}()]")
+_UNSAID = re.compile(r"^m ?(?=\(?\\angle)|[\s{}()\\]")
 # `AB`, `BA`, `|AB|` and `\overline{AB}` are one length.
-_SEGMENT = re.compile(r"(?:\\overline|\|)?([A-Z]{2})\|?")
+_SEGMENT = re.compile(r"(?:overline|\|)?([A-Z]{2})\|?")
 
 
 def same_label(prediction: str, reference: str) -> bool:
-    r"""Whether two labels are the same, but for spaces, braces and the `m` of `m\angle A`."""
+    r"""Whether two labels are the same, but for typesetting and the `m` of `m\angle A`."""
     return _key(prediction) == _key(reference)
 
 

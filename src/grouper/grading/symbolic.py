@@ -279,15 +279,16 @@ _SPELLED_OUT = tuple(
     (re.compile(pattern, re.ASCII), replacement)
     for pattern, replacement in (
         (r"(?<=\d)\.(?![\d.])", ""),
-        # `1/2 x` is half of x; the parser divides by all that stands beside the 2.
-        (r"(?<![\w.)}/^!])(?<!\d )(\d+)/(\d+) (?=[A-Za-z\\(])", r"\\frac{\1}{\2} "),
+        (r"(\d+|(?<![A-Za-z\\])[A-Za-z])! ?(?=\^)", r"(\1!)"),
+        # `1/2 x` is half of x, `4/3\pi` a multiple of `\pi`, and `2/5i` one of the imaginary unit;
+        # the parser divides by all that stands beside the number below.
+        (r"(?<![\w.)}/^!])(?<!\d )(\d+)/(\d+)(?= [A-Za-z\\(]|\\pi|i\b)", r"\\frac{\1}{\2} "),
         # A letter with an accent, with an index or none, is a name of its own, and so is `E_1`:
         # no number, as `I_1` is not the imaginary unit that the parser takes it for.
         (r"\\(d{1,3}ot|hat|bar|tilde) ?\{? ?([A-Za-z]) ?\}?(?: ?_ ?\{(\w+)\})?", r"\2_{\1\3}"),
         (r"(?<![A-Za-z\\])([EeI]) ?_ ?\{(?=\w+\})", r"Q_{\1"),
         # The parser takes `2(3)` for two and three where nothing follows, `i(5)` for a function.
-        (r"(?<![\w.\\_^{])(\d+(?:\.\d+)?) ?(?=\()", r"\1\\cdot "),
-        (r"(?<=\{)(\d+) ?(?=\()", r"\1\\cdot "),
+        (r"(?<![\w.\\_^])(\d+(?:\.\d+)?) ?(?=\()", r"\1\\cdot "),
         (r"(?<![A-Za-z\\_{])([ie]) ?(?=\()", r"\1\\cdot "),
         (r"([A-Za-z])''", r"\1_{pprime}"),
         (r"([A-Za-z])'", r"\1_{prime}"),
@@ -421,14 +422,12 @@ def _agree(prediction: Any, reference: Any, decimals: int = -1) -> bool | None:
 
 def _points(symbols: Sequence[Any]) -> Iterable[dict[Any, Any]]:
     """Values for the symbols, several times; one empty point without symbols."""
-    if not symbols:
-        return [{}]
     return [
         {
             symbol: sympy.Rational(point[number % len(point)]) * 17 ** (number // len(point))
             for number, symbol in enumerate(symbols)
         }
-        for point in _POINTS
+        for point in (_POINTS if symbols else _POINTS[:1])
     ]
 
 
@@ -496,13 +495,8 @@ def _bits(number: Any) -> int:
 def _with_real_roots(expression: Any) -> Any:
     r"""Roots of odd degree are real: `\sqrt[3]{-8}` is -2."""
 
-    def is_odd_root(part: Any) -> bool:
-        return bool(
-            isinstance(part, sympy.Pow)
-            and part.exp.is_Rational
-            and part.exp.q > 1
-            and part.exp.q % 2 == 1
-        )
+    def is_odd_root(part: Any) -> Any:
+        return part.is_Pow and part.exp.is_Rational and part.exp.q > 1 and part.exp.q % 2 == 1
 
     def real_root(power: Any) -> Any:
         return sympy.real_root(power.base, power.exp.q) ** power.exp.p
