@@ -94,8 +94,8 @@ _OPENERS = ("(", "[", "{", r"\{")
 _GROUP_OF_ZERO = re.compile(r"(?<=\d), (?=0\d\d(?!\d))", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
 _PREAMBLE = re.compile(
-    r"^(?:(?:so |thus |hence |therefore,? )?(?:the |our |my )?(?:final |correct )?(?:answer|"
-    r"result|solution|root|value)s?(?: (?:is|are)(?::| )| ?:)|(?!(?:not|wrong)\b)[a-z]{3,}(?: [a-z]+){0,4}: )",
+    r"^(?:(?:so |thus |hence |therefore,? )?(?:the |our |my )?(?:final |correct )?(?:answer|result|"
+    r"solution|root|value)s?(?: (?:is|are)(?::| )| ?:)|(?!not |wrong)[a-z]{3,}(?: [a-z]+){0,4}: )",
     re.IGNORECASE,
 )
 # `a = 1 b = 2`: two equations with nothing between them.
