@@ -106,6 +106,12 @@ HINTS = [
     ("grpo_training={max_steps: 5}", "Write grpo.steps=5."),
     ("wandb={project: mine}", "Write tracking.trackers.0.project=mine."),
     ("grpo.optimiser={learning_rate: 1}", "Write grpo.optimizer.learning_rate=1."),
+    ("actor.optim={lr: 1e-5}", "Write grpo.optimizer.learning_rate=1e-05 or sft.optimizer"),
+    ("algorithm={adv_estimator: grpo}", "algorithm.adv_estimator: there is no section"),
+    # Not where it has a meaning of its own, or nothing in it.
+    ("data.columns={question: q}", 'data.test.columns={"question": "q"}.'),
+    ("gradient_checkpointing_kwargs={use_reentrant: false}", "has no counterpart: about speed"),
+    ("nonsense={}", "`grouper recipes fields` lists all settings"),
     # Names of trainers on top of TRL; a section of ours is not one of them.
     ("num_epochs=3", "Write grpo.epochs=3 or sft.epochs=3."),
     ("adapter=lora", "See model.lora."),
