@@ -60,6 +60,7 @@ def test_a_grpo_file_becomes_the_same_run(imported):
     found = imported(GRPO)
     recipe: Recipe = found.recipe
     assert found.left_out == {}
+    assert "# - For 1 process(es): 4 prompts x 16 = 64 completions per step" in found.text
     assert (recipe.name, recipe.output_dir) == ("Qwen-1.5B-GRPO", "outputs")
     assert recipe.skip_sft
     assert recipe.data.train.source == "gsm8k"
@@ -139,6 +140,19 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ),
         ({"vllm": {"gpu_memory_utilization": 0.5}}, {"sampling.vllm.gpu_memory_utilization": 0.5}),
         ({"beta": 0.04}, {"grpo.kl": "k3_weighted"}),
+        ({"num-train-epochs": 2}, {"grpo.epochs": 2.0}),
+        ({"bf16": False}, {"model.compute_dtype": "float32"}),
+        # Ours holds, since it changes nothing that is learned.
+        ({}, {"model.gradient_checkpointing": False, "push_to": None, "data.validation": None}),
+        ({"push_to_hub": True}, {"push_to": "Qwen-1.5B-GRPO"}),
+        ({"push_to_hub": True, "hub_model_id": "us/ours"}, {"push_to": "us/ours"}),
+        ({"output_dir": "runs/my run!"}, {"name": "my-run", "output_dir": "runs"}),
+        ({"output_dir": "."}, {"name": "imported"}),
+        (
+            {"dataset_train_split": "test"},
+            {"data.train.source": "gsm8k", "data.train.split": "test"},
+        ),
+        ({"reward_funcs": ["trl.rewards.accuracy_reward"]}, {"rewards.0.name": "accuracy"}),
         (
             {"scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"},
             {"grpo.advantage": "standardised", "grpo.decouple_rewards": True},
@@ -264,6 +278,11 @@ def test_a_json_file_is_read_as_well(tmp_path):
         ({"reward_funcs": ["code", "accuracy"]}, "reward_funcs", "code"),
         ({"save_steps": 0.1}, "save_steps", "give their number"),
         ({"lora_r": 8}, "lora_r", "use_peft is not set"),
+        ({"run_name": "a", "report_to": "none"}, "run_name", "names no tracker"),
+        ({"eval_steps": 5, "eval_strategy": "no"}, "eval_steps", "nothing is evaluated"),
+        # How often is evaluated is as often as something is logged.
+        ({"eval_strategy": "steps", "logging_steps": 0.1}, "logging_steps", "give their number"),
+        ({"reward_funcs": ["accuracy", "pack/age.fn"]}, "reward_funcs", "pack/age.fn"),
         (
             {"reward_funcs": None, "reward_weights": [1.0, 0.5]},
             "reward_weights",
@@ -334,6 +353,12 @@ def test_every_default_of_trls_can_be_written_out(imported, phase):
         ({"num_generations": 1}, "compared with the others of its group"),
         ({"num_generations": 7}, "cannot be cut into groups"),
         ({"num_generations": "many"}, "not a whole number"),
+        ({"num_generations": True}, "not a whole number"),
+        ({"gradient_accumulation_steps": 1.5}, "not a whole number"),
+        ({"steps_per_generation": 2.5}, "not a whole number"),
+        ({"num_iterations": 1.5}, "not a whole number"),
+        ({"steps_per_generation": 3}, "cannot be cut into groups"),
+        ({"reward_weights": 0.5}, "not one weight for each of 2"),
         ({"steps_per_generation": 6}, "cannot be cut into groups"),
         ({"generation_batch_size": 96}, "cannot be cut into groups"),
         ({"generation_batch_size": "96"}, "not a whole number"),

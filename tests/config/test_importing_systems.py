@@ -284,7 +284,12 @@ def test_a_whole_file_becomes_the_same_run(imported, name):
 
 CONSTANTS = """
 import torch as SEED
+SEED = 3
+EPOCHS = 2
+class EPOCHS: ...
 LR: float = 1e-6
+DECLARED: int
+FIRST, SECOND = 1, 2
 BETA = BASE_BETA = 0.1
 NAMES = ["a"]
 NAMES.append("b")
@@ -295,7 +300,8 @@ for STEPS in range(3):
     pass
 def train(GROUP):
     return GRPOConfig(learning_rate=LR, beta=BETA, max_steps=STEPS, num_generations=GROUP,
-        seed=SEED, reward_funcs=["format"], wandb_tags=NAMES,
+        seed=SEED, reward_funcs=["format"], wandb_tags=NAMES, num_train_epochs=EPOCHS,
+        min_p=DECLARED, top_k=FIRST,
         hub_token=HF_TOKEN)
 """
 
@@ -309,6 +315,9 @@ def test_names_of_constants_are_read_where_nothing_else_can_have_set_them(import
             ("max_steps", "STEPS"),
             ("num_generations", "GROUP"),
             ("seed", "SEED"),
+            ("num_train_epochs", "EPOCHS"),
+            ("min_p", "DECLARED"),
+            ("top_k", "FIRST"),
             ("wandb_tags", "NAMES"),
         )
     }
@@ -382,6 +391,17 @@ def test_names_of_trainers_on_top_of_trl_are_read_or_explained(imported, trainer
 def test_a_script_with_both_phases_is_refused(imported):
     with pytest.raises(ConfigError, match=r"here are 2.*Keep one in a copy"):
         imported(text_of("trl_both.py"), "both.py")
+
+
+def test_a_setting_of_the_other_configuration_is_named(imported):
+    left_out = imported("sft_data_path: a.jsonl\nbeta: 0.1").left_out
+    assert left_out == {"beta": "a setting of GRPOConfig, which this file is not"}
+
+
+def test_the_folder_of_both_phases_is_the_one_above_grpo(imported):
+    for folder, ours in (("runs/grpo", "runs"), ("runs/both", "runs/both")):
+        text = f"grpo_training: {{output_dir: {folder}}}"
+        assert imported(text).recipe.output_dir == ours
 
 
 def test_a_file_is_of_grpo_if_any_of_its_names_is(imported):
