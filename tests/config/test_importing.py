@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -273,7 +274,11 @@ def test_a_json_file_is_read_as_well(tmp_path):
         ({"vllm_model_impl": "transformers"}, "vllm_model_impl", "its own engine"),
         ({"loss_type": "sapo"}, "loss_type", "this loss is not supported"),
         ({"scale_rewards": "batch"}, "scale_rewards", "keeps its default"),
-        ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type", "keeps its default"),
+        (
+            {"lr_scheduler_type": "polynomial"},
+            "lr_scheduler_type",
+            "cosine_with_min_lr, linear, so that grpo.optimizer.schedule keeps its default",
+        ),
         ({"report_to": "mlflow"}, "report_to", "there is no 'mlflow'"),
         ({"reward_funcs": ["code", "accuracy"]}, "reward_funcs", "code"),
         ({"save_steps": 0.1}, "save_steps", "give their number"),
@@ -325,6 +330,17 @@ def test_what_weighs_the_samples_of_vllm_is_said(imported, settings, importance)
     alone = imported(changed(**settings))
     assert alone.recipe.grpo.importance == "none"
     assert "sequence_mask" not in alone.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "same"),
+    [("fsdp", "full_shard", ""), ("deepspeed", "zero3.json", None), ("top_p", 0.9, 1.0)],
+)
+def test_a_note_is_about_what_changes_something(imported, name, value, same):
+    notes = len(re.findall("^# - ", imported(GRPO).text, re.MULTILINE))
+    for given, more in ((value, 1), (same, 0)):
+        text = imported(changed(**{name: given})).text
+        assert len(re.findall("^# - ", text, re.MULTILINE)) == notes + more
 
 
 @pytest.mark.parametrize("name", ["val_split_ratio", "sample_packing", "lora_model_dir"])

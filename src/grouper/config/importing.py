@@ -255,7 +255,7 @@ class _Settings:
             self.put(value if isinstance(value, dict) else {key: value})
         elif values and row.get("otherwise") != "same":
             known = ", ".join(sorted(set(map(str, values))))
-            self.leave_out(name, f"{value!r} has no counterpart, {key} keeps its default ({known})")
+            self.leave_out(name, f"not one of {known}, so that {key} keeps its default")
         elif row.get("unit") != "updates":
             self.put({key: value, **row.get("also", {})})
         elif not 0 < self.number(name) < 1:
