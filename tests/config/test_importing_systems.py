@@ -346,6 +346,23 @@ def test_differences_of_constants_are_read(imported):
     assert list(found.left_out) == ["seed", "max_steps", "output_dir"]
 
 
+NOTEBOOK = """
+%%capture
+!pip install trl
+if True:
+    !uv pip install vllm
+print(
+    "%d" % 1
+    % 2
+    != 3)
+GRPOConfig(num_generations=8, seed=7)
+"""
+
+
+def test_a_notebook_that_was_saved_as_a_script_is_read(imported):
+    assert imported(NOTEBOOK, "theirs.py").recipe.seed == 7
+
+
 OTHERS = {
     "axolotl": (
         (

@@ -115,7 +115,8 @@ def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
             return data, {}
         raise ConfigError("this file holds no named settings", where=str(path), fix=_READABLE)
     try:
-        tree = ast.parse(text)
+        # A notebook that was saved as a script has lines for the shell (`!pip`) and magics.
+        tree = ast.parse(re.sub(r"(?m)^( *)(!(?!=)|%+\w).*", r"\1pass", text))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"this is not valid Python: {error}", where=str(path)) from error
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
