@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +76,15 @@ def test_every_command_a_field_refers_to_exists(grouper):
     assert named
     for command in named:
         assert grouper(*command.split()[1:], "--help").code == 0
+
+
+def test_the_command_for_an_imported_recipe_can_be_pasted(grouper, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("theirs.yaml").write_text("num_generations: 8\nmodel_name_or_path: a/b\n")
+    for output in ("my run.yaml", "mine.yaml"):
+        told = grouper("recipes", "from", "theirs.yaml", "-o", output).err
+        command = told.rpartition(f"Written to {output}: ")[2]
+        assert shlex.split(command) == ["grouper", "run", f"./{output}", "--dry-run"]
 
 
 def test_a_trl_file_becomes_a_recipe_that_can_be_run(grouper, tmp_path):
