@@ -298,6 +298,23 @@ def test_one_name_and_a_recipe_behind_it():
     assert (found["rewards"], found["recipe"]) == (("accuracy",), "demo")
 
 
+@pytest.mark.parametrize("recipe", ["./mine.yaml", "mine.yml", "runs/mine"])
+def test_a_path_behind_a_list_is_the_recipe_and_a_function_in_a_file_is_not(recipe):
+    found = read("--rewards", "accuracy", "rewards/mine.py:brevity", recipe)
+    assert (found["rewards"], found["recipe"]) == (("accuracy,rewards/mine.py:brevity",), recipe)
+
+
+def test_a_list_without_a_name_is_refused():
+    with pytest.raises(click.UsageError, match="'--rewards' requires an argument"):
+        read("demo", "--rewards")
+
+
+def test_a_flag_of_a_phase_that_the_recipe_skips_is_that_phase_s(resolved):
+    recipe = resolved("sft", "demo", "skip_sft=true", "--learning-rate", "0.5")
+    assert recipe["sft"]["optimizer"]["learning_rate"] == 0.5
+    assert recipe["grpo"]["optimizer"]["learning_rate"] != 0.5
+
+
 def test_trackers_are_such_a_list_and_may_be_repeated():
     assert read("demo", "--report-to", "wandb", "trackio")["tracker"] == ("wandb,trackio",)
     assert read("demo", "--tracker", "a:b", "--tracker", "c:d")["tracker"] == ("a:b", "c:d")
@@ -305,12 +322,14 @@ def test_trackers_are_such_a_list_and_may_be_repeated():
 
 def test_what_stands_behind_two_dashes_is_left_alone():
     assert read("--rewards", "accuracy", "--", "demo")["recipe"] == "demo"
+    assert read("demo", "--", "--no-bf16")["overrides"] == ("--no-bf16",)
 
 
 @pytest.mark.parametrize(
     ("words", "value"),
     [
         (["--bf16", "true"], ("true",)),
+        (["--bf16", "True"], ("true",)),
         (["--bf16=False"], ("false",)),
         (["--bf16"], ("true",)),
         (["--no-bf16"], ("false",)),
