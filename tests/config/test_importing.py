@@ -139,7 +139,10 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
             {"eval": {"eval_strategy": "steps", "eval_steps": 7}, "temperature": 0.9},
             {"grpo.evaluate_every": 7, "sampling.temperature": 0.9},
         ),
-        ({"vllm": {"gpu_memory_utilization": 0.5}}, {"sampling.vllm.gpu_memory_utilization": 0.5}),
+        (
+            {"vllm": {"gpu_memory_utilization": 0.5, "temperature": 0.8}},
+            {"sampling.vllm.gpu_memory_utilization": 0.5, "sampling.temperature": 0.8},
+        ),
         ({"beta": 0.04}, {"grpo.kl": "k3_weighted"}),
         ({"num-train-epochs": 2}, {"grpo.epochs": 2.0}),
         ({"bf16": False}, {"model.compute_dtype": "float32"}),
