@@ -85,6 +85,15 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
     (["--use_cpu"], {"device": "cpu"}),
     (["--push_to_hub", "True"], {"push_to": "demo"}),
     (["--no-push-to-hub"], {"push_to": None}),
+    # 8 x 2 completions for each of two optimizer steps.
+    (
+        [
+            "grpo.updates_per_batch=2",
+            "--per-device-train-batch-size=8",
+            "--gradient_accumulation_steps=2",
+        ],
+        {"grpo.prompts_per_step": 4},
+    ),
 ]
 
 
