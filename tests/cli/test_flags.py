@@ -250,6 +250,7 @@ def test_config_names_the_recipe(resolved, grouper, tmp_path, monkeypatch):
             "nowhere.txt: cannot be read",
         ),
         (["run", "demo", "--bf16=maybe"], "--bf16 is true or false, not 'maybe'"),
+        (["run", "demo", "--hub-model-id", "us/ours"], "--push-to-hub pushes to: give both"),
         (["run", "demo", "--learning-rate", "fast"], "got 'fast'"),
         (["run", "demo", "--learning-rate", "fast", "grpo.optimizer.name=muon"], "got 'fast'"),
         (["run", "demo", "--seed", "2026-01-01"], "got '2026-01-01'"),
