@@ -87,6 +87,13 @@ def test_the_command_for_an_imported_recipe_can_be_pasted(grouper, tmp_path, mon
         assert shlex.split(command) == ["grouper", "run", f"./{output}", "--dry-run"]
 
 
+def test_the_processes_that_a_file_was_written_for_are_counted(grouper, tmp_path):
+    theirs = tmp_path / "theirs.yaml"
+    theirs.write_text("num_generations: 8\nper_device_train_batch_size: 8\n")
+    told = grouper("recipes", "from", theirs, "--nproc", "2").out
+    assert "For 2 process(es): 2 prompts x 8 = 16 completions per step" in told
+
+
 def test_a_trl_file_becomes_a_recipe_that_can_be_run(grouper, tmp_path):
     theirs, ours = tmp_path / "theirs.yaml", tmp_path / "ours.yaml"
     theirs.write_text(
