@@ -146,6 +146,8 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ({"beta": 0.04}, {"grpo.kl": "k3_weighted"}),
         ({"num-train-epochs": 2}, {"grpo.epochs": 2.0}),
         ({"bf16": False}, {"model.compute_dtype": "float32"}),
+        ({"gradient_checkpointing": True}, {"model.gradient_checkpointing": True}),
+        ({"gradient_checkpointing": "unsloth"}, {"model.gradient_checkpointing": True}),
         # Ours holds, since it changes nothing that is learned.
         ({}, {"model.gradient_checkpointing": False, "push_to": None, "data.validation": None}),
         ({"push_to_hub": True}, {"push_to": "Qwen-1.5B-GRPO"}),
@@ -277,6 +279,7 @@ def test_a_json_file_is_read_as_well(tmp_path):
         ({"vllm_model_impl": "transformers"}, "vllm_model_impl", "its own engine"),
         ({"loss_type": "sapo"}, "loss_type", "this loss is not supported"),
         ({"scale_rewards": "batch"}, "scale_rewards", "keeps its default"),
+        ({"gradient_checkpointing": "offload"}, "gradient_checkpointing", "keeps its default"),
         (
             {"lr_scheduler_type": "polynomial"},
             "lr_scheduler_type",
