@@ -334,7 +334,8 @@ max_prompt_length = prompt_length
 left = max_seq_length - max_prompt_length - 8
 loop = loop - 1
 GRPOConfig(max_prompt_length=max_prompt_length, max_completion_length=left, seed=left - unknown,
-    max_steps=loop, output_dir=max_seq_length - "a", learning_rate=-1e-6 - -3e-6)
+    num_iterations=prompt_length + 1, max_steps=loop, output_dir=max_seq_length - "a",
+    learning_rate=-1e-6 - -3e-6)
 """
 
 
@@ -343,7 +344,7 @@ def test_differences_of_constants_are_read(imported):
     assert found.recipe.prompt.max_prompt_tokens == 200
     assert found.recipe.sampling.max_new_tokens == 792
     assert found.recipe.grpo.optimizer.learning_rate == pytest.approx(2e-6)
-    assert list(found.left_out) == ["seed", "max_steps", "output_dir"]
+    assert list(found.left_out) == ["seed", "num_iterations", "max_steps", "output_dir"]
 
 
 NOTEBOOK = """
