@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,9 @@ def test_an_audit_finds_and_writes_everything(grouper, folder, tmp_path):
     text = " ".join(called.out.split())
     assert "1 row that cannot be used row 2: the reference" in text
     assert "1 question with different answers" in text
+    # In the training data and held out is another line.
+    assert "0 questions asked more than once" in text
+    assert "0 held-out questions sharing 13 words" in text
     assert "18 | 19" in text
     assert "1 held-out question in the training data" in text
     rows = [json.loads(line) for line in output.read_text().splitlines()]
@@ -186,6 +190,11 @@ def test_prepare_writes_a_folder_that_a_recipe_reads(grouper, tmp_path, monkeypa
     assert "# Evaluation on validation: 3 problems" in dry.out
     again = grouper("data", "prepare", "openmath-mini", "--path", LAYOUTS / "openmath-mini")
     again.refused("a file with other content is here already", "--overwrite")
+    prepared = folder / "cot.jsonl"
+    before = prepared.read_text()
+    words = ("--path", LAYOUTS / "openmath-mini", "--overwrite")
+    assert grouper("data", "prepare", "openmath-mini", *words).code == 0
+    assert prepared.read_text() != before
 
 
 def test_the_line_for_a_recipe_is_yaml_whatever_the_folder_is_called(grouper, tmp_path):
@@ -202,6 +211,15 @@ def test_prepare_takes_a_whole_recipe(grouper, tmp_path, small):
     assert {name for name in names if not name.endswith(".invalid")} == PARTS
     shown = grouper("data", "show", tmp_path / "ready", "--split", "test", "-n", "1")
     assert "arithmetic/test/0" in shown.out
+
+
+def test_a_question_twice_with_one_answer_is_no_contradiction(grouper, tmp_path):
+    rows = [("1 + 1?", "2"), ("1+1?", "2"), ("2 + 2?", "4"), ("2+2?", "5")]
+    lines = (json.dumps({"question": question, "answer": answer}) for question, answer in rows)
+    (tmp_path / "twice.jsonl").write_text("\n".join(lines))
+    text = " ".join(grouper("data", "audit", tmp_path / "twice.jsonl").out.split())
+    assert re.search(r"1 question asked more than once \S+/0, \S+/1 1 question with", text), text
+    assert re.search(r"1 question with different answers \S+/2, \S+/3: 4 \| 5", text), text
 
 
 def test_several_splits_keep_their_names(grouper, tmp_path):

@@ -103,6 +103,7 @@ def test_columns_of_other_names(grouper: Grouper, model: Path) -> None:
             "columns": {"question": "Frage", "answer": "Ergebnis"},
         }
     }
+    assert written()["grpo"]["evaluate_every"] == 0  # of so few, none are held out
 
 
 @pytest.mark.slow
@@ -142,7 +143,30 @@ def test_what_is_not_on_this_machine_is_said(grouper: Grouper) -> None:
     assert "Model: owner/Model-7B is not on this machine, so it was not checked." in called.out
     assert "Data: owner/problems was not checked: " in called.out
     assert written()["data"]["train"] == {"source": "hub", "path": "owner/problems"}
-    assert written()["model"]["lora"]["rank"] == 32  # as its help says
+    recipe = load_recipe("./mine.yaml")
+    assert recipe.model.lora is not None
+    assert recipe.model.lora.rank == 32  # as its help says
+    assert recipe.model.gradient_checkpointing
+    assert (recipe.grpo.prompts_per_step, recipe.grpo.tokens_per_micro_batch) == (16, 8192)
+    assert (recipe.grpo.evaluate_every, recipe.grpo.optimizer.learning_rate) == (50, 1e-5)
+    assert (recipe.sampling.max_new_tokens, recipe.sampling.max_slots) == (512, 64)
+    assert [reward.name for reward in recipe.rewards] == ["correctness", "boxed_format"]
+    assert "(none were found)" in Path("mine.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("memory", "slots", "prompts"), [(15.9, 64, 8), (16, 64, 16), (40, 128, 16)]
+)
+def test_a_source_with_a_test_split_and_a_card(
+    grouper: Grouper, memory: float, slots: int, prompts: int
+) -> None:
+    words = ("--model", "owner/Model-7B", "--data", "gsm8k", "--full", "--memory", str(memory))
+    assert grouper("init", *words).code == 0
+    data = written()
+    assert data["data"]["test"] == {"source": "gsm8k", "split": "test"}
+    assert (data["sampling"]["max_slots"], data["grpo"]["prompts_per_step"]) == (slots, prompts)
+    assert data["grpo"]["optimizer"]["learning_rate"] == 1e-6
+    assert "# Trains all weights." in Path("mine.yaml").read_text()
 
 
 @pytest.mark.slow

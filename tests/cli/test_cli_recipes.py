@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +76,22 @@ def test_every_command_a_field_refers_to_exists(grouper):
     assert named
     for command in named:
         assert grouper(*command.split()[1:], "--help").code == 0
+
+
+def test_the_command_for_an_imported_recipe_can_be_pasted(grouper, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("theirs.yaml").write_text("num_generations: 8\nmodel_name_or_path: a/b\n")
+    for output in ("my run.yaml", "mine.yaml"):
+        told = grouper("recipes", "from", "theirs.yaml", "-o", output).err
+        command = told.rpartition(f"Written to {output}: ")[2]
+        assert shlex.split(command) == ["grouper", "run", f"./{output}", "--dry-run"]
+
+
+def test_the_processes_that_a_file_was_written_for_are_counted(grouper, tmp_path):
+    theirs = tmp_path / "theirs.yaml"
+    theirs.write_text("num_generations: 8\nper_device_train_batch_size: 8\n")
+    told = grouper("recipes", "from", theirs, "--nproc", "2").out
+    assert "For 2 process(es): 2 prompts x 8 = 16 completions per step" in told
 
 
 def test_a_trl_file_becomes_a_recipe_that_can_be_run(grouper, tmp_path):

@@ -29,7 +29,11 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
     (["--logging-steps", "10"], {"tracking.log_every": 10}),
     (
         ["--rewards", "tag_count, correctness"],
-        {"rewards.0.name": "tag_count", "rewards.0.weight": 0.1},
+        {
+            "rewards.0.name": "tag_count",
+            "rewards.0.weight": 0.1,
+            "rewards.1.name": "correctness",
+        },
     ),
     (["--reward-funcs", "stack:default"], {"rewards.2.name": "tag_count"}),
     (["--unique-examples", "128"], {"data.sft.unique": 128, "data.train.unique": "all"}),
@@ -79,6 +83,17 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
     (["--model_revision", "main", "--model", "a/b"], {"model.revision": None}),
     (["--model_revision", "12e5", "--model", "a/b"], {"model.revision": "12e5"}),
     (["--use_cpu"], {"device": "cpu"}),
+    (["--push_to_hub", "True"], {"push_to": "demo"}),
+    (["--no-push-to-hub"], {"push_to": None}),
+    # 8 x 2 completions for each of two optimizer steps.
+    (
+        [
+            "grpo.updates_per_batch=2",
+            "--per-device-train-batch-size=8",
+            "--gradient_accumulation_steps=2",
+        ],
+        {"grpo.prompts_per_step": 4},
+    ),
 ]
 
 
@@ -138,6 +153,9 @@ def test_the_learning_rate_of_muon_changes_in_proportion(resolved):
     rates = ("learning_rate", "muon_learning_rate")
     shares = [after[name] / before[name] for name in rates]
     assert shares == pytest.approx([0.5, 0.5])
+    words = ("sft.optimizer.name=adamw", "--learning-rate", "1.5e-3")
+    other = resolved("sft", "demo", *words)["sft"]["optimizer"]
+    assert other["muon_learning_rate"] == before["muon_learning_rate"]
 
 
 def test_steps_and_rate_mean_grpo_where_both_phases_run_and_it_is_said(grouper, monkeypatch):
@@ -157,6 +175,15 @@ def test_steps_and_rate_mean_grpo_where_both_phases_run_and_it_is_said(grouper, 
     for words in (["--skip-sft"], ["--skip-grpo"]):
         assert "note:" not in grouper("run", "openmath-dapo", *plain, *typed, *words).err
     assert "note: --max-steps means GRPO." in grouper("run", "demo", *typed[:2], "--dry-run").err
+    assert "note:" not in grouper("run", "demo", "--seed", "3", "--dry-run").err
+
+
+def test_a_data_set_is_for_what_runs(resolved):
+    for words, part in (("sft", "sft"), ("run", "train"), ("grpo", "train")):
+        data = resolved(words, "demo", "--dataset", "gsm8k")["data"]
+        assert [name for name in ("sft", "train") if data[name]["source"] == "gsm8k"] == [part]
+    alone = resolved("sft", "demo", "data.sft=null", "--dataset", "gsm8k")["data"]
+    assert (alone["sft"], alone["train"]["source"]) == (None, "gsm8k")
 
 
 def test_unique_examples_are_those_of_what_runs(resolved):
@@ -165,12 +192,15 @@ def test_unique_examples_are_those_of_what_runs(resolved):
     assert alone["data"]["train"]["unique"] == 9
 
 
-def test_a_system_prompt_from_a_file_replaces_the_recipes(resolved, grouper, tmp_path):
+def test_a_system_prompt_from_a_file_replaces_the_recipes(resolved, grouper, tmp_path, monkeypatch):
     file, mine = tmp_path / "system.txt", tmp_path / "mine.yaml"
     file.write_text("Answer in <reasoning> and <answer> tags.\n")
     mine.write_text(grouper("recipes", "show", "demo", "prompt.system=Hello").out)
     recipe = resolved("run", str(mine), "--system_prompt_path", str(file))
     assert recipe["prompt"]["system"] == "Answer in <reasoning> and <answer> tags."
+    monkeypatch.setenv("HOME", str(tmp_path))
+    at_home = resolved("run", str(mine), "--system-prompt-file=~/system.txt")
+    assert at_home["prompt"] == recipe["prompt"]
 
 
 def test_a_model_beside_the_work_comes_before_the_hub(resolved, tmp_path, monkeypatch):
@@ -220,7 +250,9 @@ def test_config_names_the_recipe(resolved, grouper, tmp_path, monkeypatch):
             "nowhere.txt: cannot be read",
         ),
         (["run", "demo", "--bf16=maybe"], "--bf16 is true or false, not 'maybe'"),
+        (["run", "demo", "--hub-model-id", "us/ours"], "--push-to-hub pushes to: give both"),
         (["run", "demo", "--learning-rate", "fast"], "got 'fast'"),
+        (["run", "demo", "--learning-rate", "fast", "grpo.optimizer.name=muon"], "got 'fast'"),
         (["run", "demo", "--seed", "2026-01-01"], "got '2026-01-01'"),
         (["run", "demo", "--seed", "[1"], "--seed"),
     ],
@@ -298,6 +330,23 @@ def test_one_name_and_a_recipe_behind_it():
     assert (found["rewards"], found["recipe"]) == (("accuracy",), "demo")
 
 
+@pytest.mark.parametrize("recipe", ["./mine.yaml", "mine.yml", "runs/mine"])
+def test_a_path_behind_a_list_is_the_recipe_and_a_function_in_a_file_is_not(recipe):
+    found = read("--rewards", "accuracy", "rewards/mine.py:brevity", recipe)
+    assert (found["rewards"], found["recipe"]) == (("accuracy,rewards/mine.py:brevity",), recipe)
+
+
+def test_a_list_without_a_name_is_refused():
+    with pytest.raises(click.UsageError, match="'--rewards' requires an argument"):
+        read("demo", "--rewards")
+
+
+def test_a_flag_of_a_phase_that_the_recipe_skips_is_that_phase_s(resolved):
+    recipe = resolved("sft", "demo", "skip_sft=true", "--learning-rate", "0.5")
+    assert recipe["sft"]["optimizer"]["learning_rate"] == 0.5
+    assert recipe["grpo"]["optimizer"]["learning_rate"] != 0.5
+
+
 def test_trackers_are_such_a_list_and_may_be_repeated():
     assert read("demo", "--report-to", "wandb", "trackio")["tracker"] == ("wandb,trackio",)
     assert read("demo", "--tracker", "a:b", "--tracker", "c:d")["tracker"] == ("a:b", "c:d")
@@ -305,12 +354,14 @@ def test_trackers_are_such_a_list_and_may_be_repeated():
 
 def test_what_stands_behind_two_dashes_is_left_alone():
     assert read("--rewards", "accuracy", "--", "demo")["recipe"] == "demo"
+    assert read("demo", "--", "--no-bf16")["overrides"] == ("--no-bf16",)
 
 
 @pytest.mark.parametrize(
     ("words", "value"),
     [
         (["--bf16", "true"], ("true",)),
+        (["--bf16", "True"], ("true",)),
         (["--bf16=False"], ("false",)),
         (["--bf16"], ("true",)),
         (["--no-bf16"], ("false",)),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from grouper.config.aliases import tables
 from grouper.config.checks import settings, validate_json
@@ -46,6 +47,28 @@ def test_a_value_of_several_kinds_is_one_mistake(key: str, value: object, told: 
     with pytest.raises(ConfigError) as caught:
         validate_json(Recipe, text, where="r.yaml")
     assert str(caught.value) == f"r.yaml: sft.{key}: {told}."
+
+
+class Sized(BaseModel):
+    """As the parameters of somebody's reward."""
+
+    size: int | bool | float | str
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            '{"size": []}',
+            "should be a whole number, or true or false, or a number, or text (got a list)",
+        ),
+        ("{}", "this setting is required. Add it to the recipe"),
+    ],
+)
+def test_kinds_of_a_value_are_not_taken_for_keys(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate_json(Sized, text, where="r.yaml")
+    assert str(caught.value) == f"r.yaml: size: {told}."
 
 
 @pytest.mark.parametrize(
@@ -106,6 +129,12 @@ HINTS = [
     ("grpo_training={max_steps: 5}", "Write grpo.steps=5."),
     ("wandb={project: mine}", "Write tracking.trackers.0.project=mine."),
     ("grpo.optimiser={learning_rate: 1}", "Write grpo.optimizer.learning_rate=1."),
+    ("actor.optim={lr: 1e-5}", "Write grpo.optimizer.learning_rate=1e-05 or sft.optimizer"),
+    ("algorithm={adv_estimator: grpo}", "algorithm.adv_estimator: there is no section"),
+    # Not where it has a meaning of its own, or nothing in it.
+    ("data.columns={question: q}", 'data.test.columns={"question": "q"}.'),
+    ("gradient_checkpointing_kwargs={use_reentrant: false}", "has no counterpart: about speed"),
+    ("nonsense={}", "`grouper recipes fields` lists all settings"),
     # Names of trainers on top of TRL; a section of ours is not one of them.
     ("num_epochs=3", "Write grpo.epochs=3 or sft.epochs=3."),
     ("adapter=lora", "See model.lora."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def test_a_grpo_file_becomes_the_same_run(imported):
     found = imported(GRPO)
     recipe: Recipe = found.recipe
     assert found.left_out == {}
+    assert "# - For 1 process(es): 4 prompts x 16 = 64 completions per step" in found.text
     assert (recipe.name, recipe.output_dir) == ("Qwen-1.5B-GRPO", "outputs")
     assert recipe.skip_sft
     assert recipe.data.train.source == "gsm8k"
@@ -94,6 +96,8 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ({"epsilon_high": 0.28, "delta": 3.0}, {"grpo.clip_high": 0.28, "grpo.dual_clip": 3.0}),
         ({"steps_per_generation": 16}, {"grpo.prompts_per_step": 16, "grpo.updates_per_batch": 4}),
         ({"steps_per_generation": 1}, {"grpo.prompts_per_step": 4, "grpo.updates_per_batch": 1}),
+        # Completions of all devices.
+        ({"generation_batch_size": 128}, {"grpo.prompts_per_step": 8, "grpo.updates_per_batch": 2}),
         (
             {"steps_per_generation": 8, "num_iterations": 2, "max_steps": 40, "save_steps": 8},
             {"grpo.steps": 10, "grpo.checkpoint_every": 2, "grpo.num_iterations": 2},
@@ -131,7 +135,30 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
             {"training": {"beta": 0.04, "seed": 7}, "logs": {"logging_steps": 5}},
             {"grpo.beta": 0.04, "seed": 7, "tracking.log_every": 5},
         ),
+        (
+            {"eval": {"eval_strategy": "steps", "eval_steps": 7}, "temperature": 0.9},
+            {"grpo.evaluate_every": 7, "sampling.temperature": 0.9},
+        ),
+        (
+            {"vllm": {"gpu_memory_utilization": 0.5, "temperature": 0.8}},
+            {"sampling.vllm.gpu_memory_utilization": 0.5, "sampling.temperature": 0.8},
+        ),
         ({"beta": 0.04}, {"grpo.kl": "k3_weighted"}),
+        ({"num-train-epochs": 2}, {"grpo.epochs": 2.0}),
+        ({"bf16": False}, {"model.compute_dtype": "float32"}),
+        ({"gradient_checkpointing": True}, {"model.gradient_checkpointing": True}),
+        ({"gradient_checkpointing": "unsloth"}, {"model.gradient_checkpointing": True}),
+        # Ours holds, since it changes nothing that is learned.
+        ({}, {"model.gradient_checkpointing": False, "push_to": None, "data.validation": None}),
+        ({"push_to_hub": True}, {"push_to": "Qwen-1.5B-GRPO"}),
+        ({"push_to_hub": True, "hub_model_id": "us/ours"}, {"push_to": "us/ours"}),
+        ({"output_dir": "runs/my run!"}, {"name": "my-run", "output_dir": "runs"}),
+        ({"output_dir": "."}, {"name": "imported"}),
+        (
+            {"dataset_train_split": "test"},
+            {"data.train.source": "gsm8k", "data.train.split": "test"},
+        ),
+        ({"reward_funcs": ["trl.rewards.accuracy_reward"]}, {"rewards.0.name": "accuracy"}),
         (
             {"scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"},
             {"grpo.advantage": "standardised", "grpo.decouple_rewards": True},
@@ -190,7 +217,8 @@ def test_the_seed_of_a_mixture_is_not_that_of_the_run(imported):
     sets = {"datasets": [{"id": "a/b", "weight": 1.0}], "seed": 7}
     found = imported(changed(dataset_mixture=sets, seed=3))
     assert found.recipe.seed == 3
-    assert found.left_out == {"dataset_mixture": "several sets: list them in data.train.mixture"}
+    assert "data.train.mixture" in found.left_out.pop("dataset_mixture")
+    assert found.left_out == {}
     assert imported(changed(dataset_mixture=sets)).recipe.seed == 42
 
 
@@ -251,18 +279,31 @@ def test_a_json_file_is_read_as_well(tmp_path):
         ({"vllm_model_impl": "transformers"}, "vllm_model_impl", "its own engine"),
         ({"loss_type": "sapo"}, "loss_type", "this loss is not supported"),
         ({"scale_rewards": "batch"}, "scale_rewards", "keeps its default"),
-        ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type", "keeps its default"),
+        ({"gradient_checkpointing": "offload"}, "gradient_checkpointing", "keeps its default"),
+        (
+            {"lr_scheduler_type": "polynomial"},
+            "lr_scheduler_type",
+            "cosine_with_min_lr, linear, so that grpo.optimizer.schedule keeps its default",
+        ),
         ({"report_to": "mlflow"}, "report_to", "there is no 'mlflow'"),
         ({"reward_funcs": ["code", "accuracy"]}, "reward_funcs", "code"),
         ({"save_steps": 0.1}, "save_steps", "give their number"),
         ({"lora_r": 8}, "lora_r", "use_peft is not set"),
+        ({"run_name": "a", "report_to": "none"}, "run_name", "names no tracker"),
+        ({"eval_steps": 5, "eval_strategy": "no"}, "eval_steps", "nothing is evaluated"),
+        # How often is evaluated is as often as something is logged.
+        ({"eval_strategy": "steps", "logging_steps": 0.1}, "logging_steps", "give their number"),
+        ({"reward_funcs": ["accuracy", "pack/age.fn"]}, "reward_funcs", "pack/age.fn"),
         (
             {"reward_funcs": None, "reward_weights": [1.0, 0.5]},
             "reward_weights",
             "rewards that the file does not name",
         ),
         ({"fp16": True}, "fp16", "float16 needs loss scaling"),
-        ({"generation_batch_size": 64}, "generation_batch_size", "give steps_per_generation"),
+        ({"eval": {"temperature": 0.1}, "seed": 1}, "eval.temperature", "not a name"),
+        ({"vllm": {"dtype": "bfloat16"}}, "vllm.dtype", "the weights of the run"),
+        ({"hub_model_revision": "v1"}, "hub_model_revision", "checkpoints are tags"),
+        ({"soft_punish_cache": 96}, "soft_punish_cache", "params.buffer_tokens"),
         (
             {"lr_scheduler_kwargs": {"min_lr": 1e-7}},
             "lr_scheduler_kwargs.min_lr",
@@ -297,6 +338,22 @@ def test_what_weighs_the_samples_of_vllm_is_said(imported, settings, importance)
     assert "sequence_mask" not in alone.text
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "same"),
+    [("fsdp", "full_shard", ""), ("deepspeed", "zero3.json", None), ("top_p", 0.9, 1.0)],
+)
+def test_a_note_is_about_what_changes_something(imported, name, value, same):
+    notes = len(re.findall("^# - ", imported(GRPO).text, re.MULTILINE))
+    for given, more in ((value, 1), (same, 0)):
+        text = imported(changed(**{name: given})).text
+        assert len(re.findall("^# - ", text, re.MULTILINE)) == notes + more
+
+
+@pytest.mark.parametrize("name", ["val_split_ratio", "sample_packing", "lora_model_dir"])
+def test_a_name_of_another_trainer_is_not_taken_for_a_typing_error(imported, name):
+    assert imported(changed(**{name: 1})).left_out == {name: "not a name in TRL 1.16"}
+
+
 def test_trls_own_defaults_are_not_worth_a_word(imported):
     assert imported(changed(use_vllm=False, log_completions=False)).left_out == {}
 
@@ -318,7 +375,15 @@ def test_every_default_of_trls_can_be_written_out(imported, phase):
         ({"num_generations": 1}, "compared with the others of its group"),
         ({"num_generations": 7}, "cannot be cut into groups"),
         ({"num_generations": "many"}, "not a whole number"),
+        ({"num_generations": True}, "not a whole number"),
+        ({"gradient_accumulation_steps": 1.5}, "not a whole number"),
+        ({"steps_per_generation": 2.5}, "not a whole number"),
+        ({"num_iterations": 1.5}, "not a whole number"),
+        ({"steps_per_generation": 3}, "cannot be cut into groups"),
+        ({"reward_weights": 0.5}, "not one weight for each of 2"),
         ({"steps_per_generation": 6}, "cannot be cut into groups"),
+        ({"generation_batch_size": 96}, "cannot be cut into groups"),
+        ({"generation_batch_size": "96"}, "not a whole number"),
         ({"reward_weights": [1.0]}, "not one weight for each of 2"),
         ({"loss_type": "cispo", "epsilon_high": 0.5}, "bounds every ratio below 1"),
         ({"dtype": "float32", "torch_dtype": "bfloat16"}, "dtype is set twice"),

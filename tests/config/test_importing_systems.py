@@ -284,7 +284,12 @@ def test_a_whole_file_becomes_the_same_run(imported, name):
 
 CONSTANTS = """
 import torch as SEED
+SEED = 3
+EPOCHS = 2
+class EPOCHS: ...
 LR: float = 1e-6
+DECLARED: int
+FIRST, SECOND = 1, 2
 BETA = BASE_BETA = 0.1
 NAMES = ["a"]
 NAMES.append("b")
@@ -295,7 +300,8 @@ for STEPS in range(3):
     pass
 def train(GROUP):
     return GRPOConfig(learning_rate=LR, beta=BETA, max_steps=STEPS, num_generations=GROUP,
-        seed=SEED, reward_funcs=["format"], wandb_tags=NAMES,
+        seed=SEED, reward_funcs=["format"], wandb_tags=NAMES, num_train_epochs=EPOCHS,
+        min_p=DECLARED, top_k=FIRST,
         hub_token=HF_TOKEN)
 """
 
@@ -309,6 +315,9 @@ def test_names_of_constants_are_read_where_nothing_else_can_have_set_them(import
             ("max_steps", "STEPS"),
             ("num_generations", "GROUP"),
             ("seed", "SEED"),
+            ("num_train_epochs", "EPOCHS"),
+            ("min_p", "DECLARED"),
+            ("top_k", "FIRST"),
             ("wandb_tags", "NAMES"),
         )
     }
@@ -318,9 +327,99 @@ def test_names_of_constants_are_read_where_nothing_else_can_have_set_them(import
     assert "hf_secret" not in found.text
 
 
+ARITHMETIC = """
+prompt_length = 200
+max_seq_length = 1000
+max_prompt_length = prompt_length
+left = max_seq_length - max_prompt_length - 8
+loop = loop - 1
+GRPOConfig(max_prompt_length=max_prompt_length, max_completion_length=left, seed=left - unknown,
+    num_iterations=prompt_length + 1, max_steps=loop, output_dir=max_seq_length - "a",
+    learning_rate=-1e-6 - -3e-6)
+"""
+
+
+def test_differences_of_constants_are_read(imported):
+    found = imported(ARITHMETIC, "theirs.py")
+    assert found.recipe.prompt.max_prompt_tokens == 200
+    assert found.recipe.sampling.max_new_tokens == 792
+    assert found.recipe.grpo.optimizer.learning_rate == pytest.approx(2e-6)
+    assert list(found.left_out) == ["seed", "num_iterations", "max_steps", "output_dir"]
+
+
+NOTEBOOK = """
+%%capture
+!pip install trl
+if True:
+    !uv pip install vllm
+print(
+    "%d" % 1
+    % 2
+    != 3)
+GRPOConfig(num_generations=8, seed=7)
+"""
+
+
+def test_a_notebook_that_was_saved_as_a_script_is_read(imported):
+    assert imported(NOTEBOOK, "theirs.py").recipe.seed == 7
+
+
+OTHERS = {
+    "axolotl": (
+        (
+            "base_model: a/b\nbf16: auto\nadapter: lora\nlora_r: 4\nlearning_rate: 0.0002\n"
+            "micro_batch_size: 2\ndatasets: [{path: a/c}]\nval_set_size: 0.1\n"
+        ),
+        {"model.compute_dtype": "bfloat16", "model.lora.rank": 4, "sft.batch_size": 2},
+        {"datasets": "data.train.mixture", "val_set_size": "data.validation_share"},
+    ),
+    "llama-factory": (
+        (
+            "model_name_or_path: a/b\nfinetuning_type: lora\nlora_rank: 4\nlora_target: all\n"
+            "cutoff_len: 64\nmax_samples: 9\nlearning_rate: 1.0e-4\n"
+        ),
+        {
+            "model.lora.rank": 4,
+            "model.lora.target_modules": "all-linear",
+            "sft.max_tokens": 64,
+            "data.train.limit": 9,
+        },
+        {},
+    ),
+    "open-r1": (
+        (
+            "model_name_or_path: a/b\nreward_funcs: [accuracy, soft_overlong_punishment]\n"
+            "max_completion_len: 512\n"
+        ),
+        {"rewards.1.name": "soft_overlong", "rewards.1.params.max_tokens": 16384},
+        {"max_completion_len": "rewards[].params.max_tokens"},
+    ),
+}
+
+
+@pytest.mark.parametrize("trainer", OTHERS)
+def test_names_of_trainers_on_top_of_trl_are_read_or_explained(imported, trainer):
+    text, settings, left_out = OTHERS[trainer]
+    found = imported(text)
+    assert of(found.recipe, settings) == settings
+    assert found.left_out.keys() == left_out.keys()
+    assert all(word in found.left_out[name] for name, word in left_out.items())
+
+
 def test_a_script_with_both_phases_is_refused(imported):
     with pytest.raises(ConfigError, match=r"here are 2.*Keep one in a copy"):
         imported(text_of("trl_both.py"), "both.py")
+
+
+def test_a_setting_of_the_other_configuration_is_named(imported):
+    left_out = imported("sft_data_path: a.jsonl\nbeta: 0.1").left_out
+    assert left_out == {"beta": "a setting of GRPOConfig, which this file is not"}
+
+
+def test_the_folder_of_both_phases_is_the_one_above_grpo(imported):
+    for folder, ours in (("runs/grpo", "runs"), ("runs/both", "runs/both")):
+        text = f"grpo_training: {{output_dir: {folder}}}"
+        assert imported(text).recipe.output_dir == ours
 
 
 def test_a_file_is_of_grpo_if_any_of_its_names_is(imported):

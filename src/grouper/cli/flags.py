@@ -139,8 +139,7 @@ def hint(option: str, args: Sequence[str]) -> str | None:
 
     flag = flag_named(option.removeprefix("--"))
     names = [flag_named(word.partition("=")[0].removeprefix("--")) for word in args]
-    known = alias(option) is not None
-    if not option.startswith("--") or (not known and nearest(flag, flags(), _NEARLY)):
+    if not option.startswith("--") or (not alias(option) and nearest(flag, flags(), _NEARLY)):
         return None
     typed, _, value = args[names.index(flag)].partition("=")
     after = "".join(word for word in args[names.index(flag) + 1 :][:1] if word[:2] != "--")
@@ -397,15 +396,6 @@ def _trackers(line: CommandLine) -> Settings:
     return {TRACKERS: [{**row, **about} for row in found]}
 
 
-def batch_of(system: str, phase: str) -> tuple[int, int]:
-    """A system's batch size of a device and its accumulation steps, by its recipe's name.
-
-    1 and 1 for any other recipe.
-    """
-    size, accumulation = tables()["batches"].get(system, {}).get(phase, (1, 1))
-    return size, accumulation
-
-
 def _batch(line: CommandLine) -> tuple[Settings, str]:
     """The recipe's batch size from those of other trainers, and a note about it."""
     from grouper.config.loading import shipped_recipes
@@ -415,7 +405,7 @@ def _batch(line: CommandLine) -> tuple[Settings, str]:
     phase, grpo = line.running[-1], line.recipe.grpo
     # A shipped recipe keeps its batch under another run name.
     system = line.name if line.name in shipped_recipes() else line.recipe.name
-    device, accumulation = batch_of(system, phase)
+    device, accumulation = tables()["batches"].get(system, {}).get(phase, (1, 1))
     device = _count(line, DEVICE_BATCH, device)
     accumulation = _count(line, ACCUMULATION, accumulation)
     processes = max(line.nproc, int(os.environ.get("WORLD_SIZE", "1")))

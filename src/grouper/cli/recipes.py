@@ -66,7 +66,7 @@ def imported(file: Path | str, output: Path | None, nproc: int) -> None:
     write_atomic(output, found.text.encode())
     for name, why in found.left_out.items():
         click.echo(f"{name}: {why}", err=True)
-    shown = f"./{output}" if "/" not in str(output) else str(output)
+    shown = shlex.quote(str(output) if "/" in str(output) else f"./{output}")
     click.echo(f"Written to {output}: grouper run {shown} --dry-run", err=True)
 
 

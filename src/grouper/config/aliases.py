@@ -24,9 +24,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-import yaml
+from grouper.files import table
 
 Row = dict[str, Any]
+
+# Files of `dialects/`, TRL's last: a name that has no row in another has TRL's.
+_DIALECTS = ("math-r1-zero", "openmath-dapo", "trl")
 
 
 @cache
@@ -63,25 +66,19 @@ def word_of(value: Any) -> str:
 
 @cache
 def dialects() -> tuple[Row, ...]:
-    """The tables that files of other trainers are read by: `dialects/`, with TRL's last.
-
-    A name that has no row in it has TRL's.
-    """
-    folder = importlib.resources.files("grouper.config") / "dialects"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
-    *systems, trl = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
+    """The tables that files of other trainers are read by, each with a row for every name."""
+    *systems, trl = (table("grouper.config", f"dialects/{name}.yaml") for name in _DIALECTS)
     for name, row in trl["rows"].items():
         row.setdefault("default", aliases().get(name, {}).get("default", {}))
-    for table, shared in [(trl, aliases()), *((system, trl["rows"]) for system in systems)]:
-        table["rows"] |= {name: row for name, row in shared.items() if name not in table["rows"]}
+    for dialect, shared in [(trl, aliases()), *((system, trl["rows"]) for system in systems)]:
+        dialect["rows"] |= {n: row for n, row in shared.items() if n not in dialect["rows"]}
     return (*systems, trl)
 
 
 @cache
 def of_set_ups() -> dict[str, Row]:
-    """Names in files of other trainers that `aliases` lacks, with their section and without it."""
-    every = (pair for table in dialects()[:-1] for pair in table["rows"].items())
-    rows = {name: row for name, row in every if name not in aliases()}
+    """The rows of names in files of other trainers, with their section and without it."""
+    rows = {name: row for dialect in dialects()[:-1] for name, row in dialect["rows"].items()}
     return {**{name.rpartition(".")[2]: row for name, row in rows.items()}, **rows}
 
 

@@ -184,9 +184,10 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Location, Any]]:
     """Every setting in an unknown section, each with its own location and value."""
     name = str(location[-1])
-    known = name in tables()["former"] or meant(name, fields) != ({}, [])
-    # A section of ours that stands in the wrong place is opened, too.
-    if isinstance(value, dict) and value and (not known or any(f".{name}." in k for k in fields)):
+    row, keys = meant(name, fields)
+    # What is about the section itself is said once.
+    whole = "why" in row or any("dict" in str(fields[k].annotation) for k in keys if k in fields)
+    if isinstance(value, dict) and value and not whole and name not in tables()["former"]:
         for name, inner in value.items():
             yield from _opened((*location, name), inner, fields)
     else:
@@ -200,8 +201,7 @@ def advice(location: Location, value: Any, fields: Fields) -> str:
         return sentence
     section = re.sub(r"\.\d+", "[]", above)
     start = f"{section}." if section else ""
-    inside = [key.removeprefix(start) for key in fields if key.startswith(start)]
-    own = {re.split(r"[.\[]", key)[0] for key in inside}
+    own = {re.split(r"[.\[]", key[len(start) :])[0] for key in fields if key.startswith(start)}
     word = name
     row, keys = meant(name, fields, section)
     if not row and not keys:

@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,10 @@ from grouper.config.credentials import names_secret
 from grouper.config.loading import load_recipe, read_text, resolved_yaml
 from grouper.config.overrides import as_json, parse_yaml, put
 from grouper.config.schema import LARGEST, TRACKERS, Recipe
-from grouper.errors import ConfigError, did_you_mean
+from grouper.errors import ConfigError, nearest
 
-# Up to this length, no similar name is proposed.
-_SHORT = 6
+# Similarity required of a name that is proposed: another trainer's own names are no typing errors.
+_ALIKE = 0.8
 _READABLE = (
     "What can be read: YAML, JSON or Python with TRL's GRPOConfig or SFTConfig, and the YAML of "
     "the set-ups that the recipes math-r1-zero and openmath-dapo follow (docs/migrating.md)."
@@ -115,7 +115,8 @@ def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
             return data, {}
         raise ConfigError("this file holds no named settings", where=str(path), fix=_READABLE)
     try:
-        tree = ast.parse(text)
+        # A notebook that was saved as a script has lines for the shell (`!pip`) and magics.
+        tree = ast.parse(re.sub(r"(?m)^( *)(!(?!=)|%+\w).*", r"\1pass", text))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"this is not valid Python: {error}", where=str(path)) from error
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -134,13 +135,25 @@ def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
     arguments = [(keyword.arg, keyword.value) for keyword in call.keywords]
     constants = _constants(tree)
     for key, node in [*arguments, *(("output_dir", first) for first in call.args)]:
-        known = constants.get(node.id, node) if isinstance(node, ast.Name) else node
         try:
-            data[str(key)] = ast.literal_eval(known)
+            data[str(key)] = _value(node, constants)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             text = ast.unparse(node)
             unread[key or f"**{text}"] = f"not a literal, so that the default stands: {text[:60]}"
     return data, unread
+
+
+def _value(node: ast.expr, constants: Mapping[str, ast.expr]) -> Any:
+    """A literal, a constant, or a difference of such (`max_seq_length - max_prompt_length`).
+
+    Raises:
+        ValueError: it is none of these; or what else `ast.literal_eval` raises.
+    """
+    if isinstance(node, ast.Name) and node.id in constants:
+        return _value(constants[node.id], constants)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        return _value(node.left, constants) - _value(node.right, constants)
+    return ast.literal_eval(node)
 
 
 def _constants(tree: ast.Module) -> dict[str, ast.expr]:
@@ -183,8 +196,7 @@ class _Settings:
     updates: int = 1
 
     def row(self, name: str) -> Row:
-        row: Row = self.dialect["rows"].get(name, {})
-        return row
+        return Row(self.dialect["rows"].get(name, {}))
 
     def default(self, name: str) -> Any:
         if self.dialect["recipe"] is None:
@@ -244,7 +256,7 @@ class _Settings:
             self.put(value if isinstance(value, dict) else {key: value})
         elif values and row.get("otherwise") != "same":
             known = ", ".join(sorted(set(map(str, values))))
-            self.leave_out(name, f"{value!r} has no counterpart, {key} keeps its default ({known})")
+            self.leave_out(name, f"not one of {known}, so that {key} keeps its default")
         elif row.get("unit") != "updates":
             self.put({key: value, **row.get("also", {})})
         elif not 0 < self.number(name) < 1:
@@ -262,9 +274,9 @@ class _Settings:
             why = row.get("why")
             off = [other for other in row.get("needs", {}) if not _is_on(self.get(other))]
             if name not in rows:
-                near = did_you_mean(name, rows) if len(name) > _SHORT else ""
-                near = f" ({near})" if near.startswith("Did") else ""
-                self.leave_out(name, f"not a name in {self.dialect['names']}{near}")
+                near = nearest(name, rows, _ALIKE)
+                meant = f" (Did you mean {near!r}?)" if near else ""
+                self.leave_out(name, f"not a name in {self.dialect['names']}{meant}")
             elif row.get("default") and self.phase not in row["default"]:
                 other = "SFTConfig" if self.phase == "grpo" else "GRPOConfig"
                 self.leave_out(name, f"a setting of {other}, which this file is not")
@@ -371,6 +383,8 @@ def _batch(s: _Settings, nproc: int) -> int:
             "Use 2 or more; 8 is usual.",
         )
     sampled = device * s.number("steps_per_generation", whole=True)
+    if s.get("generation_batch_size") is not None:
+        sampled = s.number("generation_batch_size", whole=True)
     # Sampling several times before one optimizer step is sampling once: the policy is the same.
     batch = max(sampled, a_step)
     if batch % group or batch % a_step or batch % sampled:
