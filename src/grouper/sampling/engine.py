@@ -355,8 +355,8 @@ class PaddedEngine(BaseEngine):
         assert list(slots) == list(range(len(slots))), "a plain cache is filled all at once"
         width = max(len(p) for p in prompts)
         ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
-        lengths = torch.tensor([len(p) for p in prompts], device=device)
-        self._mask = (torch.arange(width, device=device) >= width - lengths[:, None]).long()
+        live = [[0] * (width - len(p)) + [1] * len(p) for p in prompts]
+        self._mask = torch.tensor(live, device=device)
         self._cache = DynamicCache(config=self.policy.model.config)
         logits = self._forward(ids, (self._mask.cumsum(1) - 1).clamp(min=0))
         owner = torch.tensor(owners, device=device)
@@ -365,13 +365,10 @@ class PaddedEngine(BaseEngine):
 
     def advance(self, steps: int, longest: int) -> Drawn:
         del longest
-        drawn = [self.rows.draw(self._decode()) for _ in range(steps)]
+        rows, n = self.rows, self.rows.count
+        drawn = [rows.draw(self._feed(rows.tokens[:n], rows.positions(n))) for _ in range(steps)]
         tokens, logprobs, entropies = (torch.stack(parts) for parts in zip(*drawn, strict=True))
         return tokens, logprobs, entropies
-
-    def _decode(self) -> Tensor:
-        count = self.rows.count
-        return self._feed(self.rows.tokens[:count], self.rows.positions(count))
 
     def _feed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Run one more token of every row: logits [rows, V]."""
