@@ -395,6 +395,23 @@ def test_decoding_drops_no_space(folder: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("2 , 3 ?")) == "2 , 3 ?"
 
 
+@pytest.mark.parametrize("legacy", [True, False])
+def test_a_saved_tokenizer_of_llama_2_encodes_as_it_did(tmp_path: Path, legacy: bool) -> None:
+    """A run's own tokenizer wrote prompts of one other token than those that it was trained on."""
+    vocabulary = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", "\u2581", "a", "b"])}
+    made = transformers.LlamaTokenizer(vocab=vocabulary, merges=[], legacy=legacy)
+    made.save_pretrained(tmp_path / "base")
+    (tmp_path / "base/config.json").write_text('{"model_type": "llama"}')
+    file = tmp_path / "base/tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "legacy": legacy}))
+    base = load_tokenizer(str(tmp_path / "base"))
+    tokens = base.tokenize("<s>ab")
+    assert tokens == ["<s>", *["\u2581"] * legacy, "a", "b"]
+    shutil.copytree(tmp_path / "base", tmp_path / "trained")
+    base.save_pretrained(tmp_path / "trained")
+    assert load_tokenizer(str(tmp_path / "trained")).tokenize("<s>ab") == tokens
+
+
 def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     tiny_model("qwen3").save_pretrained(tmp_path / "model")
     with pytest.raises(ModelError, match="holds no tokenizer") as refused:

@@ -124,6 +124,9 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
         )
     # Tokenizers of Llama 3 and others would drop spaces before `,` `.` `?` and `'s` in decoding.
     tokenizer.clean_up_tokenization_spaces = False
+    # Read by transformers and not saved: spaces after `<s>` of Llama 2 would not be encoded alike.
+    if hasattr(tokenizer, "legacy"):
+        tokenizer.init_kwargs["legacy"] = tokenizer.legacy
     return tokenizer
 
 
