@@ -614,11 +614,9 @@ def load_generator(
     """
     model = model_in(str(path))
     given = load_recipe(recipe) if isinstance(recipe, str | Path) else recipe
-    found = recipe_for(model, given, format)
-    settings = with_sampling(
-        found, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed
-    )
-    return Generator(settings, model)
+    own = recipe_for(model, given, format)
+    own = with_sampling(own, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
+    return Generator(own, model)
 
 
 @overload

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_models import make_batch, tiny_model
 from tokenizers import Tokenizer
 from tokenizers.models import BPE, WordLevel
@@ -173,6 +173,45 @@ def test_damaged_weights_are_one_paragraph(folder: Path) -> None:
     (folder / "config.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_policy(config(folder), str(folder), seed=0)
+
+
+@pytest.mark.parametrize("prefix", [None, "_orig_mod."])
+def test_weights_that_are_not_there_are_not_made_up(folder: Path, prefix: str | None) -> None:
+    """A run began with random numbers in their place, and only transformers spoke of it."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    if prefix is None:
+        del weights["model.layers.1.mlp.up_proj.weight"]
+    else:
+        weights = {prefix + name: value for name, value in weights.items()}
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks \d+, such as \S+weight") as told:
+        load_policy(config(folder), str(folder), seed=0)
+    assert str(folder) in told.value.what
+    assert "wrapper" in told.value.fix
+
+
+def test_weights_that_the_model_has_no_place_for_are_left(folder: Path) -> None:
+    """As those of a head for several tokens at once, which some models bring."""
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {"mtp.weight": torch.ones(2)}, file, metadata={"format": "pt"})
+    load_policy(config(folder), str(folder), seed=0)
+
+
+def test_code_of_a_model_is_neither_run_nor_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a terminal transformers asked whether to run it."""
+    asked: list[object] = []
+    monkeypatch.setattr("builtins.input", lambda *words: asked.append(words) or "y")
+    places = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    text = json.dumps({"model_type": "its-own", "auto_map": places})
+    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "own.py").write_text("raise SystemExit('it was run')")
+    with pytest.raises(ModelError, match="custom code") as told:
+        load_policy(config(tmp_path), str(tmp_path), seed=0)
+    assert told.value.fix.startswith("Grouper never runs it")
+    assert not asked
 
 
 def test_a_hub_name_without_a_network_is_one_paragraph() -> None:
@@ -354,6 +393,23 @@ def test_decoding_drops_no_space(folder: Path) -> None:
     ).save_pretrained(folder)
     tokenizer = load_tokenizer(str(folder))
     assert tokenizer.decode(tokenizer.encode("2 , 3 ?")) == "2 , 3 ?"
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_a_saved_tokenizer_of_llama_2_encodes_as_it_did(tmp_path: Path, legacy: bool) -> None:
+    """A run's own tokenizer wrote prompts of one other token than those that it was trained on."""
+    vocabulary = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", "\u2581", "a", "b"])}
+    made = transformers.LlamaTokenizer(vocab=vocabulary, merges=[], legacy=legacy)
+    made.save_pretrained(tmp_path / "base")
+    (tmp_path / "base/config.json").write_text('{"model_type": "llama"}')
+    file = tmp_path / "base/tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "legacy": legacy}))
+    base = load_tokenizer(str(tmp_path / "base"))
+    tokens = base.tokenize("<s>ab")
+    assert tokens == ["<s>", *["\u2581"] * legacy, "a", "b"]
+    shutil.copytree(tmp_path / "base", tmp_path / "trained")
+    base.save_pretrained(tmp_path / "trained")
+    assert load_tokenizer(str(tmp_path / "trained")).tokenize("<s>ab") == tokens
 
 
 def test_a_model_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

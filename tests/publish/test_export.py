@@ -18,7 +18,10 @@ import yaml
 from huggingface_hub import ModelCard
 from peft import LoraConfig, PeftModel, get_peft_model
 from tiny_models import tiny_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
@@ -40,11 +43,9 @@ from grouper.types import Problem
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     """A tied-head model with a tokenizer."""
-    from tokenizers import Tokenizer, models
-
     folder = tmp_path / "base"
     tiny_model("qwen3", scale=1.0).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2").save_pretrained(folder)
     return folder
 
@@ -103,6 +104,18 @@ def test_an_export_that_disagrees_is_not_left_behind(
     with pytest.raises(ModelError, match="disagrees"):
         export_model(str(adapter), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_must_not_run_natively_is_exported(tmp_path: Path) -> None:
+    """Trained with model.attention: sdpa, it could be measured, and its export was refused."""
+    shape = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    made = AutoConfig.for_model("lfm2", **shape, layer_types=["conv", "full_attention"])
+    AutoModelForCausalLM.from_config(made).save_pretrained(tmp_path / "base")
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2")
+    tokenizer.save_pretrained(tmp_path / "base")
+    assert export_model(str(tmp_path / "base"), tmp_path / "out").gap == 0.0
 
 
 def test_nothing_is_overwritten(base: Path, tmp_path: Path) -> None:
@@ -275,6 +288,10 @@ CHATS = {
     "{% if add_generation_prompt %}[assistant]{% endif %}",
     "thinks": "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]<think>\n{% endif %}",
+    "shuts thinking": "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]<think>\n\n</think>\n\n{% endif %}",
+    "thinks of sums": "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    "{% if '+' in messages[-1].content %}<think>\n{% else %}<think></think>{% endif %}",
 }
 
 
@@ -295,8 +312,11 @@ def test_a_base_models_own_chat_template_is_kept(finished_run: Path, name: str, 
         other = replace(prepared.format, system="Do.")
         expected = render(problem, other, prepared.tokenizer)
         assert render(problem, other, tokenizer).token_ids == expected.token_ids
-    # Where the template opens a thinking block that training leaves out, it says that it cannot.
-    assert alone is (chat != "thinks")
+        # Those who ask for what it wrote in a finished turn get all of it.
+        turns = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "<think>\n"}]
+        assert "<think>\n" in tokenizer.apply_chat_template(turns, tokenize=False)
+    # Where what opens and shuts a thinking block hangs on the question, it says that it cannot.
+    assert alone is (chat != "thinks of sums")
     assert (tokenizer.chat_template == CHATS[chat]) is not alone
 
 

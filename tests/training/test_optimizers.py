@@ -11,7 +11,7 @@ from tiny_models import make_batch, tiny_model
 
 from grouper import errors
 from grouper.config.schema import OptimizerConfig
-from grouper.errors import CheckpointError, ConfigError
+from grouper.errors import CheckpointError, ConfigError, ModelError
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.training import checkpoint
@@ -66,6 +66,19 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"bitsandbytes.*grouper-rl\[quantized\]"):
         make_optimizer(wide_policy(), config("adamw_8bit"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_that_were_stored_quantised_are_not_trained_in_part(name: Any) -> None:
+    """Of a model in 4 bits, embeddings and norms were trained, and nothing was said."""
+    policy = wide_policy()
+    layer = policy.model.model.layers[0].mlp.up_proj
+    layer.weight = torch.nn.Parameter(layer.weight.to(torch.uint8), requires_grad=False)
+    with pytest.raises(ModelError, match="stored quantised") as told:
+        make_optimizer(policy, config(name))
+    assert "model.lora" in told.value.fix
+    object.__setattr__(policy, "adapter", policy.model)  # which would be trained in their place
+    make_optimizer(policy, config(name))
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from grouper.advice import run_plan
 from grouper.api import prepare
@@ -167,6 +167,22 @@ def test_other_programs_stop_where_sft_ends_its_completions(run, tmp_path):
     ends = tokenizer.convert_tokens_to_ids(["<|user|>", tokenizer.eos_token])
     assert stop_ids_of(str(base)) == ends[1:]
     assert stop_ids_of(str(trained)) == ends
+
+
+def test_what_a_model_came_with_keeps_it_from_being_saved_nowhere(run, tmp_path):
+    """SFT of a model like Llama 2 ended in a traceback, where its first weights were to be saved:
+    transformers saves no changed `temperature` without `do_sample`."""
+    base, trained = tmp_path / "base", tmp_path / "trained"
+    shutil.copytree(run.base_path, base)
+    file = base / "generation_config.json"
+    odd = {"temperature": 0.6, "top_p": 0.9, "length_penalty": 2.0, "pad_token_id": 3}
+    file.write_text(json.dumps(json.loads(file.read_text()) | odd))
+    recipe = load_recipe("demo", [*SMALL[3:6], f"model={{path: {base}}}", "grading.symbolic=false"])
+    with Prepared(recipe, ProblemSets(), quiet=True) as prepared:
+        save_policy(prepared.model, prepared.tokenizer, trained)
+    saved = GenerationConfig.from_pretrained(trained)
+    assert (saved.eos_token_id, saved.pad_token_id) == (list(prepared.stop_tokens), 3)
+    assert (saved.temperature, saved.top_p, saved.length_penalty) == (None, None, None)
 
 
 def test_prompts_that_leave_nothing(tmp_path):

@@ -77,9 +77,7 @@ def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool
         words += ["--host", host, "--port", str(port)]
         click.echo(shlex.join(words))
         click.echo(_curl(folder, host, port))
-        if dry_run:
-            return 0
-        return subprocess.run(words, check=False).returncode
+        return 0 if dry_run else subprocess.run(words, check=False).returncode
 
 
 def _curl(folder: Path, host: str, port: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import difflib
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from grouper.data.sources import SOURCES, Row
-from grouper.errors import DataError, counted, did_you_mean
+from grouper.errors import DataError, counted, did_you_mean, nearest
 
 Item = TypeVar("Item")
 
@@ -346,9 +345,8 @@ def _nearest(name: str) -> str:
     # Most names go wrong in one half: the owner is left out, or the set was renamed.
     keys = {key.lower(): hub for hub in known for key in (hub.partition("/")[2], hub)}
     for wanted in (name.rpartition("/")[2], name):
-        near = difflib.get_close_matches(wanted.lower(), keys, n=1, cutoff=0.7)
-        if near:
-            return f"Did you mean {keys[near[0]]!r}? "
+        if near := nearest(wanted.lower(), keys, cutoff=0.7):
+            return f"Did you mean {keys[near]!r}? "
     return ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe
 from grouper.config.schema import DataConfig, ModelConfig, PromptConfig, Recipe, SourceConfig
-from grouper.errors import ConfigError, ModelError, require_known
+from grouper.errors import ConfigError, ModelError, nearest, require_known
 from grouper.files import read_json
 from grouper.prompts import FORMATS
 
@@ -52,8 +51,8 @@ def require_model_folder(path: str, *, where: str = "model.path") -> None:
         )
     beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
     folders = {entry.name: str(entry) for entry in beside if entry.is_dir()}
-    near = difflib.get_close_matches(folder.name, folders, n=1)
-    hint = f"Did you mean {folders[near[0]]!r}? " if near else ""
+    near = nearest(folder.name, folders)
+    hint = f"Did you mean {folders[near]!r}? " if near else ""
     raise ModelError(
         f"there is no folder {path!r}",
         where=where,

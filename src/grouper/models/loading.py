@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from grouper.config.schema import LoraConfig, ModelConfig
@@ -63,12 +63,12 @@ def _load(loader: Any, path: str, **options: Any) -> Any:
     """
     try:
         with quiet():
+            # Left out, it is asked for in the terminal.
+            options["trust_remote_code"] = False
             return loader.from_pretrained(str(Path(path).expanduser()), **options)
-    except MemoryError:
-        raise
     except Exception as error:  # of any class where files do not belong together
         # torch has a RuntimeError for running out of memory, which is for others to explain.
-        if isinstance(error, RuntimeError) and "mismatched" not in str(error):
+        if isinstance(error, MemoryError | RuntimeError) and "mismatched" not in str(error):
             raise
         raise _unloadable(error, path) from error
 
@@ -98,12 +98,11 @@ def _unloadable(error: Exception, path: str) -> ModelError:
             "code when it is loaded"
         )
         fix = "Save the model with `save_pretrained` (safetensors) where you trust it."
+    elif "custom code" in str(error):
+        fix = "Grouper never runs it: name a model of an architecture that transformers has itself."
     elif "gated repo" in str(error):
         what = f"{path!r} is gated: its owner asks you to accept terms first"
-        fix = (
-            "Accept them on the model's page on the Hub, then run `hf auth login`; or name "
-            "another model."
-        )
+        fix = "Accept them on its page on the Hub, then run `hf auth login`, or name another model."
     return ModelError(what, where="the model", fix=fix)
 
 
@@ -125,6 +124,9 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
         )
     # Tokenizers of Llama 3 and others would drop spaces before `,` `.` `?` and `'s` in decoding.
     tokenizer.clean_up_tokenization_spaces = False
+    # Read by transformers and not saved: spaces after `<s>` of Llama 2 would not be encoded alike.
+    if hasattr(tokenizer, "legacy"):
+        tokenizer.init_kwargs["legacy"] = tokenizer.legacy
     return tokenizer
 
 
@@ -310,7 +312,11 @@ def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> P
         )
         # Quantised on the way to the device, which never holds the whole model unquantised.
         options["device_map"] = {"": str(device)}
-    model = _load(transformers.AutoModelForCausalLM, path, trust_remote_code=False, **options)
+    model, found = _load(AutoModelForCausalLM, path, output_loading_info=True, **options)
+    if missing := sorted(found["missing_keys"]):
+        what = f"of the weights of its model {path!r} lacks {len(missing)}, such as {missing[0]}"
+        fix = "Save the model itself, not in a wrapper that gives weights other names (`module.`)."
+        raise ModelError(what, where="the model", fix=fix)
     for module in model.modules():
         # On some CPUs bitsandbytes re-packs 4-bit weights at the first forward without a gradient,
         # for inference only: they round differently from then on, and no backward reads them.
@@ -322,7 +328,7 @@ def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> P
 def _weightless_model(config: ModelConfig, shape: PretrainedConfig) -> PreTrainedModel:
     options = {"dtype": DTYPES[config.dtype], "attn_implementation": _attention("native", shape)}
     with torch.device("meta"), quiet():
-        return transformers.AutoModelForCausalLM.from_config(shape, **options)
+        return AutoModelForCausalLM.from_config(shape, **options)
 
 
 def _attention(name: str, shape: PretrainedConfig) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 from grouper.config.schema import LoraConfig, ModelConfig, Recipe
 from grouper.errors import ConfigError, ModelError
@@ -34,7 +33,7 @@ from grouper.models.folders import (
 )
 from grouper.models.loading import load_policy, load_tokenizer, save_policy
 from grouper.models.policy import Policy
-from grouper.prompts.rendering import own_chat_template, render, uses_chat
+from grouper.prompts.rendering import OPENED_THINKING, own_chat_template, render, uses_chat
 from grouper.publish.card import CURVES_FILE, model_card, results_of
 from grouper.report.curves import draw_curves
 from grouper.runs.folder import RunFolder
@@ -102,9 +101,12 @@ def export_model(
     saved = original if adapter else _load(source)
     saved.model.to(DTYPES[dtype])
     del original
-    tokenizer, recipe = load_tokenizer(source), _known_recipe(source)
-    gap, alone, record = 0.0, False, None
-    if recipe is not None:
+    tokenizer, gap, alone, record = load_tokenizer(source), 0.0, False, None
+    try:
+        recipe = recipe_for(source)
+    except ConfigError as error:
+        log.info("Nothing is said of how to prompt %s: %s", source, error)
+    else:
         with Prepared(recipe, ProblemSets(), model=source, quiet=True) as prepared:
             alone = _make_portable(prepared, tokenizer)
             _set_generation(prepared, saved)
@@ -150,16 +152,10 @@ def _require_portable_adapter(source: str, settings: dict[str, Any] | None) -> N
         )
 
 
-def _known_recipe(source: str) -> Recipe | None:
-    try:
-        return recipe_for(source)
-    except ConfigError as error:
-        log.info("Nothing is said of how to prompt %s: %s", source, error)
-        return None
-
-
 def _load(path: str, lora: LoraConfig | None = None) -> Policy:
-    return load_policy(ModelConfig(path=path, dtype="float32", lora=lora), path, seed=0)
+    # Nothing is trained or sampled: any attention will do, whatever the run had to use.
+    config = ModelConfig(path=path, dtype="float32", attention="sdpa", lora=lora)
+    return load_policy(config, path, seed=0)
 
 
 @torch.no_grad()
@@ -194,15 +190,21 @@ def _make_portable(prepared: Prepared, tokenizer: Any) -> bool:
             "{%- if messages[0]['role'] != 'system' -%}"
             f"{{%- set messages = {first} + messages -%}}{{%- endif -%}}"
         )
-        if [message["role"] for message in prompts[0].messages or ()] == ["user"]:
+        messages = prompts[0].messages or ()
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        if [message["role"] for message in messages] == ["user"]:
             # An instruction that is given, by us as well, goes where that of training went.
             joined = "messages[0]['content'] + '\n\n' + messages[1]['content']"
             first = f"[{{'role': 'user', 'content': {joined}}}]"
             instructed += f"{{%- set messages = {first} + messages[2:] -%}}"
-        tokenizer.chat_template = instructed + before if fmt.system else before
+        template = instructed + before if fmt.system else before
+        if opened := OPENED_THINKING.search(text):  # which training leaves out
+            shut = f"written.removesuffix({json.dumps(opened[0])}) if add_generation_prompt"
+            template = f"{{% set written %}}{template}{{% endset %}}{{{{- {shut} else written -}}}}"
         if fmt.prefix:
-            opened = f"{{{{- {json.dumps(fmt.prefix, ensure_ascii=False)} -}}}}"
-            tokenizer.chat_template += f"{{%- if add_generation_prompt -%}}{opened}{{%- endif -%}}"
+            prefix = f"{{{{- {json.dumps(fmt.prefix, ensure_ascii=False)} -}}}}"
+            template += f"{{%- if add_generation_prompt -%}}{prefix}{{%- endif -%}}"
+        tokenizer.chat_template = template
     for problem, prompt in zip(problems, prompts, strict=True):
         turn = [{"role": "user", "content": problem.question}]
         ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
@@ -214,18 +216,11 @@ def _make_portable(prepared: Prepared, tokenizer: Any) -> bool:
 
 def _set_generation(prepared: Prepared, policy: Policy) -> None:
     """Stop tokens and sampling, for programs that read them; nothing else that the base had."""
-    config: Any = policy.model.generation_config
     params, drawn = prepared.evaluation_params(), {}
     if params.temperature > 0:  # what is not set would be transformers' own, a cut at 50 tokens
         drawn = {name: getattr(params, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-    policy.model.generation_config = GenerationConfig(
-        bos_token_id=config.bos_token_id,
-        pad_token_id=config.pad_token_id,
-        eos_token_id=list(prepared.stop_tokens),
-        max_new_tokens=params.max_new_tokens,
-        do_sample=bool(drawn),
-        **drawn,
-    )
+    settings = {"max_new_tokens": params.max_new_tokens, "do_sample": bool(drawn), **drawn}
+    prepared.set_generation(policy, **settings)
 
 
 def recipe_record(recipe: Recipe) -> dict[str, Any]:

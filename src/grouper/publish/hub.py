@@ -8,7 +8,6 @@ only what is missing when it is repeated.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -27,6 +26,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of httpx, 
 )
 
 from grouper.errors import ModelError, first_line, hide
+from grouper.files import append_line
 from grouper.models.folders import EXPORT_FILE, model_in
 from grouper.publish.export import export_model, recipe_record
 from grouper.runs.folder import STATE_FILE
@@ -179,8 +179,7 @@ class PushCheckpoints(Hook):
         with _reported(tag):
             # Old checkpoints are removed while the upload goes on; links keep what they hold.
             shutil.copytree(folder, place, copy_function=os.link, dirs_exist_ok=True)
-            record = json.dumps(recipe_record(run.recipe))
-            (place / EXPORT_FILE).write_text(record + "\n", encoding="utf-8")
+            append_line(place / EXPORT_FILE, recipe_record(run.recipe))
             self._last = threading.Thread(target=self._push, args=(place, tag), daemon=True)
             self._last.start()
 

@@ -355,8 +355,8 @@ class PaddedEngine(BaseEngine):
         assert list(slots) == list(range(len(slots))), "a plain cache is filled all at once"
         width = max(len(p) for p in prompts)
         ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
-        lengths = torch.tensor([len(p) for p in prompts], device=device)
-        self._mask = (torch.arange(width, device=device) >= width - lengths[:, None]).long()
+        live = [[0] * (width - len(p)) + [1] * len(p) for p in prompts]
+        self._mask = torch.tensor(live, device=device)
         self._cache = DynamicCache(config=self.policy.model.config)
         logits = self._forward(ids, (self._mask.cumsum(1) - 1).clamp(min=0))
         owner = torch.tensor(owners, device=device)

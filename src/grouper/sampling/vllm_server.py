@@ -112,9 +112,7 @@ class ServerEngine:
     def push(
         self, weights: Weights | None, tag: str, temperature: float, adapter: Save | None = None
     ) -> None:
-        # As safetensors wants them: contiguous, and each with memory of its own.
-        plain: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
-        sent = {n: w.detach().to("cpu", self._dtype, **plain) for n, w in weights or ()}
+        sent = {n: w.detach().to("cpu", self._dtype, copy=True) for n, w in weights or ()}
         size, memory = sum(w.nbytes for w in sent.values()), _SHARED_MEMORY
         # A container has 64 MB of it, unless it was given more; an adapter may take a GiB.
         fits = memory.is_dir() and shutil.disk_usage(memory).free > 2 * size + 2**30
@@ -123,7 +121,7 @@ class ServerEngine:
             calls: dict[str, dict[str, Any]] = {}
             if weights is not None:
                 file = Path(folder) / "weights.safetensors"
-                save_file(sent, file)
+                save_file({name: tensor.contiguous() for name, tensor in sent.items()}, file)
                 update = {"version": tag, "temperature": temperature, "path": str(file)}
                 calls["/init_weight_transfer_engine"] = {"init_info": {}}
                 calls["/start_weight_update"] = {}
@@ -316,9 +314,8 @@ def _card(device: str) -> str:
     """
     known = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     require_known("GPU", device, known, where="servers")
-    number = known.index(device)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",")[number] if visible else str(number)
+    return visible.split(",")[known.index(device)] if visible else device.removeprefix("cuda:")
 
 
 def shared_secret() -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from grouper.errors import require_extra
+from grouper.errors import ModelError, require_extra
 from grouper.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -149,7 +149,12 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> Optimizer:
 
     Raises:
         ConfigError: the library it comes from is not installed.
+        ModelError: the weights are stored quantised, so that they cannot be trained themselves.
     """
+    if policy.adapter is None and min(p.element_size() for p in policy.parameters()) < 2:
+        what = "the weights of this model are stored quantised, and cannot be trained"
+        fix = "Name the model that they were made from, or train an adapter with model.lora."
+        raise ModelError(what, where="model.path", fix=fix)
     return OPTIMIZERS[config.name](policy, config)
 
 

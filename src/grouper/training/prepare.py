@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from transformers import GenerationConfig
+
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import EvaluationConfig, Recipe, SamplingConfig
 from grouper.data import ProblemSet
@@ -119,9 +121,8 @@ class Prepared(AbstractContextManager["Prepared"]):
                 path,
             )
         shape = shape_of(path, revision)
-        self.stop_tokens = find_stop_tokens(
-            self.tokenizer, stop_ids_of(path, revision), self.format
-        )
+        eos = stop_ids_of(path, revision)
+        self.stop_tokens = find_stop_tokens(self.tokenizer, eos, self.format)
         """Ids that end a completion; the first is the one that SFT trains."""
         self.context = context_length(shape)
         """The longest sequence that the model takes, in tokens; None where it does not say."""
@@ -276,15 +277,26 @@ class Prepared(AbstractContextManager["Prepared"]):
         Raises:
             ModelError: it cannot be had.
         """
-        recipe = self.recipe
-        policy = load_policy(
-            recipe.model, path, seed=recipe.seed, device=find_device(recipe.device)
-        )
-        # Saved beside the weights: other programs, too, stop where SFT ends its completions.
-        policy.model.generation_config.eos_token_id = list(self.stop_tokens)
+        recipe, device = self.recipe, find_device(self.recipe.device)
+        policy = load_policy(recipe.model, path, seed=recipe.seed, device=device)
+        self.set_generation(policy)
         if is_complete(place := Path(path).expanduser()):
             policy.version = int(read_state(place)["policy_version"])
         return policy
+
+    def set_generation(self, policy: Policy, **settings: Any) -> None:
+        """What is saved beside the weights: other programs, too, stop where SFT ends completions.
+
+        Nothing else is kept of what the model came with; transformers refuses to save some of it,
+        such as a `temperature` without `do_sample`.
+        """
+        held: Any = policy.model.generation_config
+        policy.model.generation_config = GenerationConfig(
+            bos_token_id=held.bos_token_id,
+            pad_token_id=held.pad_token_id,
+            eos_token_id=list(self.stop_tokens),
+            **settings,
+        )
 
     @cached_property
     def model(self) -> Policy:
