@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -63,6 +63,23 @@ def test_batch_verdicts_in_order() -> None:
             Verdict.CORRECT,
         ]
         assert [g.stage for g in grades] == ["text", "extract", "number", "symbolic"]
+
+
+def test_a_list_is_graded_without_futures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make one takes longer than to grade plain numbers."""
+    made: list[Future[Grade]] = []
+
+    class Counted(Future[Grade]):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(pool, "Future", Counted)
+    with Grader(BOXED, GradingConfig()) as grader:
+        grades = grader.grade([r"\boxed{4}", "4", r"\boxed{5}"], ["4", "4", "4"])
+        assert [one.correct for one in grades] == [True, False, False]
+        assert made == []
+        assert grader.submit(r"\boxed{4}", "4") in made
 
 
 def test_lengths_must_agree() -> None:

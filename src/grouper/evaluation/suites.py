@@ -39,11 +39,10 @@ class Suite:
     def card(self) -> dict[str, Any]:
         """Where its problems lie, as evaluations record it; the revision follows from loading."""
         data = self.data
-        place = data.path or SOURCES[data.source].hub
         return {
             "name": self.name,
             "source": data.source,
-            "path": place,
+            "path": data.path or SOURCES[data.source].hub,
             "subset": data.subset or SOURCES[data.source].subset,
             "split": data.split,
             "answer": self.answer,
@@ -101,14 +100,12 @@ def recipe_on(
     settings = {**own, **suite.sampling, **given, "max_new_tokens": tokens, "rewards": False}
     # Through an override, whose refusals say what is wrong with a value.
     wanted = [f"evaluation.{key}={json.dumps(value)}" for key, value in settings.items()]
-    evaluation = recipe.override(*wanted).evaluation
-    data = recipe.data.model_copy(update={"test": suite.data})
     sampling = {"stop": None} if prompt is not None else {}
     return recipe.model_copy(
         update={
-            "data": data,
+            "data": recipe.data.model_copy(update={"test": suite.data}),
             "prompt": asked.model_copy(update={"max_prompt_tokens": _LONG}),
-            "evaluation": evaluation,
+            "evaluation": recipe.override(*wanted).evaluation,
             "sampling": recipe.sampling.model_copy(update={**sampling, "max_total_tokens": None}),
         }
     )

@@ -235,8 +235,8 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         Raises:
             ValueError: not one reference per text.
         """
-        grades = [self.submit(t, r) for t, r in zip(texts, references, strict=True)]
-        return [grade.result() for grade in grades]
+        grades = [self._grade(t, r) for t, r in zip(texts, references, strict=True)]
+        return [g.result() if isinstance(g, Future) else g for g in grades]
 
     def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
         """The grade of the answer found in any known way (`extract_lenient`).
@@ -247,6 +247,15 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
 
     def submit(self, text: str, reference: str, *, lenient: bool = False) -> Future[Grade]:
         """The future grade, done at once unless a worker is needed. Never raises."""
+        found = self._grade(text, reference, lenient=lenient)
+        if isinstance(found, Future):
+            return found
+        known: Future[Grade] = Future()
+        known.set_result(found)
+        return known
+
+    def _grade(self, text: str, reference: str, *, lenient: bool = False) -> Grade | Future[Grade]:
+        """The grade itself, unless a worker is needed: a future takes longer than most grades."""
         started = time.perf_counter()
         answer, how = (extract_lenient if lenient else extract)(text, self.contract)
         if answer is None:
@@ -270,15 +279,14 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
                 seconds=seconds + waited,
             )
 
-        result: Future[Grade] = Future()
         if decided is None:
             judged = self._ask(answer, reference)
             if not judged.done():
+                result: Future[Grade] = Future()
                 judged.add_done_callback(lambda future: result.set_result(graded(future.result())))
                 return result
             decided = judged.result()._replace(seconds=0.0)  # judged before: it cost nothing
-        result.set_result(graded(decided))
-        return result
+        return graded(decided)
 
     def read_reference(self, reference: str) -> str | None:
         """Why the symbolic stage cannot read a reference, or None. Only its spelling counts.
@@ -364,12 +372,7 @@ def _end(workers: Sequence[_Worker]) -> None:
 _graders: weakref.WeakSet[Grader] = weakref.WeakSet()
 
 
-def _all_after_fork() -> None:
-    for grader in list(_graders):
-        grader.after_fork()
-
-
-os.register_at_fork(after_in_child=_all_after_fork)
+os.register_at_fork(after_in_child=lambda: [*map(Grader.after_fork, list(_graders))])
 
 
 def require_symbolic(settings: GradingConfig) -> None:
