@@ -341,11 +341,11 @@ def test_a_megabyte_is_read_leniently_fast(contract: AnswerContract, text: str) 
 def test_lenient_grade_is_about_the_maths_alone() -> None:
     with Grader(TWO_MARKERS, GradingConfig()) as grader:
         strict = grader.submit("The answer is 18.", "18").result()
-        lenient = grader.submit_lenient("The answer is 18.", "18").result()
+        lenient = grader.submit("The answer is 18.", "18", lenient=True).result()
         assert (strict.verdict, lenient.verdict) == (Verdict.NO_ANSWER, Verdict.CORRECT)
         assert lenient.extracted == "18"
         assert "the answer is" in lenient.reason
-        wrong = grader.submit_lenient("The answer is 17.", "18").result()
+        wrong = grader.submit("The answer is 17.", "18", lenient=True).result()
         assert wrong.verdict is Verdict.INCORRECT
-        root = grader.submit_lenient(r"we get \boxed{\sqrt{12}}", r"2\sqrt{3}").result()
+        root = grader.submit(r"we get \boxed{\sqrt{12}}", r"2\sqrt{3}", lenient=True).result()
         assert (root.verdict, root.stage) == (Verdict.CORRECT, "symbolic")

@@ -279,11 +279,9 @@ class CountingGrader:
         contract = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
         self._grader = Grader(contract, GradingConfig(symbolic=False))
 
-    def submit(self, text: str, reference: str) -> Any:
+    def submit(self, text: str, reference: str, *, lenient: bool = False) -> Any:
         self.asked.append(text)
-        return self._grader.submit(text, reference)
-
-    submit_lenient = submit
+        return self._grader.submit(text, reference, lenient=lenient)
 
 
 def sharing(count: int) -> dict[str, Any]:

@@ -95,8 +95,8 @@ def _grade_text(
     for label, one in found.items():
         click.echo(f"{label:<10} {short(one.answer)}  ({one.reason})")
     with Grader(contract, grading) as grader:
-        for label, submit in (("verdict", grader.submit), ("leniently", grader.submit_lenient)):
-            graded = submit(text, answer).result()
+        for label, lenient in (("verdict", False), ("leniently", True)):
+            graded = grader.submit(text, answer, lenient=lenient).result()
             colour = "green" if graded.correct else "red" if graded.extracted else "yellow"
             verdict = click.style(graded.verdict.value, fg=colour, bold=True)
             took = f"stage {graded.stage}, {1000 * graded.seconds:.2f} ms"

@@ -238,15 +238,15 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         grades = [self._grade(t, r) for t, r in zip(texts, references, strict=True)]
         return [g.result() if isinstance(g, Future) else g for g in grades]
 
-    def submit_lenient(self, text: str, reference: str) -> Future[Grade]:
-        """The grade of the answer found in any known way (`extract_lenient`).
-
-        Its `reason` begins with how the answer was found.
-        """
-        return self.submit(text, reference, lenient=True)
-
     def submit(self, text: str, reference: str, *, lenient: bool = False) -> Future[Grade]:
-        """The future grade, done at once unless a worker is needed. Never raises."""
+        """The future grade, done at once unless a worker is needed. Never raises.
+
+        Args:
+            text: a completion.
+            reference: the right answer.
+            lenient: take the answer found in any known way (`extract_lenient`); the grade's
+                `reason` then begins with how it was found.
+        """
         found = self._grade(text, reference, lenient=lenient)
         if isinstance(found, Future):
             return found
@@ -372,7 +372,12 @@ def _end(workers: Sequence[_Worker]) -> None:
 _graders: weakref.WeakSet[Grader] = weakref.WeakSet()
 
 
-os.register_at_fork(after_in_child=lambda: [*map(Grader.after_fork, list(_graders))])
+def _all_after_fork() -> None:
+    for grader in list(_graders):
+        grader.after_fork()
+
+
+os.register_at_fork(after_in_child=_all_after_fork)
 
 
 def require_symbolic(settings: GradingConfig) -> None:

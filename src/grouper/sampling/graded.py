@@ -91,7 +91,7 @@ def grade_as_drawn(
             index, completion, future = waiting.popleft()
             grade = future.result()
             if not grade.correct and grade.verdict is not Verdict.NOT_SCORED:
-                future = grader.submit_lenient(completion.text, references[index])
+                future = grader.submit(completion.text, references[index], lenient=True)
             again.append((index, completion, grade, future))
         while again and (len(again) > most or again[0][3].done()):
             index, completion, grade, future = again.popleft()
@@ -101,8 +101,7 @@ def grade_as_drawn(
     for index, completion in sampler.sample(requests):
         assert index not in seen, f"the sampler answered request {index} twice"
         seen.add(index)
-        future = grader.submit(completion.text, references[index])
-        waiting.append((index, completion, future))
+        waiting.append((index, completion, grader.submit(completion.text, references[index])))
         yield from graded(_WAITING)
     assert len(seen) == len(requests), (
         f"the sampler answered {len(seen)} of {len(requests)} requests"
