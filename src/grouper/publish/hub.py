@@ -26,7 +26,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of httpx, 
 )
 
 from grouper.errors import ModelError, first_line, hide
-from grouper.files import append_line
+from grouper.files import dumps, write_atomic
 from grouper.models.folders import EXPORT_FILE, model_in
 from grouper.publish.export import export_model, recipe_record
 from grouper.runs.folder import STATE_FILE
@@ -179,7 +179,7 @@ class PushCheckpoints(Hook):
         with _reported(tag):
             # Old checkpoints are removed while the upload goes on; links keep what they hold.
             shutil.copytree(folder, place, copy_function=os.link, dirs_exist_ok=True)
-            append_line(place / EXPORT_FILE, recipe_record(run.recipe))
+            write_atomic(place / EXPORT_FILE, dumps(recipe_record(run.recipe)).encode())
             self._last = threading.Thread(target=self._push, args=(place, tag), daemon=True)
             self._last.start()
 
