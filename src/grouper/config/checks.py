@@ -186,7 +186,8 @@ def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Lo
     name = str(location[-1])
     row, keys = meant(name, fields)
     # What is about the section itself is said once.
-    whole = "why" in row or any("dict" in str(fields[k].annotation) for k in keys if k in fields)
+    kinds = {typing.get_origin(fields[key].annotation) for key in keys if key in fields}
+    whole = "why" in row or dict in kinds
     if isinstance(value, dict) and value and not whole and name not in tables()["former"]:
         for name, inner in value.items():
             yield from _opened((*location, name), inner, fields)
