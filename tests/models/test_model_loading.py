@@ -185,7 +185,7 @@ def test_weights_that_are_not_there_are_not_made_up(folder: Path, prefix: str | 
     else:
         weights = {prefix + name: value for name, value in weights.items()}
     save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"lacks \d+, such as \S+weight") as told:
+    with pytest.raises(ModelError, match=r"lacks \d+ of the weights .*, such as \S+weight") as told:
         load_policy(config(folder), str(folder), seed=0)
     assert str(folder) in told.value.what
     assert "wrapper" in told.value.fix

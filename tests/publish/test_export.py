@@ -315,7 +315,7 @@ def test_a_base_models_own_chat_template_is_kept(finished_run: Path, name: str, 
         # Those who ask for what it wrote in a finished turn get all of it.
         turns = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "<think>\n"}]
         assert "<think>\n" in tokenizer.apply_chat_template(turns, tokenize=False)
-    # Where what opens and shuts a thinking block hangs on the question, it says that it cannot.
+    # Where the question decides whether a thinking block is opened, it says that it cannot.
     assert alone is (chat != "thinks of sums")
     assert (tokenizer.chat_template == CHATS[chat]) is not alone
 

@@ -245,7 +245,6 @@ def test_weights_go_where_there_is_room(
     ("visible", "asked", "seen"),
     [
         (None, "cuda:1", "1"),
-        ("", "cuda:0", "0"),
         ("4,GPU-5f", "cuda:1", "GPU-5f"),
         ("4,6", "auto", "4,6"),
     ],

@@ -123,6 +123,7 @@ def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
     """Whether words after a number may be its unit; unspaced `5m` may be a product."""
     words = phrase.lower().replace("-", " ").replace("left over", "left").split()
     if find_unit(phrase) is not None and _NOT_UNITS.isdisjoint({*words} - {*_POWERS}):
+        # `2nm` is a product far more often than a wavelength.
         return spaced or (len(phrase) > 1 and phrase != "nm") or not phrase.isascii()
     if not spaced or not 0 < len(words) <= _MAX_WORDS or not _NOT_UNITS.isdisjoint(words):
         return False

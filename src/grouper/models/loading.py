@@ -314,7 +314,7 @@ def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> P
         options["device_map"] = {"": str(device)}
     model, found = _load(AutoModelForCausalLM, path, output_loading_info=True, **options)
     if missing := sorted(found["missing_keys"]):
-        what = f"of the weights of its model {path!r} lacks {len(missing)}, such as {missing[0]}"
+        what = f"{path!r} lacks {len(missing)} of the weights of its model, such as {missing[0]}"
         fix = "Save the model itself, not in a wrapper that gives weights other names (`module.`)."
         raise ModelError(what, where="the model", fix=fix)
     for module in model.modules():

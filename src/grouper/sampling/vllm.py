@@ -452,8 +452,7 @@ class LocalEngine:
         if weights is not None:
             HANDED[tag] = weights
             self._llm.start_weight_update()
-            update = {"version": tag, "temperature": temperature}
-            self._llm.update_weights({"update_info": update})
+            self._llm.update_weights({"update_info": {"version": tag, "temperature": temperature}})
             self._llm.finish_weight_update(tag)
         if adapter is not None:
             with tempfile.TemporaryDirectory(prefix="grouper-") as folder:
@@ -483,7 +482,7 @@ _as_model_error = functools.partial(
     where="sampling.engine",
     fix="Where it lacks memory: sampling.vllm.gpu_memory_utilization (on a CPU "
     "VLLM_CPU_KVCACHE_SPACE), sampling.max_slots, sampling.max_new_tokens. Where a folder is full: "
-    "GROUPER_WEIGHTS_DIR names another, which its servers have to see, too.",
+    "GROUPER_WEIGHTS_DIR names another one, which the servers must see as well.",
     memory=True,
 )
 

@@ -302,7 +302,7 @@ class ServerProcess:
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
-        self._process.kill()  # no more than a look, if it has ended
+        self._process.kill()  # does nothing if it has ended
         self._process.wait()
 
 
