@@ -24,7 +24,7 @@ from matplotlib import pyplot as plt
 
 from grouper.api import train
 from grouper.config.loading import load_recipe
-from grouper.config.named import PRESETS
+from grouper.config.overrides import PRESETS
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.training.run import Run

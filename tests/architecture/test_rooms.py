@@ -18,7 +18,9 @@ from codebase import SOURCE, TOP, modules
 
 # Lines of code of the whole package. It only falls: raise it with a reason in the commit. It was
 # last raised for vLLM, evaluation with a report, and publishing, from 21,038.
-BUDGET = 24_186
+BUDGET = 24_031
+# Of the recipe's room, with what reads files of other trainers.
+CONFIG = 1_100
 
 FILES_PER_ROOM = 14
 # The kernels have a folder for each kind of processor.
@@ -71,6 +73,7 @@ def room_of(inner: str) -> str:
 
 def test_the_package_is_within_its_budget() -> None:
     assert sum(map(size, CODE)) <= BUDGET
+    assert sum(size(path) for path in CODE if path.parent.name == "config") <= CONFIG
 
 
 def test_prose_is_not_counted() -> None:

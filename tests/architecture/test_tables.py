@@ -17,7 +17,7 @@ from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.cli.main import cli
 from grouper.config import schema
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
-from grouper.config.named import PRESETS
+from grouper.config.overrides import PRESETS
 from grouper.sampling.engines import SAMPLERS
 from grouper.training.optimizers import OPTIMIZERS, SCHEDULES
 
@@ -28,8 +28,8 @@ def names_of(section: type[BaseModel], setting: str) -> Any:
 
 
 TABLES: list[tuple[Any, dict[str, Any]]] = [
-    (schema.AlgorithmName, PRESETS),
-    (schema.AdvantageName, ADVANTAGES),
+    (schema.Algorithm, PRESETS),
+    (schema.Advantage, ADVANTAGES),
     (names_of(schema.GRPOConfig, "ratio"), LOG_RATIOS),
     (names_of(schema.GRPOConfig, "surrogate"), SURROGATES),
     (names_of(schema.GRPOConfig, "kl"), KL_ESTIMATORS),

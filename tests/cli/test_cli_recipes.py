@@ -108,4 +108,6 @@ def test_a_trl_file_becomes_a_recipe_that_can_be_run(grouper, tmp_path):
     grouper("recipes", "from", theirs, "-o", ours).refused(str(ours), "exists already")
     assert ours.read_text() == before
     theirs.write_text("num_generations: 1\n")
-    grouper("recipes", "from", theirs).refused("num_generations is 1", "8 is usual")
+    grouper("recipes", "from", theirs).refused(
+        "num_generations is 1, not a whole number of 2 or more"
+    )

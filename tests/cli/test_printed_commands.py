@@ -23,7 +23,7 @@ from gates import SHARED_DATA, missing
 
 from grouper.cli.main import cli
 from grouper.config import loading as recipes
-from grouper.config.overrides import apply
+from grouper.config.overrides import as_json
 
 pytestmark = pytest.mark.slow
 
@@ -158,8 +158,7 @@ def place(
     if SHARED_DATA.is_dir():
         (tmp_path / "shared").symlink_to(SHARED_DATA.parent)
     demo = yaml.safe_load(recipes._read("demo")[0])
-    for setting in (*SMALL, *TINY):
-        apply(demo, setting)
+    as_json(demo, [*SMALL, *TINY], where="demo")
     small = yaml.safe_dump(demo)
     honest = recipes._read
     monkeypatch.setattr(

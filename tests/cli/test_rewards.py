@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grouper.config.named import STACKS
+from grouper.config.overrides import STACKS
 from grouper.config.schema import stack
 from grouper.rewards import REWARDS
 

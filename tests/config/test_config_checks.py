@@ -62,7 +62,7 @@ class Sized(BaseModel):
             '{"size": []}',
             "should be a whole number, or true or false, or a number, or text (got a list)",
         ),
-        ("{}", "this setting is required. Add it to the recipe"),
+        ("{}", "this is required"),
     ],
 )
 def test_kinds_of_a_value_are_not_taken_for_keys(text: str, told: str) -> None:
@@ -107,7 +107,7 @@ HINTS = [
     ),
     (
         "data.limit=3",
-        "Write data.sft.limit=3, data.train.limit=3, data.validation.limit=3 or data.test.limit=3.",
+        "Write data.sft.limit=3 or data.train.limit=3 or data.validation.limit=3 or data.test",
     ),
     # What another trainer calls it, with its value where that means the same.
     ("grpo.num_generations=8", "Write grpo.group_size=8."),

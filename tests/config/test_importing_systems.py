@@ -287,7 +287,7 @@ import torch as SEED
 SEED = 3
 EPOCHS = 2
 class EPOCHS: ...
-LR: float = 1e-6
+LR = 1e-6
 DECLARED: int
 FIRST, SECOND = 1, 2
 BETA = BASE_BETA = 0.1
@@ -310,7 +310,7 @@ def test_names_of_constants_are_read_where_nothing_else_can_have_set_them(import
     found = imported(CONSTANTS, "theirs.py")
     assert (found.recipe.grpo.optimizer.learning_rate, found.recipe.grpo.beta) == (1e-6, 0.1)
     unread = {
-        name: f"not a literal, so that the default stands: {word}"
+        name: f"not a literal, so the default stands: {word}"
         for name, word in (
             ("max_steps", "STEPS"),
             ("num_generations", "GROUP"),
@@ -322,7 +322,7 @@ def test_names_of_constants_are_read_where_nothing_else_can_have_set_them(import
         )
     }
     assert {**found.left_out, **unread} == found.left_out
-    # What is left out is listed with its value, but for secrets.
+    # What is left out is listed without its value, which may be a secret.
     assert "hub_token" in found.text
     assert "hf_secret" not in found.text
 
@@ -413,7 +413,7 @@ def test_a_script_with_both_phases_is_refused(imported):
 
 def test_a_setting_of_the_other_configuration_is_named(imported):
     left_out = imported("sft_data_path: a.jsonl\nbeta: 0.1").left_out
-    assert left_out == {"beta": "a setting of GRPOConfig, which this file is not"}
+    assert left_out == {"beta": "not a setting of SFTConfig"}
 
 
 def test_the_folder_of_both_phases_is_the_one_above_grpo(imported):
@@ -465,16 +465,20 @@ def test_a_module_that_is_not_here_keeps_its_name(imported):
         ("", "a.py", r"here are 0"),
         ("GRPOConfig(", "a.py", "not valid Python"),
         ("GRPOConfig(beta=1)\nGRPOConfig(beta=0)", "a.py", r"here are 2"),
-        ("actor: {rate: 1}\ncritic: {}", "a.yaml", r"\(actor, critic\)\. What can be read"),
+        ("actor: {rate: 1}\ncritic: {}", "a.yaml", "trainer: actor, critic. What can be read"),
         ("compute_environment: x\nnum_machines: 1", "a.yaml", "belong to no known trainer"),
         ("zero_optimization: {stage: 3", "a.json", "not valid YAML"),
         ("sft_data_path: a\nmodel_name: a\nmodel_path: b", "a.yaml", "model_name is set twice"),
         ("sft_data_path: a\nbatch_size: 1.5", "a.yaml", "batch_size is 1.5, not a whole number"),
         ("sft_data_path: a\nunique_train_examples: few", "a.yaml", "data.sft.unique"),
-        ("grpo_training: {num_generations: 1}", "a.yaml", "compared with the others"),
+        ("grpo_training: {num_generations: 1}", "a.yaml", "num_generations is 1, not a .* of 2"),
         ("grpo_training: {num_generations: 4}", "a.yaml", "--nproc"),
         ("grpo_training: {}\ndata: {truncate_ratio: half}", "a.yaml", "'half', not a number"),
-        ("name: a\nmodel: {path: b}\ndata: {train: {source: c}}\nseed: 1", "a.yaml", "a recipe"),
+        (
+            "name: a\nmodel: {path: b}\ndata: {train: {source: c}}\nseed: 1",
+            "a.yaml",
+            "no known trainer: name, model",
+        ),
     ],
 )
 def test_bad_input_is_one_paragraph(imported, text, name, message):

@@ -20,7 +20,7 @@ from datasets import Dataset
 
 from grouper.api import train
 from grouper.config.loading import load_recipe
-from grouper.config.named import STACKS
+from grouper.config.overrides import STACKS
 from grouper.config.schema import NewModelConfig, PromptConfig, RewardConfig, stack
 from grouper.data import load_problems
 from grouper.grading import Grader

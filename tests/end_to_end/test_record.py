@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grouper.api import train
 from grouper.config.loading import load_recipe
-from grouper.config.named import PRESETS
+from grouper.config.overrides import PRESETS
 from grouper.errors import ConfigError, ModelError, PreflightError, RunFolderError
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress

@@ -13,7 +13,7 @@ import pytest
 from reward_calls import stack_of
 
 from grouper.config.loading import load_recipe
-from grouper.config.named import STACKS
+from grouper.config.overrides import STACKS
 from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig, stack
 from grouper.errors import RewardError
 from grouper.files import table

@@ -175,7 +175,7 @@ def test_a_reward_outside_trl_needs_a_reference() -> None:
         ("correctness", {"vlaue": 2.0}, "no setting 'vlaue' here. Did you mean value=2.0"),
         ("xml_tag_count", {"variant": "orignal"}, "should be 'default' or 'original'"),
         ("format", {"value": "much"}, "value: should be a number"),
-        ("soft_overlong", {}, "max_tokens: this setting is required"),
+        ("soft_overlong", {}, "max_tokens: this is required"),
         ("cosine", {"scale": 0.0, "unit": "lines"}, "greater than 0.*'tokens', 'characters'"),
     ],
 )

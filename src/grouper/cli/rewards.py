@@ -11,7 +11,7 @@ import yaml
 
 from grouper.cli.opening import open_recipe
 from grouper.cli.text import definitions, table
-from grouper.config.named import PREFIX, STACKS
+from grouper.config.overrides import PREFIX, STACKS
 from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig, stack
 from grouper.errors import RewardError, did_you_mean
 from grouper.grading import Grader

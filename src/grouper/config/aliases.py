@@ -18,13 +18,12 @@ section.
 
 from __future__ import annotations
 
-import importlib.resources
-import json
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from grouper.files import table
+from grouper.files import read_json, table
 
 Row = dict[str, Any]
 
@@ -35,9 +34,7 @@ _DIALECTS = ("math-r1-zero", "openmath-dapo", "trl")
 @cache
 def tables() -> dict[str, Any]:
     """`aliases.json`."""
-    file = importlib.resources.files("grouper.config") / "aliases.json"
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return content
+    return read_json(Path(__file__).with_name("aliases.json"), "a table of names")
 
 
 @cache
@@ -46,17 +43,15 @@ def aliases() -> dict[str, Row]:
     return {**tables()["names"], **tables()["others"]}
 
 
-def alias(name: str) -> tuple[str, Row] | None:
-    """The present name and its row, for a name in any spelling (`--max-steps`), or None."""
-    name = name.lstrip("-").replace("-", "_")
-    name = aliases().get(name, {}).get("now", name)
-    return (name, aliases()[name]) if name in aliases() else None
+def plain_name(name: Any) -> str:
+    """A name without dashes: `max_steps` of `--max-steps`."""
+    return str(name).lstrip("-").replace("-", "_")
 
 
-def keys_of(row: Row, phase: str) -> list[str]:
-    """The keys of the recipe that a row leads to; none where it has no counterpart."""
-    keys = str(row.get("to") or row.get("computed") or "").format(phase=phase)
-    return keys.split(", ") if keys else []
+def alias(name: str) -> Row | None:
+    """The row of a name in any spelling (`--max-steps`), or of what it is called now, or None."""
+    name = plain_name(name)
+    return aliases().get(aliases().get(name, {}).get("now", name))
 
 
 def word_of(value: Any) -> str:

@@ -16,15 +16,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from grouper.config.aliases import (
-    Row,
-    alias,
-    aliases,
-    keys_of,
-    of_set_ups,
-    tables,
-    word_of,
-)
+from grouper.config.aliases import Row, alias, aliases, of_set_ups, tables, word_of
 from grouper.errors import ConfigError, did_you_mean, nearest, raise_all
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -57,26 +49,26 @@ def validate_json(model: type[Model], text: str, *, where: str, place: Sequence[
     except ValidationError as error:
         details = error.errors(include_url=False)
     fields = dict(settings(model))
-    complaints: dict[str, list[tuple[str, str]]] = {}
+    # Key -> what is wrong, the value that it got, and what to do.
+    found: dict[str, tuple[str, str, str]] = {}
     for detail in details:
         location = tuple(part for part in detail["loc"] if not _is_union_tag(part))
         value = detail.get("input")
         if detail["type"] == "extra_forbidden":
             noun = "section" if isinstance(value, dict) else "setting"
             what = f"there is no {noun} {location[-1]!r} here"
-            opened = _opened(location, value, fields)
-            rows = [(inner, (what, advice(inner, v, fields))) for inner, v in opened]
-        else:
-            what, fix = _explain(detail["type"], detail["msg"], value)
-            fix = _present(f"{_dotted(location)}{_equals(value)}", value) or fix
-            rows = [(location, (what, fix))]
-        for inner, complaint in rows:
-            complaints.setdefault(_dotted((*place, *inner)), []).append(complaint)
+            for inner, v in _opened(location, value, fields):
+                found[_dotted((*place, *inner))] = what, "", advice(inner, v, fields)
+            continue
+        what, got = _explain(detail["type"], detail["msg"], value)
+        key = _dotted((*place, *location))
+        if key in found and what != found[key][0]:  # of another member of a union
+            what = f"{found[key][0]}, or {what.removeprefix('should be ')}"
+        found[key] = what, got, _present(f"{_dotted(location)}{_equals(value)}", value)
     raise_all(
         [
-            ConfigError(what, where=f"{where}: {key}" if key else where, fix=fix)
-            for key, of_key in complaints.items()
-            for what, fix in _as_one(of_key)
+            ConfigError(what + got, where=f"{where}: {key}" if key else where, fix=fix)
+            for key, (what, got, fix) in found.items()
         ]
     )
     raise AssertionError("a ValidationError has at least one problem")
@@ -94,7 +86,7 @@ def settings(
     """
     for name, field in model.model_fields.items():
         default = field.default if usual is None else getattr(usual, name)
-        section = next(_models_in(field.annotation), None)
+        section = _section_in(field.annotation)
         if section is not None:
             entries = "[]" if typing.get_origin(field.annotation) is tuple else ""
             inner = default if isinstance(default, section) else None
@@ -121,44 +113,30 @@ def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]
     found = [key for key in fields if key.rpartition(".")[2] == name]
     if not found:
         theirs = of_set_ups()
-        _, row = alias(name) or (name, theirs.get(name, {}))
-        row = theirs.get(f"{section}.{name}", row)
+        row = theirs.get(f"{section}.{name}") or alias(name) or theirs.get(name, {})
         if "now" in row:
             return meant(row["now"], fields, section)
-        found = [key for phase in ("grpo", "sft") for key in keys_of(row, phase)]
+        keys = filter(None, str(row.get("to") or row.get("computed") or "").split(", "))
+        found = [key.format(phase=phase) for key in keys for phase in ("grpo", "sft")]
     words = re.split(r"[._]", section)
     inside = [key for key in found if key.partition(".")[0] in words]
     return row, sorted(dict.fromkeys(inside or found), key=lambda key: key.count("."))
 
 
-def _as_one(complaints: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
-    """Merge the errors that members of a union report for the same value.
-
-    >>> _as_one([("should be 1 or more (got 0)", ""), ("should be 'all' (got 0)", "")])
-    [("should be 1 or more, or 'all' (got 0)", '')]
-    """
-    cut = [(*what.rpartition(" (got "), fix) for what, fix in complaints]
-    wishes = [what.removeprefix("should be ") for what, *_ in cut]
-    same = len({got for _, _, got, _ in cut}) == 1
-    if not same or wishes == [what for what, *_ in cut]:
-        return complaints
-    return [(f"should be {', or '.join(dict.fromkeys(wishes))} (got {cut[0][2]}", cut[0][3])]
-
-
 def _explain(kind: str, message: str, value: Any) -> tuple[str, str]:
-    if kind == "missing":
-        return "this setting is required", "Add it to the recipe."
+    """What is wrong, and the value in brackets where that says more."""
     if kind == "value_error":
         return message.removeprefix("Value error, "), ""
     kinds = {dict: "a section", list: "a list", type(None): "nothing"}
-    return f"{plain(message)} (got {kinds.get(type(value)) or repr(value)})", ""
+    got = f" (got {kinds.get(type(value)) or repr(value)})"
+    return plain(message), "" if kind == "missing" else got
 
 
 def plain(message: str) -> str:
     """A message of pydantic's in the words of a recipe.
 
     >>> plain("Input should be a valid array"), plain("Field required")
-    ('should be a list', 'Field required')
+    ('should be a list', 'this is required')
     """
     for theirs, ours in tables()["messages"].items():
         message = message.replace(theirs, ours)
@@ -171,11 +149,10 @@ def _is_union_tag(part: int | str) -> bool:
     return "[" in part or part.startswith("constrained-") or part in ("bool", "int", "float", "str")
 
 
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def _section_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in typing.get_args(annotation):
-        yield from _models_in(argument)
+        return annotation
+    return next(filter(None, map(_section_in, typing.get_args(annotation))), None)
 
 
 # --- what to write instead -----------------------------------------------------------------------
@@ -203,16 +180,13 @@ def advice(location: Location, value: Any, fields: Fields) -> str:
     section = re.sub(r"\.\d+", "[]", above)
     start = f"{section}." if section else ""
     own = {re.split(r"[.\[]", key[len(start) :])[0] for key in fields if key.startswith(start)}
-    word = name
-    row, keys = meant(name, fields, section)
-    if not row and not keys:
-        word = nearest(name, own) or name
-        if f"{start}{word}" in fields:
-            keys = [f"{start}{word}"]
-        elif word not in own:
-            names = {key.rpartition(".")[2] for key in fields}
-            word = nearest(name, {*names, *aliases()}, _ALIKE) or name
-            row, keys = meant(word, fields, section)
+    names = {key.rpartition(".")[2] for key in fields}
+    near = nearest(name, own), nearest(name, {*names, *aliases()}, _ALIKE)
+    for word in filter(None, (name, *near)):
+        row, keys = meant(word, fields, section)
+        keys = [key for key in keys if word not in own or key == f"{start}{word}"]
+        if row or keys or word in own:
+            break
     if "why" in row:
         return f"{word} has no counterpart: {row['why']}."
     if "reward" in row:
@@ -221,8 +195,10 @@ def advice(location: Location, value: Any, fields: Fields) -> str:
     if keys:
         entry = next(iter(re.findall(r"\.\d+", above)), ".0")
         text = _translated(value, row)
-        texts = [key.replace("[]", entry) + text for key in keys[:_MOST_PLACES]]
-        return _sentence(texts, guessed=word != name)
+        places = [key.replace("[]", entry) + text for key in keys[:_MOST_PLACES]]
+        choice = " or ".join(places)
+        told = f"Write {choice}." if text else f"See {' and '.join(places)}."
+        return told if word == name or not text else f"Did you mean {choice}?"
     if 0 < len(own) <= _FEW_NAMES or word in own:
         return did_you_mean(name, own)
     return "`grouper recipes fields` lists all settings; add words to search names and meanings."
@@ -251,14 +227,6 @@ def _translated(value: Any, row: Row) -> str:
 def _equals(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return f"={text}" if len(text) <= _LONGEST_VALUE and text.isprintable() else "=..."
-
-
-def _sentence(texts: Sequence[str], *, guessed: bool) -> str:
-    if not any("=" in text for text in texts):
-        return f"See {' and '.join(texts)}."
-    *others, last = texts
-    choice = f"{', '.join(others)} or {last}" if others else last
-    return f"Did you mean {choice}?" if guessed else f"Write {choice}."
 
 
 def _dotted(location: Iterable[int | str]) -> str:

@@ -20,15 +20,6 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRET = re.compile("apikey|authorization|credentials?|key|passwd|password|secret|token")
 
 
-def names_secret(name: str) -> bool:
-    """Whether a name, in any spelling, has a word such as `key` or `token` in it.
-
-    >>> names_secret("hub_token"), names_secret("headers.apiKey"), names_secret("max_tokens")
-    (True, True, False)
-    """
-    return any(_SECRET.fullmatch(word.lower()) for word in _WORD.findall(name))
-
-
 def refuse_literal_secrets(params: dict[str, Any]) -> dict[str, Any]:
     """The parameters, if none of them is a secret in plain text.
 
@@ -42,11 +33,12 @@ def refuse_literal_secrets(params: dict[str, Any]) -> dict[str, Any]:
     {'api_key': '${JUDGE_KEY}', 'max_token': 12, 'tokenizer': 'gpt2'}
     """
     for path, text in _texts(params):
-        if text and names_secret(".".join(path)) and not _REFERENCE.search(text):
+        secret = any(_SECRET.fullmatch(word.lower()) for word in _WORD.findall(".".join(path)))
+        if text and secret and not _REFERENCE.search(text):
             name = "_".join(_WORD.findall(path[-1])).upper()
+            instead = f"write ${{{name}}} instead and set {name} in the environment"
             raise ValueError(
-                f"{'.'.join(path)} looks like a secret, and recipes are stored, logged and sent to "
-                f"trackers: write ${{{name}}} instead and set {name} in the environment"
+                f"{'.'.join(path)} looks like a secret, and recipes are shared: {instead}"
             )
     return params
 
@@ -77,11 +69,9 @@ def expanded(params: Any, *, where: str, error: type[GrouperError]) -> Any:
     try:
         return json.loads(_REFERENCE.sub(_value, json.dumps(params)))
     except KeyError as missing:
-        raise error(
-            f"the environment has no variable {missing.args[0]}",
-            where=where,
-            fix=f"Set it (export {missing.args[0]}=...), or name another one.",
-        ) from missing
+        name = missing.args[0]
+        fix = f"Set it (export {name}=...), or name another one."
+        raise error(f"the environment has no variable {name}", where=where, fix=fix) from missing
 
 
 def _value(reference: re.Match[str]) -> str:

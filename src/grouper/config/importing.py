@@ -18,20 +18,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grouper.config.aliases import Row, dialect_of, word_of
+from grouper.config.aliases import Row, dialect_of, plain_name, word_of
 from grouper.config.checks import validate_json
-from grouper.config.credentials import names_secret
 from grouper.config.loading import load_recipe, read_text, resolved_yaml
 from grouper.config.overrides import as_json, parse_yaml, put
 from grouper.config.schema import LARGEST, TRACKERS, Recipe
 from grouper.errors import ConfigError, nearest
 
+# A data set's name -> the settings of `data.train`.
+SourceNamed = Callable[[str], dict[str, Any]]
 # Similarity required of a name that is proposed: another trainer's own names are no typing errors.
 _ALIKE = 0.8
-_READABLE = (
-    "What can be read: YAML, JSON or Python with TRL's GRPOConfig or SFTConfig, and the YAML of "
-    "the set-ups that the recipes math-r1-zero and openmath-dapo follow (docs/migrating.md)."
-)
+# What switches off the settings that need it.
+_OFF: tuple[Any, ...] = (None, False, "", "no", "none", [], ["none"])
+_READABLE = "What can be read: TRL's YAML, JSON and Python, and the YAML in docs/migrating.md."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +46,7 @@ class ImportedRecipe:
 
 
 def import_recipe(
-    path: str | Path,
-    *,
-    source_named: Callable[[str], dict[str, Any]],
-    rewards: Container[str],
-    nproc: int = 1,
+    path: str | Path, *, source_named: SourceNamed, rewards: Container[str], nproc: int = 1
 ) -> ImportedRecipe:
     """Make a recipe from a file of another trainer, which is recognised by its names.
 
@@ -58,7 +54,7 @@ def import_recipe(
 
     Args:
         path: YAML or JSON; or Python, whose GRPOConfig or SFTConfig is read and never executed.
-        source_named: a data set's name -> the settings of `data.train`.
+        source_named: what a data set's name stands for.
         rewards: the names of built-in rewards.
         nproc: processes the file was written for; its batch sizes are per process.
 
@@ -68,37 +64,38 @@ def import_recipe(
     path = Path(path).expanduser()
     data, left_out = _read(path)
     dialect = dialect_of(data)
-    if (ours := {"name", "model", "data"} <= data.keys()) or dialect is None:
-        what = "it is a recipe" if ours else "its names belong to no known trainer"
-        names = ", ".join(map(str, list(data)[:5]))
-        raise ConfigError(
-            f"there is nothing to import: {what} ({names})", where=str(path), fix=_READABLE
-        )
+    if dialect is None:
+        what = f"these names belong to no known trainer: {', '.join(map(str, [*data][:5]))}"
+        raise ConfigError(what, where=str(path), fix=_READABLE)
     parts = _parts(data, dialect, path, left_out)
     last = parts[-1]
     for s in parts:
         s.updates = _batch(s, nproc)
         s.move_rows()
         _trackers(s)
-    _run(last, path)
+    folder = Path(str(last.get("output_dir") or f"outputs/{path.stem}"))
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or "imported"
+    last.put({"name": name, "description": f"From {path.name}, a file for {dialect['label']}"})
+    last.put({"output_dir": str(folder.parent)})
+    if last.get("push_to_hub"):
+        last.put({"push_to": last.get("hub_model_id") or name})
+    for rows in last.recipe["data"].values():
+        if isinstance(rows, dict):
+            rows.update(source_named(str(rows["source"])))
     if dialect["recipe"] is None:
-        _data(last, source_named)
         _of_trl(last, path, rewards)
     elif dialect["recipe"] == "openmath-dapo":
-        _both_phases(last, source_named)
+        _both_phases(last)
     for s in parts:
         s.account()
-    given = {s.spelled[name]: value for s in parts for name, value in s.given.items()}
     recipe = validate_json(Recipe, as_json(last.recipe, (), where=str(path)), where=str(path))
-    head = dialect["head"].format(file=path.name, config=f"{last.phase.upper()}Config")
-    lines = [*head.splitlines(), *([""] if last.notes else []), *(f"- {n}" for n in last.notes)]
-    lines += ["", "Without a counterpart:"] if last.left_out else []
-    for name, why in last.left_out.items():
-        shown = name in given and not names_secret(name)
-        lines.append(f"  {name}: {given[name]!r} - {why}" if shown else f"  {name}: {why}")
+    lines = dialect["head"].format(file=path.name, phase=last.phase.upper()).splitlines()
+    lines += ["", *(f"- {note}" for note in last.notes)] if last.notes else []
+    listed = [f"  {name}: {why}" for name, why in left_out.items()]
+    lines += ["", "Without a counterpart:", *listed] if listed else []
     comments = "".join(f"# {line}".rstrip() + "\n" for line in lines)
     text = f"{comments}\n{resolved_yaml(recipe, defaults=False)}"
-    return ImportedRecipe(recipe=recipe, text=text, left_out=last.left_out)
+    return ImportedRecipe(recipe=recipe, text=text, left_out=left_out)
 
 
 def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
@@ -120,26 +117,21 @@ def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"this is not valid Python: {error}", where=str(path)) from error
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    named = [(ast.unparse(node.func).rpartition(".")[2], node) for node in calls]
-    found = [(name, node) for name, node in named if name in ("GRPOConfig", "SFTConfig")]
-    if len(found) != 1:
-        raise ConfigError(
-            f"exactly one GRPOConfig or SFTConfig must say what is trained; there are {len(found)}",
-            where=str(path),
-            fix="Keep one in a copy of the file.",
-        )
-    [(name, call)] = found
+    calls = [call for call in calls if re.search(r"\b(GRPO|SFT)Config$", ast.unparse(call.func))]
+    if len(calls) != 1:
+        what = f"one GRPOConfig or SFTConfig must say what is trained; there are {len(calls)}"
+        raise ConfigError(what, where=str(path), fix="Keep one in a copy of the file.")
+    [call] = calls
     # TRL's rewards are given to the trainer; that there are any tells its phase.
-    data = {"reward_funcs": None} if name == "GRPOConfig" else {}
+    data = {"reward_funcs": None} if ast.unparse(call.func).endswith("GRPOConfig") else {}
     unread: dict[str, str] = {}
-    arguments = [(keyword.arg, keyword.value) for keyword in call.keywords]
     constants = _constants(tree)
-    for key, node in [*arguments, *(("output_dir", first) for first in call.args)]:
+    for keyword in [*call.keywords, *(ast.keyword("output_dir", first) for first in call.args)]:
         try:
-            data[str(key)] = _value(node, constants)
+            data[str(keyword.arg)] = _value(keyword.value, constants)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            text = ast.unparse(node)
-            unread[key or f"**{text}"] = f"not a literal, so that the default stands: {text[:60]}"
+            text = ast.unparse(keyword.value)[:60]
+            unread[keyword.arg or f"**{text}"] = f"not a literal, so the default stands: {text}"
     return data, unread
 
 
@@ -170,9 +162,9 @@ def _constants(tree: ast.Module) -> dict[str, ast.expr]:
     return {
         target.id: node.value
         for node in tree.body
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        if isinstance(node, ast.Assign)
         if not isinstance(node.value, ast.List | ast.Dict | ast.Set)
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for target in node.targets
         if isinstance(target, ast.Name) and taken[target.id] == 1
     }
 
@@ -210,17 +202,16 @@ class _Settings:
         same = self.row(name).get("same_as")
         return self.get(same) if same and value is None else value
 
-    def number(self, name: str, *, whole: bool = False) -> Any:
-        """A number; if `whole`, a positive integer.
+    def number(self, name: str, least: int = 0, *, whole: bool = False) -> Any:
+        """A number of `least` or more; if `whole`, an integer.
 
         Raises:
             ConfigError: it is not one.
         """
         value = self.get(name)
         fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        # Infinity and NaN are not, either.
-        if not fits or not (1 if whole else -LARGEST) <= value <= LARGEST:
-            wanted = "a whole number of 1 or more" if whole else "a number"
+        if not fits or not least <= value <= LARGEST:  # infinity and NaN are not, either
+            wanted = f"a {'whole ' * whole}number of {least} or more"
             raise self.refused(f"{self.spelled.get(name, name)} is {value!r}, not {wanted}")
         return value
 
@@ -236,14 +227,20 @@ class _Settings:
         if name in self.given:
             self.left_out[self.spelled[name]] = why
 
+    def why_unused(self, name: str) -> str:
+        """Why a name means nothing in this file; empty if it does mean something."""
+        row = self.row(name)
+        if row.get("default") and self.phase not in row["default"]:
+            return f"not a setting of {self.phase.upper()}Config"
+        off = (why for other, why in row.get("needs", {}).items() if self.get(other) in _OFF)
+        return next(off, "")
+
     def move_rows(self) -> None:
         """Set everything that has a key of its own."""
         for name, row in self.dialect["rows"].items():
-            default = row.get("default")
-            unset = self.dialect["recipe"] is None and default and row.get("unset") != "ours"
-            fits = not default or self.phase in default
-            needed = all(map(_is_on, map(self.get, row.get("needs", ()))))
-            if row.keys() & {"to", "values"} and fits and needed and (unset or name in self.given):
+            ours = self.dialect["recipe"] or not row.get("default") or row.get("unset") == "ours"
+            said = name in self.given or not ours
+            if row.keys() & {"to", "values"} and said and not self.why_unused(name):
                 self._move(name, row, self.get(name))
 
     def _move(self, name: str, row: Row, value: Any) -> None:
@@ -255,8 +252,7 @@ class _Settings:
             value = values.get(word, values.get("*"))
             self.put(value if isinstance(value, dict) else {key: value})
         elif values and row.get("otherwise") != "same":
-            known = ", ".join(sorted(set(map(str, values))))
-            self.leave_out(name, f"not one of {known}, so that {key} keeps its default")
+            self.leave_out(name, f"{value!r} has no counterpart, so that {key} keeps its default")
         elif row.get("unit") != "updates":
             self.put({key: value, **row.get("also", {})})
         elif not 0 < self.number(name) < 1:
@@ -270,58 +266,34 @@ class _Settings:
         """List the settings that were not used, with the reason."""
         rows = self.dialect["rows"]
         for name, value in self.given.items():
-            row = self.row(name)
-            why = row.get("why")
-            off = [other for other in row.get("needs", {}) if not _is_on(self.get(other))]
+            row, why = self.row(name), self.why_unused(name)
             if name not in rows:
                 near = nearest(name, rows, _ALIKE)
                 meant = f" (Did you mean {near!r}?)" if near else ""
-                self.leave_out(name, f"not a name in {self.dialect['names']}{meant}")
-            elif row.get("default") and self.phase not in row["default"]:
-                other = "SFTConfig" if self.phase == "grpo" else "GRPOConfig"
-                self.leave_out(name, f"a setting of {other}, which this file is not")
-            elif value == self.default(name):
-                continue
-            elif off:
-                self.leave_out(name, row["needs"][off[0]])
-            elif why and word_of(value) not in row.get("values", {}):
-                self.leave_out(name, why)
-            elif "computed" in row and name not in self.used:
+                why = f"not a name in {self.dialect['names']}{meant}"
+            elif not why and word_of(value) not in row.get("values", {}):
+                why = row.get("why", "")
+            if not why and "computed" in row and name not in self.used:
                 keys = row["computed"].format(phase=self.phase)
-                self.leave_out(name, f"not read from such a file: set {keys} in the recipe")
+                why = f"not read from such a file: set {keys} in the recipe"
+            if why and value != self.default(name):
+                self.leave_out(name, why)
 
 
-def _is_on(value: Any) -> bool:
-    return bool(value) and value not in ("no", "none", ["none"])
-
-
-def _plain(name: Any) -> str:
-    return str(name).removeprefix("--").replace("-", "_")
-
-
-def _parts(
-    data: dict[Any, Any], dialect: Row, path: Path, left_out: dict[str, str]
-) -> list[_Settings]:
+def _parts(data: Row, dialect: Row, path: Path, left_out: dict[str, str]) -> list[_Settings]:
     """The settings of the file by phase.
 
     Raises:
         ConfigError: a name is set twice, to different values.
     """
-    recipe, sections, flat = {}, dialect["sections"], list(_flat(data, dialect))
+    recipe: dict[str, Any] = {}
     if dialect["recipe"] is not None:
         recipe = load_recipe(dialect["recipe"]).model_dump(mode="json", exclude_unset=True)
-    else:
-        # GRPO if any of the names is GRPO's alone.
-        rows = [dialect["rows"].get(name, {}) for _, name, _ in flat]
-        grpo = any([*row.get("default", ())] == ["grpo"] for row in rows)
-        sections = {"": "grpo" if grpo else "sft"}
     notes: list[str] = []
-    parts = {
-        p: _Settings(p, dialect, str(path), recipe, notes, left_out) for p in sections.values()
-    }
-    for s in parts.values():
-        s.put(copy.deepcopy(dialect["start"].get(s.phase, {})))
-    for section, name, value in flat:
+    sections = dialect["sections"]
+    shared = (dialect, str(path), recipe, notes, left_out)
+    parts = {phase: _Settings(phase, *shared) for phase in sections.values()}
+    for section, name, value in _flat(data, dialect):
         s = parts[sections.get(section, [*parts][-1])]
         full = f"{section}.{name}" if section else name
         key = name if section in sections and full not in dialect["rows"] else full
@@ -331,6 +303,11 @@ def _parts(
         if s.given.setdefault(key, meant) != meant:
             raise s.refused(f"{key} is set twice, to different values")
         s.spelled.setdefault(key, full)
+    for s in parts.values():
+        if not s.phase:  # GRPO if any of the names is GRPO's alone
+            grpo = any([*s.row(name).get("default", ())] == ["grpo"] for name in s.given)
+            s.phase = "grpo" if grpo else "sft"
+        s.put(copy.deepcopy(dialect["start"].get(s.phase, {})))
     return list(parts.values())
 
 
@@ -339,8 +316,8 @@ def _flat(data: dict[Any, Any], dialect: Row) -> Iterator[tuple[str, str, Any]]:
     known = dialect["rows"]
     sections = {name.partition(".")[0] for name in known if "." in name}
     for name, value in data.items():
-        section = _plain(name)
-        inside = {_plain(n): v for n, v in value.items()} if isinstance(value, dict) else {}
+        section = plain_name(name)
+        inside = {plain_name(n): v for n, v in value.items()} if isinstance(value, dict) else {}
         if section in sections and isinstance(value, dict | None):
             yield from ((section, n, v) for n, v in inside.items())
         elif section not in known and inside.keys() & known.keys():
@@ -349,59 +326,32 @@ def _flat(data: dict[Any, Any], dialect: Row) -> Iterator[tuple[str, str, Any]]:
             yield "", section, value
 
 
-def _run(s: _Settings, path: Path) -> None:
-    folder = Path(str(s.get("output_dir") or f"outputs/{path.stem}"))
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or "imported"
-    s.put({"name": name, "description": f"From {path.name}, a file for {s.dialect['label']}"})
-    s.put({"output_dir": str(folder.parent)})
-    if s.get("push_to_hub"):
-        s.put({"push_to": s.get("hub_model_id") or name})
-
-
-def _data(s: _Settings, source_named: Callable[[str], dict[str, Any]]) -> None:
-    moved = s.recipe["data"]["train"]
-    source = moved | source_named(str(moved["source"]))
-    # A source of ours knows which split is for training, where the file does not say.
-    named = source["source"] in ("hub", "file") or "dataset_train_split" in s.given
-    s.put({"data.train": source | ({"split": s.get("dataset_train_split")} if named else {})})
-    if s.get("eval_strategy") in ("steps", "epoch"):
-        s.put({"data.validation": source | {"split": s.get("dataset_test_split")}})
-
-
 def _batch(s: _Settings, nproc: int) -> int:
     """Set the batch sizes; return the optimizer steps of one rollout batch."""
-    device = s.number("per_device_train_batch_size", whole=True) * nproc
-    a_step = device * s.number("gradient_accumulation_steps", whole=True)
+    device = s.number("per_device_train_batch_size", 1, whole=True) * nproc
+    a_step = device * s.number("gradient_accumulation_steps", 1, whole=True)
     if s.phase == "sft":
         s.put({"sft.batch_size": a_step})
         return 1
-    group = s.number("num_generations", whole=True)
-    if group == 1:
-        raise s.refused(
-            "num_generations is 1: a completion is compared with the others of its group, and "
-            "there is none, so that nothing would be learned",
-            "Use 2 or more; 8 is usual.",
-        )
-    sampled = device * s.number("steps_per_generation", whole=True)
+    group = s.number("num_generations", 2, whole=True)
+    sampled = device * s.number("steps_per_generation", 1, whole=True)
     if s.get("generation_batch_size") is not None:
-        sampled = s.number("generation_batch_size", whole=True)
+        sampled = s.number("generation_batch_size", 1, whole=True)
     # Sampling several times before one optimizer step is sampling once: the policy is the same.
     batch = max(sampled, a_step)
     if batch % group or batch % a_step or batch % sampled:
         raise s.refused(
-            f"{batch} completions at a time for {nproc} process(es) cannot be cut into groups of "
-            f"num_generations {group} and optimizer steps of {a_step}",
-            "TRL refuses this too. If the file was written for more processes, give --nproc; for "
-            "Unsloth or TRL 0.14, multiply per_device_train_batch_size by num_generations.",
+            f"{batch} completions for {nproc} process(es) cannot be cut into groups of {group} "
+            f"(num_generations) and optimizer steps of {a_step}",
+            "If the file was written for more processes, give --nproc; for Unsloth or TRL 0.14, "
+            "multiply per_device_train_batch_size by num_generations.",
         )
     prompts, updates = batch // group, batch // a_step
     s.put({"grpo.group_size": group, "grpo.prompts_per_step": prompts})
     s.put({"grpo.updates_per_batch": updates})
-    s.notes.append(
-        f"For {nproc} process(es): {prompts} prompts x {group} = {batch} completions per step, cut "
-        f"into {updates} optimizer step(s)."
-    )
-    return int(updates * s.number("num_iterations", whole=True))
+    step = f"{prompts} prompts x {group} = {batch} completions per step"
+    s.notes.append(f"For {nproc} process(es): {step}, cut into {updates} optimizer step(s).")
+    return int(updates * s.number("num_iterations", 1, whole=True))
 
 
 def _trackers(s: _Settings) -> None:
@@ -419,22 +369,22 @@ def _listed(value: Any) -> list[str]:
     return [str(v) for v in (value if isinstance(value, list) else [value] if value else [])]
 
 
-def _of_trl(s: _Settings, path: Path, known: Container[str]) -> None:
+def _of_trl(s: _Settings, path: Path, rewards: Container[str]) -> None:
     """What takes more than one of TRL's settings."""
+    train = s.recipe["data"]["train"]
+    # A source of ours knows which split is for training, where the file does not say.
+    if train["source"] in ("hub", "file") or "dataset_train_split" in s.given:
+        train["split"] = s.get("dataset_train_split")
+    if s.get("eval_strategy") in ("steps", "epoch"):
+        s.put({"data.validation": train | {"split": s.get("dataset_test_split")}})
     if path.suffix == ".py":
         s.notes.append("Model, data, LoRA and rewards that the script sets elsewhere: set them.")
     if s.get("bf16") is False or s.get("fp16"):
         s.put({"model.compute_dtype": s.recipe["model"]["dtype"]})
     if s.phase == "grpo":
-        _rewards(s, path.parent, known)
+        _rewards(s, path.parent, rewards)
     if s.get("loss_type") == "cispo":  # TRL bounds the ratio itself, above only
-        high = s.number("epsilon_high")
-        if high < 1:
-            raise s.refused(
-                f"cispo with epsilon_high {high:g} bounds every ratio below 1",
-                "It is the bound itself, not its distance from 1: 5 is usual.",
-            )
-        s.put({"grpo.clip_low": 1.0, "grpo.clip_high": high - 1.0})
+        s.put({"grpo.clip_low": 1.0, "grpo.clip_high": s.number("epsilon_high", 1) - 1.0})
 
 
 def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
@@ -446,12 +396,11 @@ def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
     rows = []
     for name, weight in zip(asked, weights, strict=True):
         ours = name if name in known else _importable(name, folder)
-        rows.append({"name": ours, **s.dialect["rewards"].get(name, {}), "weight": weight})
-    unknown = [name for name, row in zip(asked, rows, strict=True) if row["name"] is None]
-    rows = [row for row in rows if row["name"] is not None]
-    if unknown:
-        why = f"no reward here (`grouper rewards` lists them): {', '.join(unknown)}"
-        s.leave_out("reward_funcs", why)
+        row = {"name": ours, **s.dialect["rewards"].get(name, {}), "weight": weight}
+        if row["name"] is None:
+            s.left_out[f"reward_funcs: {name}"] = "no reward here (`grouper rewards` lists them)"
+        else:
+            rows.append(row)
     if not rows:
         s.notes.append("No reward_funcs: the reward is correctness. TRL's are given in the script.")
     tagged = {row["name"] for row in rows} & {"format", "soft_format", "tag_count"}
@@ -471,23 +420,16 @@ def _importable(name: str, folder: Path) -> str | None:
     return f"{os.path.relpath(found[0]) if found else place}:{function}"
 
 
-def _both_phases(s: _Settings, source_named: Callable[[str], dict[str, Any]]) -> None:
+def _both_phases(s: _Settings) -> None:
     """Settings that take arithmetic in the YAML of openmath-dapo's set-up."""
-    length = s.number("model.max_seq_length", whole=True)
+    length = s.number("model.max_seq_length", 1, whole=True)
     percentile = s.number("data.max_length_percentile")
     share = s.number("grpo_training.train_validation_split")
     folder = Path(str(s.get("grpo_training.output_dir")))
-    s.put(
-        {
-            "sft.max_tokens": int(length * s.number("data.truncate_ratio")),
-            "prompt.max_percentile": percentile if percentile > 1 else 100 * percentile,
-            "data.validation_share": round(min(share, 1 - share), 6),
-            "output_dir": str(folder.parent if folder.name == "grpo" else folder),
-        }
-    )
-    for name, key in (("data.sft_dataset_name", "sft"), ("data.grpo_dataset_name", "train")):
-        if dataset := s.get(name):
-            s.put({f"data.{key}.{part}": v for part, v in source_named(str(dataset)).items()})
+    s.put({"sft.max_tokens": int(length * s.number("data.truncate_ratio"))})
+    s.put({"prompt.max_percentile": percentile if percentile > 1 else 100 * percentile})
+    s.put({"data.validation_share": round(min(share, 1 - share), 6)})
+    s.put({"output_dir": str(folder.parent if folder.name == "grpo" else folder)})
     if template := s.get("prompt.system_prompt_template"):
         for name in ("reasoning_start", "reasoning_end", "solution_start", "solution_end"):
             tag = s.row(f"prompt.{name}")["to"].rpartition(".")[2]

@@ -11,7 +11,7 @@ import hashlib
 import importlib.resources
 import json
 from collections.abc import Iterator, Sequence
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 
 import yaml
@@ -53,16 +53,11 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     data = parse_yaml(text, where)
     if not isinstance(data, dict):
         found = "empty" if data is None else f"a {type(data).__name__}"
-        raise ConfigError(
-            f"the recipe is {found}, not settings with names",
-            where=where,
-            fix="Write it as `name: ...`, `model: ...`, `data: ...`.",
-        )
+        fix = "Write it as `name: ...`, `model: ...`, `data: ...`."
+        raise ConfigError(f"the recipe is {found}, not settings with names", where=where, fix=fix)
     unknown = {key: value for key, value in data.items() if key not in Recipe.model_fields}
-    if unknown and "name" not in data and (dialect := dialect_of(unknown)):
-        raise _foreign(
-            f"a file for {dialect['label']} ({', '.join(map(str, [*unknown][:5]))})", where
-        )
+    if "name" not in data and (dialect := dialect_of(unknown)):
+        raise _foreign(f"a file for {dialect['label']}", where)
     return validate_json(Recipe, as_json(data, overrides, where=where), where=where)
 
 
@@ -71,16 +66,18 @@ def _foreign(what: str, where: str) -> ConfigError:
     return ConfigError(f"this is {what}, not a recipe", where=where, fix=fix)
 
 
-def shipped_recipes() -> list[str]:
-    """The names of the recipes that come with Grouper, in order."""
+@cache
+def shipped_recipes() -> dict[str, str]:
+    """The recipes that come with Grouper: name, in order -> YAML."""
     folder = importlib.resources.files("grouper.config") / "recipes"
-    return sorted(Path(file.name).stem for file in folder.iterdir() if ".yaml" in file.name)
+    files = {Path(file.name).stem: file for file in folder.iterdir()}
+    return {name: files[name].read_text(encoding="utf-8") for name in sorted(files)}
 
 
 def list_recipes() -> list[tuple[str, str]]:
     """(name, description) of every shipped recipe, by name."""
-    tables = {n: table("grouper.config", f"recipes/{n}.yaml") for n in shipped_recipes()}
-    return [(name, recipe["description"]) for name, recipe in tables.items()]
+    tables = ((name, table("grouper.config", f"recipes/{name}.yaml")) for name in shipped_recipes())
+    return [(name, recipe["description"]) for name, recipe in tables]
 
 
 def resolved_yaml(recipe: Recipe, *, defaults: bool = True) -> str:
@@ -110,20 +107,16 @@ def _read(name_or_path: str | Path) -> tuple[str, str]:
     if isinstance(name_or_path, Path) or name.endswith((".yaml", ".yml", ".json")) or "/" in name:
         path = Path(name).expanduser()
         if not path.is_file():
-            near = [str(p) for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-            raise ConfigError(
-                "there is no recipe file of this name", where=name, fix=did_you_mean(name, near)
-            )
+            fix = did_you_mean(name, map(str, path.parent.glob("*.y*ml")))
+            raise ConfigError("there is no recipe file of this name", where=name, fix=fix)
         return read_text(path), name
     shipped = shipped_recipes()
     if name not in shipped:
-        raise ConfigError(
-            f"there is no recipe {name!r}",
-            fix=f"{did_you_mean(name, shipped)} A file of your own is given as a path "
-            f"(./{name}.yaml).",
+        fix = (
+            f"{did_you_mean(name, shipped)} A file of your own is given as a path (./{name}.yaml)."
         )
-    resource = importlib.resources.files("grouper.config") / "recipes" / f"{name}.yaml"
-    return resource.read_text(encoding="utf-8"), f"recipe {name}"
+        raise ConfigError(f"there is no recipe {name!r}", fix=fix)
+    return shipped[name], f"recipe {name}"
 
 
 def read_text(path: Path) -> str:

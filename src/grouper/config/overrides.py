@@ -1,7 +1,11 @@
-"""Settings before they are a recipe: YAML as people write it, and dotted keys.
+"""Settings before they are a recipe: YAML as people write it, dotted keys, and names for several.
 
 `load_recipe` and `Recipe.override` both go through here, so that a setting means the same in a
 file, on the command line and in Python.
+
+`grpo.algorithm: dapo` is a row of `presets.yaml`, `{name: "stack:gsm8k-xml"}` among the rewards one
+of `stacks.yaml`. Both are expanded, so that the resolved recipe has every part. In Python:
+`GRPOConfig(algorithm="dapo")`, `stack("gsm8k-xml")`.
 """
 
 from __future__ import annotations
@@ -9,38 +13,30 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 from pydantic import TypeAdapter
 
-from grouper.config.named import PRESETS, expand_stacks
-from grouper.errors import ConfigError
-
-# Of twenty aliases at most, the largest settings have about 3 ** (20 / 3) copies.
-_MOST_ALIASES = 20
+from grouper.errors import ConfigError, RewardError, require_known
+from grouper.files import table
 
 
 class _Loader(yaml.SafeLoader):
     """`yaml.safe_load` that reads 5e-6 as a number, and refuses keys written twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key_node.value!r} is written twice", key_node.start_mark
-                )
-            seen.add(key_node.value)
+        for place, (key, _) in enumerate(node.value):
+            if any(key.value == before.value for before, _ in node.value[:place]):
+                what = f"the key {key.value!r} is written twice"
+                raise yaml.constructor.ConstructorError(None, None, what, key.start_mark)
         return super().construct_mapping(node, deep)
 
 
 # YAML 1.1 wants a dot in the mantissa and a sign in the exponent; people write 5e-6 and 1e6.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+_FLOAT = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -55,21 +51,18 @@ def parse_yaml(text: str, where: str) -> Any:
     try:
         events = yaml.parse(text) if "*" in text else ()
         aliases = sum(isinstance(event, yaml.AliasEvent) for event in events)
-        if aliases > _MOST_ALIASES:
-            raise ValueError(f"more than {_MOST_ALIASES} aliases")
+        if aliases > 20:  # of twenty, the largest settings have about 3 ** (20 / 3) copies
+            raise ValueError("more than 20 aliases")
         value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
         return json.loads(json.dumps(value, default=str)) if aliases else value
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
         # ValueError: an impossible date, int() of more digits than Python reads, or aliases.
         # TypeError: a date as a key, beside an alias.
         what = getattr(error, "problem", None) or str(error).split(";")[0]
-        if isinstance(error, RecursionError):
-            what = "brackets or sections are nested too deeply"
-        raise ConfigError(
-            f"this is not valid YAML: {what}",
-            where=f"{where}, line {mark.line + 1}" if mark else where,
-        ) from error
+        what = "it is nested too deeply" if isinstance(error, RecursionError) else what
+        mark = getattr(error, "problem_mark", None)
+        place = f"{where}, line {mark.line + 1}" if mark else where
+        raise ConfigError(f"this is not valid YAML: {what}", where=place) from error
 
 
 def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> str:
@@ -84,15 +77,17 @@ def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> st
         ConfigError: an override that cannot be applied, or a value that JSON does not have.
     """
     for override in overrides:
-        apply(data, override)
+        key, equals, value = override.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(parts):
+            raise ConfigError(f"{override!r} is not an override", fix="Write section.key=value.")
+        put(data, parts, parse_yaml(value, override))
     if "rewards" in data:
         data["rewards"] = expand_stacks(data["rewards"])
     try:
         return json.dumps(data, allow_nan=False, default=str)
     except ValueError as error:
-        raise ConfigError(
-            "a setting is infinite or not a number", where=where, fix="Give a finite value."
-        ) from error
+        raise ConfigError("a setting is infinite or not a number", where=where) from error
 
 
 def changed(
@@ -101,7 +96,7 @@ def changed(
     """The settings of a loaded recipe with changes, as JSON: first `sections`, then overrides.
 
     Args:
-        data: what the recipe has set; changed in place.
+        data: what the recipe has set; may be changed.
         overrides: `section.key=value`; later ones win.
         sections: nested settings, merged into what is there; a section object counts as what was
             set on it.
@@ -116,62 +111,110 @@ def changed(
     data["grpo"] = {key: value for key, value in section.items() if (key, value) not in parts}
     # Sections as what was set on them, also inside lists; numbers of NumPy as numbers.
     how: dict[str, Any] = {"mode": "json", "exclude_unset": True, "fallback": _plain}
-    _merge(data, TypeAdapter(Any).dump_python(sections, **how))
-    return as_json(data, overrides, where=where)
+    new = TypeAdapter(Any).dump_python(sections, **how)
+    return as_json(_merged(data, new), overrides, where=where)
 
 
 def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(type(value), "tolist") else str(value)
 
 
-def _merge(data: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    for key, value in changes.items():
-        if isinstance(value, dict) and isinstance(data.get(key), dict):
-            _merge(data[key], value)
-        else:
-            data[key] = value
-
-
-def apply(data: dict[str, Any], override: str) -> None:
-    """Set one dotted key in place; the schema refuses unknown ones."""
-    key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
-        raise ConfigError(
-            f"{override!r} is not an override", fix="Write section.key=value, as in grpo.steps=20."
-        )
-    put(data, parts, parse_yaml(text, override))
+def _merged(old: Any, new: Any) -> Any:
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    return old | {key: _merged(old.get(key), value) for key, value in new.items()}
 
 
 def put(data: dict[str, Any], parts: Sequence[str], value: Any) -> None:
-    """Set a value in place, at the key of these parts; sections on the way are made."""
+    """Set a value in place, at the key of these parts; sections on the way are made.
+
+    Raises:
+        ConfigError: a part is no position of a list, or lies inside what is no section.
+    """
     node: Any = data
-    for position, part in enumerate(parts[:-1], start=1):
-        node = _step_into(node, part, where=".".join(parts[:position]))
-    key = _index(node, parts[-1], ".".join(parts)) if isinstance(node, list) else parts[-1]
-    node[key] = value
+    for position, part in enumerate(parts, start=1):
+        where = ".".join(parts[:position])
+        key: Any = part
+        if isinstance(node, list):
+            if not part.isdecimal() or int(part) >= len(node):
+                what = f"{part!r} is not a position in a list of {len(node)}, counted from 0"
+                raise ConfigError(what, where=where)
+            key = int(part)
+        if position == len(parts):
+            inside = value
+        elif isinstance(node, dict) and node.get(key) is None:
+            inside = {}
+        elif isinstance(node, list) and isinstance(node[key], str):  # a reward by its name
+            inside = {"name": node[key]}
+        elif isinstance(node[key], dict | list):
+            inside = node[key]
+        else:
+            what = f"holds {node[key]!r}, which has no settings inside"
+            raise ConfigError(what, where=where, fix=f"Set {where} itself.")
+        node[key] = inside
+        node = inside
 
 
-def _step_into(node: Any, part: str, where: str) -> Any:
-    child = node[_index(node, part, where)] if isinstance(node, list) else node.get(part)
-    if child is None and isinstance(node, dict):
-        child = node[part] = {}
-    if isinstance(child, str) and isinstance(node, list):  # a list of rewards by their names
-        child = node[int(part)] = {"name": child}
-    if not isinstance(child, dict | list):
-        raise ConfigError(
-            f"holds {child!r}, which has no settings inside",
-            where=where,
-            fix=f"Set {where} itself.",
-        )
-    return child
+# --- names that stand for several settings -------------------------------------------------------
+
+PREFIX = "stack:"
 
 
-def _index(node: list[Any], part: str, where: str) -> int:
-    if part.isdecimal() and int(part) < len(node):
-        return int(part)
-    raise ConfigError(
-        f"{part!r} is not a position in a list of {len(node)}",
-        where=where,
-        fix=f"Use 0 to {len(node) - 1}." if node else "",
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Rewards that belong together; see `stacks.yaml`."""
+
+    description: str
+    format: str
+    rewards: Sequence[dict[str, Any]]
+    fails: Sequence[str] = ()
+
+
+# Algorithm -> the settings of `grpo` that it stands for.
+PRESETS: dict[str, dict[str, Any]] = table("grouper.config", "presets.yaml")
+STACKS = {name: Stack(**row) for name, row in table("grouper.config", "stacks.yaml").items()}
+
+
+def named_stack(name: str) -> Stack:
+    """The stack of that name.
+
+    Raises:
+        RewardError: there is none.
+    """
+    require_known("stack", name, STACKS, where="rewards", error=RewardError)
+    return STACKS[name]
+
+
+def expand_stacks(entries: Any) -> Any:
+    """A recipe's raw `rewards` with every name and every `stack:name` expanded.
+
+    A reward may be its name alone, and so may the whole list. The weight of a stack scales all of
+    its rewards. Anything else is left to the schema.
+
+    Raises:
+        RewardError: no such stack, or a setting other than `weight` beside it.
+
+    >>> expand_stacks([{"name": "stack:math-r1-zero", "weight": 2}])
+    [{'name': 'r1_zero_answer', 'weight': 2.0}, {'name': 'r1_zero_format', 'weight': 0.0}]
+    >>> expand_stacks("accuracy")
+    [{'name': 'accuracy'}]
+    """
+    rows = [entries] if isinstance(entries, str) else entries
+    if not isinstance(rows, list):
+        return rows
+    return [inner for row in rows for inner in _expanded(row)]
+
+
+def _expanded(entry: Any) -> Sequence[Any]:
+    if isinstance(entry, str):
+        entry = {"name": entry}
+    name = entry.get("name") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or not name.startswith(PREFIX):
+        return [entry]
+    weight = entry.get("weight", 1.0)
+    if entry.keys() - {"name", "weight"} or not isinstance(weight, int | float):
+        what = f"{name} takes a number as its weight and nothing else"
+        fix = f"`grouper rewards show {name}` prints its entries: copy and change those."
+        raise RewardError(what, where="rewards", fix=fix)
+    rows = named_stack(name.removeprefix(PREFIX)).rewards
+    return [{**row, "weight": weight * row.get("weight", 1.0)} for row in rows]

@@ -7,16 +7,15 @@ data sources, formats or rewards are in `advice/recipe_checks.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from grouper.config.checks import validate_json
 from grouper.config.credentials import refuse_literal_secrets
-from grouper.config.named import PRESETS, named_stack
-from grouper.config.overrides import changed
+from grouper.config.overrides import PRESETS, changed, named_stack
 
 # What is counted may be this at most; the product of two of them fits into 64 bits.
 MOST = 10**9
@@ -48,16 +47,8 @@ Servers = Annotated[tuple[_Server, ...], Field(strict=False)]
 ASIDE = "no part of the experiment"
 
 
-class Section(BaseModel):
+class Section(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Base of every section: unknown keys are errors and nothing changes after loading."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        protected_namespaces=(),
-        use_attribute_docstrings=True,
-    )
 
     def contradictions(self) -> Iterator[str]:
         """Settings of this section that cannot work together, and what to set instead."""
@@ -237,13 +228,9 @@ class PromptConfig(Section):
     """of data.train: prompts above this percentile of length are dropped"""
 
 
-AlgorithmName = Literal[
-    "grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "reinforce++"
-]
-AdvantageName = Literal["standardised", "mean", "leave_one_out", "none", "batch_standardised"]
+Algorithm = Literal["grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "reinforce++"]
+Advantage = Literal["standardised", "mean", "leave_one_out", "none", "batch_standardised"]
 EngineName = Literal["native", "vllm"]
-
-_NO_GROUP_BASELINE = ("none", "batch_standardised")
 
 
 class OptimizerConfig(Section):
@@ -330,14 +317,14 @@ class DifficultyConfig(Section):
 class GRPOConfig(PhaseConfig):
     """Group relative policy optimisation: raises what checks out."""
 
-    algorithm: AlgorithmName | None = None
+    algorithm: Algorithm | None = None
     """a named choice of the parts below; what the recipe sets itself wins"""
     start_from: str | None = None
     """a model folder or adapter to start from"""
     prompts_per_step: Positive = 16
     group_size: Positive = 8
     """samples per prompt; a group baseline needs two"""
-    advantage: AdvantageName = "standardised"
+    advantage: Advantage = "standardised"
     advantage_eps: PositiveFloat | None = None
     """added to the standard deviation of the rewards; left out: 1e-4"""
     decouple_rewards: bool = False
@@ -395,11 +382,8 @@ class GRPOConfig(PhaseConfig):
 
     def _of_the_groups(self) -> Iterator[str]:
         completions = self.prompts_per_step * self.group_size
-        if self.group_size == 1 and self.advantage not in _NO_GROUP_BASELINE:
-            yield (
-                f"group_size 1 leaves advantage: {self.advantage} nothing to compare with; use "
-                "none or batch_standardised, or a group_size of 2 or more"
-            )
+        if self.group_size == 1 and self.advantage not in ("none", "batch_standardised"):
+            yield f"group_size 1 needs advantage: none or batch_standardised, not {self.advantage}"
         if completions == 1 and self.advantage == "batch_standardised":
             yield "one completion per step leaves batch_standardised nothing to compare with"
         if self.dynamic_sampling_rounds > 0 and self.group_size == 1:
@@ -433,9 +417,6 @@ class GRPOConfig(PhaseConfig):
 
 
 _MAX_NEW_TOKENS = 512
-# vLLM raises the temperature of a request below this to it, silently; requests are relative to
-# sampling.temperature.
-_LOWEST_OF_VLLM = 0.01
 
 
 class VllmConfig(Section):
@@ -496,10 +477,7 @@ class SamplingConfig(Section):
         elif self.min_new_tokens > (self.max_total_tokens or self.max_new_tokens):
             yield "min_new_tokens is larger than max_new_tokens"
         if (self.top_p < 1 or self.top_k or self.min_p) and not self.allow_truncated:
-            yield (
-                "top_p, top_k or min_p cut the distribution that GRPO's gradient assumes; set "
-                "sampling.allow_truncated: true to train with that bias, or leave them off"
-            )
+            yield "top_p, top_k and min_p bias GRPO's gradient; allow_truncated: true accepts that"
 
 
 class GradingConfig(Section):
@@ -536,6 +514,16 @@ class EvaluationConfig(Section):
             yield "evaluation.samples > 1 needs a temperature above 0"
 
 
+def _each_once(rows: tuple[Any, ...]) -> tuple[Any, ...]:
+    names = [row.name for row in rows]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"{twice!r} is listed twice: give it once")
+    return rows
+
+
+_EACH_ONCE = AfterValidator(_each_once)
+
+
 class RewardConfig(Section):
     """One component of the reward."""
 
@@ -551,6 +539,9 @@ class RewardConfig(Section):
     for --resume"""
     timeout_seconds: Seconds = 120.0
     """a group's time: an async function is stopped, another warned of"""
+
+
+Rewards = Annotated[tuple[RewardConfig, ...], Field(strict=False), _EACH_ONCE]
 
 
 def stack(name: str) -> tuple[RewardConfig, ...]:
@@ -598,18 +589,8 @@ class TrackingConfig(Section):
     """steps between lines on the console and in training.log"""
     print_every_steps: Annotated[Positive | None, ASIDE] = None
     """GRPO steps between samples shown on the console; left out: none"""
-    trackers: Annotated[tuple[TrackerConfig, ...], Field(strict=False), ASIDE] = ()
+    trackers: Annotated[tuple[TrackerConfig, ...], Field(strict=False), _EACH_ONCE, ASIDE] = ()
     """where else each step is reported; the run folder is always written"""
-
-    def contradictions(self) -> Iterator[str]:
-        if twice := _twice(self.trackers):
-            yield f"the tracker {twice!r} is listed twice"
-
-
-def _twice(rows: Iterable[RewardConfig | TrackerConfig]) -> str | None:
-    """A name that several rows have, or None."""
-    names = [row.name for row in rows]
-    return next((name for name in names if names.count(name) > 1), None)
 
 
 class Recipe(Section):
@@ -642,9 +623,7 @@ class Recipe(Section):
     sft: SFTConfig = SFTConfig()
     grpo: GRPOConfig = GRPOConfig()
     sampling: SamplingConfig = SamplingConfig()
-    rewards: Annotated[tuple[RewardConfig, ...], Field(strict=False)] = (
-        RewardConfig(name="correctness"),
-    )
+    rewards: Rewards = (RewardConfig(name="correctness"),)
     grading: GradingConfig = GradingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -655,41 +634,29 @@ class Recipe(Section):
     @classmethod
     def _correct_for_another_engine(cls, data: Any) -> Any:
         """Truncated importance weights by default: vLLM's numbers are not quite the trainer's."""
-        if not isinstance(data, dict) or not isinstance(data.get("sampling"), dict):
-            return data
-        grpo = data.get("grpo", {})
-        if data["sampling"].get("engine") != "vllm" or not isinstance(grpo, dict):
-            return data
-        return {**data, "grpo": {"importance": "truncate", **grpo}}
+        match {"grpo": {}, **data} if isinstance(data, dict) else data:
+            case {"sampling": {"engine": "vllm"}, "grpo": {**grpo}}:
+                return {**data, "grpo": {"importance": "truncate", **grpo}}
+        return data
 
     def contradictions(self) -> Iterator[str]:
         if not self.rewards:
             yield "rewards is empty: GRPO needs at least one"
-        if twice := _twice(self.rewards):
-            yield f"reward {twice!r} is listed twice; use its weight instead"
         vllm = self.sampling.engine == "vllm"
         if (vllm or self.evaluation.servers) and self.model.quantization is not None:
-            yield (
-                "vLLM cannot sample from 4bit weights with an adapter: sampling.engine: native, "
-                "and no evaluation.servers"
-            )
-        relative = self.evaluation.temperature / self.sampling.temperature
-        if (vllm or self.evaluation.servers) and 0 < relative < _LOWEST_OF_VLLM:
-            yield (
-                f"vLLM samples at no temperature below {_LOWEST_OF_VLLM:g} times "
-                "sampling.temperature: evaluation.temperature is too low"
-            )
+            yield "vLLM cannot sample 4bit weights: use engine: native, and no evaluation.servers"
+        # vLLM raises the temperature of a request below 0.01 to it, silently; requests are relative
+        # to sampling.temperature.
+        lowest = 0.01 * self.sampling.temperature
+        if (vllm or self.evaluation.servers) and 0 < self.evaluation.temperature < lowest:
+            yield f"vLLM samples at no temperature below {lowest:g}: raise evaluation.temperature"
         if self.grpo.max_staleness and not (vllm and self.sampling.vllm.mode == "server"):
-            yield (
-                "grpo.max_staleness samples while the training device is busy: set "
-                "sampling.engine: vllm and sampling.vllm.mode: server"
-            )
+            yield "grpo.max_staleness needs sampling.engine: vllm and sampling.vllm.mode: server"
 
     @property
     def phases(self) -> tuple[str, ...]:
         """Those of SFT and GRPO that are not skipped, in order."""
-        skipped = {"sft": self.skip_sft, "grpo": self.skip_grpo}
-        return tuple(phase for phase, left_out in skipped.items() if not left_out)
+        return tuple(phase for phase in ("sft", "grpo") if not getattr(self, f"skip_{phase}"))
 
     @property
     def run_folder(self) -> Path:
