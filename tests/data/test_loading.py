@@ -280,6 +280,7 @@ def test_sets_that_give_no_problem(tmp_path, rows, config, message):
         ({"source": "gsm8k", "columns": {"qestion": "x"}}, "Did you mean 'question'"),
         ({"source": "gsm8k", "options": {"count": 3}}, "has no options"),
         ({"source": "arithmetic", "options": {"cuont": 3}}, "Did you mean count=3"),
+        ({"source": "arithmetic", "path": "mine.jsonl"}, "data.path: .* reads no file.* file"),
     ],
 )
 def test_settings_that_cannot_be_right(config, message):

@@ -76,11 +76,8 @@ def load_problems(
     mixed = mix(members, seed=seed if config.shuffle is None else config.shuffle)
     part = _window(mixed.problems, config)
     if not part:
-        raise DataError(
-            f"the mixture has {len(mixed)} problems, none after offset",
-            where="data.offset",
-            fix="Lower it.",
-        )
+        what = f"the mixture has {len(mixed)} problems, none after offset"
+        raise DataError(what, where="data.offset", fix="Lower it.")
     return apply_filters(subset_of(mixed, part, note=""), config, fmt)
 
 
@@ -112,6 +109,9 @@ def check_source(config: RowsConfig, *, where: str) -> None:
     ]
     if config.source == "arithmetic":
         arithmetic_options(config.options, where=where)
+        if config.path is not None:
+            what, fix = "arithmetic is generated and reads no file", "For a file, set source=file."
+            problems.append(ConfigError(what, where=f"{where}.path", fix=fix))
     elif config.options:
         what = f"the source {config.source} has no options"
         problems.append(ConfigError(what, where=f"{where}.options"))
