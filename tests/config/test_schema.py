@@ -178,6 +178,7 @@ def test_the_budget_is_given_once():
     [
         (["sampling.min_new_tokens=49"], "min_new_tokens is larger than max_new_tokens"),
         (["sampling.top_p=0.9"], "allow_truncated: true"),
+        (["sampling.stop=['']"], "should have at least 1 character"),
         (["sampling.top_k=5"], "allow_truncated: true"),
         (["sampling.min_p=0.1"], "allow_truncated: true"),
         (["evaluation.samples=2"], "evaluation.samples > 1 needs a temperature above 0"),

@@ -63,6 +63,12 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
                 require_model_folder(path, where=name)
     problems += _contradictions(recipe)
     missing = [*_missing_places(recipe), *_missing_packages(recipe)]
+    rates = recipe.grpo.difficulty and recipe.grpo.difficulty.path
+    if rates and not recipe.skip_grpo:
+        from grouper.training.curriculum import read_pass_rates
+
+        with collected(missing):
+            read_pass_rates(Path(rates).expanduser())
     raise_all([*problems, *(missing if runs_here else ())])
     absent = [f"not on this machine: {error.paragraph()}" for error in missing]
     return [*absent, *map(str, warnings(recipe))]
@@ -87,8 +93,7 @@ def warnings(recipe: Recipe) -> Iterator[Finding]:
 def _sources(recipe: Recipe) -> Iterator[tuple[str, SourceConfig]]:
     """The sources of a recipe by the settings that name them."""
     for name in ("sft", "train", "validation", "test"):
-        source = getattr(recipe.data, name)
-        if source is not None:
+        if source := getattr(recipe.data, name):
             yield f"data.{name}", source
 
 
@@ -127,10 +132,9 @@ def _missing_places(recipe: Recipe) -> Iterator[GrouperError]:
     for where, source in (*named, *mixed):
         path = Path(source.path or ".").expanduser()
         if source.source != "hub" and not path.exists():
-            near = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            near = did_you_mean(source.path or "", map(str, path.parent.glob("[!.]*")))
             there = f"Put it there (seen from {Path.cwd()}), or set {where}.path."
-            near_or_there = did_you_mean(source.path or "", near) or there
-            yield refusal("no-file", f"{where}.path", path=source.path, near=near_or_there)
+            yield refusal("no-file", f"{where}.path", path=source.path, near=near or there)
 
 
 def _missing_packages(recipe: Recipe) -> list[GrouperError]:

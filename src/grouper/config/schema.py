@@ -37,7 +37,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0, le=HUGE)]
 # At most a day: clocks overflow somewhere beyond.
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 # A list is how YAML and JSON write a tuple; what is in it is as strict as everything else.
-Names = Annotated[tuple[str, ...], Field(strict=False)]
+Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
 Pair = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
 Params = Annotated[dict[str, Any], AfterValidator(refuse_literal_secrets)]
 _Server = Annotated[str, Field(pattern=r"^(auto|cuda:\d+|https?://\S+)$")]

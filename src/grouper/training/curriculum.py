@@ -167,14 +167,13 @@ def read_pass_rates(path: Path) -> dict[str, tuple[int, int]]:
     Raises:
         ConfigError: the file is missing, or a line of it cannot be read.
     """
+    where = "grpo.difficulty.path"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path} cannot be read ({getattr(error, 'strerror', None) or error})",
-            where="grpo.difficulty.path",
-            fix="Make it with `grouper data difficulty RECIPE`.",
-        ) from error
+        what = f"{path} cannot be read ({getattr(error, 'strerror', None) or error})"
+        fix = "Make it with `grouper data difficulty RECIPE`."
+        raise ConfigError(what, where=where, fix=fix) from error
     rates = {}
     for number, line in enumerate(lines, start=1):
         try:
@@ -184,9 +183,7 @@ def read_pass_rates(path: Path) -> dict[str, tuple[int, int]]:
                 raise ValueError(f"{correct} of {total}")
             rates[str(row["problem_id"])] = correct, total
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"line {number} of {path} is not a pass rate ({error!r})",
-                where="grpo.difficulty.path",
-                fix='A line is {"problem_id": "...", "correct": 3, "completions": 8}.',
-            ) from error
+            what = f"line {number} of {path} is not a pass rate ({error!r})"
+            fix = 'A line is {"problem_id": "...", "correct": 3, "completions": 8}.'
+            raise ConfigError(what, where=where, fix=fix) from error
     return rates
