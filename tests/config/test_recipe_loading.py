@@ -190,6 +190,7 @@ def test_the_small_recipe_is_sound(small):
         (["data.test={source: gsm8k, path: ./no/such}"], r"data\.test\.path.*no file or folder"),
         (["model={path: ./no/such}"], r"model\.path: there is no folder"),
         (["grpo.start_from=/no/such"], r"grpo\.start_from: there is no folder"),
+        (["save_path=/dev/null/x"], r"/dev/null: cannot write here\. Set save_path"),
         (["grpo.difficulty={path: no.jsonl}"], r"grpo\.difficulty\.path: no\.jsonl cannot be read"),
         (["data.train={source: svamp}"], r"data\.sft.*svamp has none"),
         (["rewards=[{name: corectness}]"], "Did you mean 'correctness'"),

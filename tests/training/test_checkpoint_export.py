@@ -83,8 +83,9 @@ def test_somebody_elses_folder_is_refused_and_a_place_in_the_run_is_not(lora_run
     thesis.mkdir()
     check_save_path(recipe.override(save_path=str(thesis)), lora_run)  # empty
     (thesis / "chapter.tex").write_text("precious")
-    with pytest.raises(RunFolderError, match="something else"):
-        check_save_path(recipe.override(save_path=str(thesis)), lora_run)
+    for precious in (thesis, thesis / "chapter.tex"):
+        with pytest.raises(RunFolderError, match="something else"):
+            check_save_path(recipe.override(save_path=str(precious)), lora_run)
     check_save_path(recipe.override(save_path=str(lora_run / "adapter")), lora_run)
 
 

@@ -14,6 +14,7 @@ from grouper.advice.checks import Finding, found, refusal
 from grouper.config.schema import Recipe, RowsConfig, SourceConfig
 from grouper.data import SOURCES, check_source
 from grouper.errors import GrouperError, did_you_mean, raise_all, require_extra, require_vllm
+from grouper.files import require_writable
 from grouper.models.folders import require_model_folder
 from grouper.prompts import make_format
 from grouper.prompts.formats import warn_about_system
@@ -63,6 +64,11 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
                 require_model_folder(path, where=name)
     problems += _contradictions(recipe)
     missing = [*_missing_places(recipe), *_missing_packages(recipe)]
+    with collected(missing):
+        if recipe.save_path is not None:
+            require_writable(
+                Path(recipe.save_path).expanduser(), "Set save_path to another folder."
+            )
     rates = recipe.grpo.difficulty and recipe.grpo.difficulty.path
     if rates and not recipe.skip_grpo:
         from grouper.training.curriculum import read_pass_rates

@@ -663,24 +663,18 @@ def check_save_path(recipe: Recipe, run: Path) -> None:
         return
     target = Path(recipe.save_path).expanduser()
     here, there = run.resolve(), target.resolve()
-    parts = [here / name for name in OUR_FOLDERS]
     with refusing(target):
-        entries = list(target.iterdir()) if target.exists() else []
+        entries = list(target.iterdir()) if target.is_dir() else [target] * target.exists()
     names = {entry.name for entry in entries}
     folders = sorted(entry.name for entry in entries if entry.is_dir())
-    if here.is_relative_to(there) or any(there.is_relative_to(part) for part in parts):
+    if here.is_relative_to(there) or any(there.is_relative_to(here / n) for n in OUR_FOLDERS):
         what = "this folder is part of the run, or holds it, and would be replaced"
         fix = "Name a folder of its own."
     elif names and not ({RECIPE_FILE} < names and names & {ADAPTER_FILE, "config.json"}):
-        what = (
-            "this folder holds something else than a model that a run has handed over, and would "
-            "be replaced"
-        )
+        what = "this holds something else than a model that a run has saved, and would be replaced"
         fix = "Name a new folder, or empty this one."
     elif folders:
-        what = (
-            f"{', '.join(folders)} in this folder is from elsewhere, and would be deleted with it"
-        )
+        what = f"{', '.join(folders)} in this folder is from elsewhere, and would be deleted"
         fix = "Move it, or name a new folder."
     else:
         return
