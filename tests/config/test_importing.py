@@ -387,7 +387,7 @@ def test_every_default_of_trls_can_be_written_out(imported, phase):
         ({"reward_weights": [1.0]}, "not one weight for each of 2"),
         (
             {"loss_type": "cispo", "epsilon_high": 0.5},
-            "epsilon_high is 0.5, not a number of 1 or more",
+            "0.5, not a number of 1 or more. With loss_type cispo it bounds the ratio itself",
         ),
         ({"dtype": "float32", "torch_dtype": "bfloat16"}, "dtype is set twice"),
         ({"temperature": 0.0}, r"sampling\.temperature"),

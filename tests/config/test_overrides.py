@@ -99,6 +99,7 @@ BOMB = "a0: &a0 [1]\n" + "".join(
         (BOMB, "more than 20 aliases"),
         ("a: &a [*a]", "Circular reference"),
         ("a: &a 1\n2026-01-01: *a", "keys must be str"),
+        ("note: text\n2026-01-01: text", "keys must be str"),
         ("a: " + "[" * 3000, "nested too deeply"),
         ("a: " + "{a: " * 3000, "nested too deeply"),
         ("seed: " + "9" * 5000, "Exceeds the limit"),

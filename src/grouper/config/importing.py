@@ -212,7 +212,8 @@ class _Settings:
         fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
         if not fits or not least <= value <= LARGEST:  # infinity and NaN are not, either
             wanted = f"a {'whole ' * whole}number of {least} or more"
-            raise self.refused(f"{self.spelled.get(name, name)} is {value!r}, not {wanted}")
+            what = f"{self.spelled.get(name, name)} is {value!r}, not {wanted}"
+            raise self.refused(what, self.row(name).get("fix", ""))
         return value
 
     def refused(self, what: str, fix: str = "") -> ConfigError:
@@ -251,7 +252,7 @@ class _Settings:
         if word in values or "*" in values:
             value = values.get(word, values.get("*"))
             self.put(value if isinstance(value, dict) else {key: value})
-        elif values and row.get("otherwise") != "same":
+        elif values and "otherwise" not in row:
             self.leave_out(name, f"{value!r} has no counterpart, so that {key} keeps its default")
         elif row.get("unit") != "updates":
             self.put({key: value, **row.get("also", {})})
@@ -433,8 +434,9 @@ def _both_phases(s: _Settings) -> None:
     if template := s.get("prompt.system_prompt_template"):
         for name in ("reasoning_start", "reasoning_end", "solution_start", "solution_end"):
             tag = s.row(f"prompt.{name}")["to"].rpartition(".")[2]
-            template = str(template).replace(f"{{{name}}}", s.recipe["prompt"]["tags"][tag])
+            text = str(s.recipe["prompt"]["tags"][tag])  # the schema refuses what is no text
+            template = str(template).replace(f"{{{name}}}", text)
         s.put({"prompt.system": template})
     rows = s.dialect["rows"].items()
-    off = {row["reward"] for name, row in rows if "reward" in row and s.get(name) is False}
+    off = {row["drops"] for name, row in rows if "drops" in row and s.get(name) is False}
     s.put({"rewards": [reward for reward in s.recipe["rewards"] if reward["name"] not in off]})

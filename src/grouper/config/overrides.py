@@ -40,7 +40,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value of a YAML text.
+    """The value of a YAML text, as JSON has it: a date is text.
 
     What an alias names is copied: setting it in one place does not change the other.
 
@@ -50,14 +50,14 @@ def parse_yaml(text: str, where: str) -> Any:
     """
     try:
         events = yaml.parse(text) if "*" in text else ()
-        aliases = sum(isinstance(event, yaml.AliasEvent) for event in events)
-        if aliases > 20:  # of twenty, the largest settings have about 3 ** (20 / 3) copies
+        # Of twenty, the largest settings have about 3 ** (20 / 3) copies.
+        if sum(isinstance(event, yaml.AliasEvent) for event in events) > 20:
             raise ValueError("more than 20 aliases")
         value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
-        return json.loads(json.dumps(value, default=str)) if aliases else value
+        return json.loads(json.dumps(value, default=str))
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         # ValueError: an impossible date, int() of more digits than Python reads, or aliases.
-        # TypeError: a date as a key, beside an alias.
+        # TypeError: a date as a key.
         what = getattr(error, "problem", None) or str(error).split(";")[0]
         what = "it is nested too deeply" if isinstance(error, RecursionError) else what
         mark = getattr(error, "problem_mark", None)
