@@ -27,8 +27,9 @@ class _Loader(yaml.SafeLoader):
     """`yaml.safe_load` that reads 5e-6 as a number, and refuses keys written twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        places: dict[str, int] = {}
         for place, (key, _) in enumerate(node.value):
-            if any(key.value == before.value for before, _ in node.value[:place]):
+            if places.setdefault(str(key.value), place) != place:  # lists and mappings, too
                 what = f"the key {key.value!r} is written twice"
                 raise yaml.constructor.ConstructorError(None, None, what, key.start_mark)
         return super().construct_mapping(node, deep)
