@@ -206,6 +206,12 @@ def test_settings_and_what_they_become(imported, settings, expected):
         assert node == value, key
 
 
+def test_every_tracker_that_there_is_not_is_listed(imported):
+    found = imported(changed(report_to=["neptune", "wandb", "comet_ml"]))
+    assert list(found.left_out) == ["report_to: neptune", "report_to: comet_ml"]
+    assert [tracker.name for tracker in found.recipe.tracking.trackers] == ["wandb"]
+
+
 def test_a_batch_that_counted_prompts_is_explained(imported):
     settings = changed(per_device_train_batch_size=1, gradient_accumulation_steps=1)
     with pytest.raises(ConfigError, match="multiply per_device_train_batch_size"):
@@ -285,7 +291,7 @@ def test_a_json_file_is_read_as_well(tmp_path):
             "lr_scheduler_type",
             "'polynomial' has no counterpart, so that grpo.optimizer.schedule keeps its default",
         ),
-        ({"report_to": "mlflow"}, "report_to", "there is no 'mlflow'"),
+        ({"report_to": "mlflow"}, "report_to: mlflow", "there are tensorboard, wandb, trackio"),
         ({"reward_funcs": ["code", "accuracy"]}, "reward_funcs: code", "no reward here"),
         ({"save_steps": 0.1}, "save_steps", "give their number"),
         ({"lora_r": 8}, "lora_r", "use_peft is not set"),

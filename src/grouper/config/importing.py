@@ -25,13 +25,13 @@ from grouper.config.overrides import as_json, parse_yaml, put
 from grouper.config.schema import LARGEST, TRACKERS, Recipe
 from grouper.errors import ConfigError, nearest
 
-# A data set's name -> the settings of `data.train`.
+# A data set's name -> the settings of its source.
 SourceNamed = Callable[[str], dict[str, Any]]
 # Similarity required of a name that is proposed: another trainer's own names are no typing errors.
 _ALIKE = 0.8
 # What switches off the settings that need it.
 _OFF: tuple[Any, ...] = (None, False, "", "no", "none", [], ["none"])
-_READABLE = "What can be read: TRL's YAML, JSON and Python, and the YAML in docs/migrating.md."
+_READABLE = "What can be read: TRL's YAML, JSON and Python, and files that docs/migrating.md lists."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,8 +357,8 @@ def _batch(s: _Settings, nproc: int) -> int:
 
 def _trackers(s: _Settings) -> None:
     asked = _listed(s.get("report_to"))
-    for name in {*asked} - {*TRACKERS, "none"}:
-        s.leave_out("report_to", f"there is no {name!r}: {', '.join(TRACKERS)}")
+    for name in (name for name in asked if name not in (*TRACKERS, "none")):
+        s.left_out[f"report_to: {name}"] = f"no tracker here: there are {', '.join(TRACKERS)}"
     fields = {"project": "project", "run_name": "run_name", "wandb_entity": "entity"}
     about = {ours: s.get(name) for name, ours in fields.items() if s.given.get(name)}
     if rows := [about | {"name": name} for name in asked if name in TRACKERS]:

@@ -46,8 +46,8 @@ def parse_yaml(text: str, where: str) -> Any:
     What an alias names is copied: setting it in one place does not change the other.
 
     Raises:
-        ConfigError: it is not YAML, has a key twice or too many aliases, or is nested too deeply;
-            with the line if it is known.
+        ConfigError: it is not YAML, has a key twice, a date as a key or too many aliases, or is
+            nested too deeply; with the line if it is known.
     """
     try:
         events = yaml.parse(text) if "*" in text else ()
@@ -76,6 +76,7 @@ def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> st
 
     Raises:
         ConfigError: an override that cannot be applied, or a value that JSON does not have.
+        RewardError: as `expand_stacks`.
     """
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -104,7 +105,7 @@ def changed(
         where: the recipe named in errors.
 
     Raises:
-        ConfigError: as `as_json`.
+        ConfigError, RewardError: as `as_json`.
     """
     section = data.get("grpo", {})
     # The parts of the algorithm are filled in again: the changes may name another one.

@@ -672,6 +672,7 @@ class Recipe(Section):
 
         Raises:
             ConfigError: every wrong or unknown setting at once.
+            RewardError: an unknown stack of rewards.
 
         Example: `recipe.override("grpo.steps=20", name="short", model={"lora": {"rank": 8}})`.
         """
