@@ -281,6 +281,7 @@ def test_a_json_file_is_read_as_well(tmp_path):
     ("settings", "name", "why"),
     [
         ({"num_generatoins": 8}, "num_generatoins", "Did you mean 'num_generations'"),
+        ({"num_generatoins": None}, "num_generatoins", "Did you mean 'num_generations'"),
         ({"packing": True}, "packing", "not a setting of GRPOConfig"),
         ({"vllm_model_impl": "transformers"}, "vllm_model_impl", "its own engine"),
         ({"loss_type": "sapo"}, "loss_type", "this loss is not supported"),

@@ -277,7 +277,7 @@ class _Settings:
             if not why and "computed" in row and name not in self.used:
                 keys = row["computed"].format(phase=self.phase)
                 why = f"not read from such a file: set {keys} in the recipe"
-            if why and value != self.default(name):
+            if why and (name not in rows or value != self.default(name)):
                 self.leave_out(name, why)
 
 
