@@ -495,6 +495,12 @@ def test_a_module_that_is_not_here_keeps_its_name(imported):
             "a.yaml",
             "no known trainer: name, model",
         ),
+        # A recipe of ours, a third of whose names are TRL's, too.
+        (
+            "name: a\nmodel: b\ndata: {train: c}\nseed: 1\ngrpo: {beta: 1, num_iterations: 2}",
+            "a.yaml",
+            "no known trainer: name, model",
+        ),
     ],
 )
 def test_bad_input_is_one_paragraph(imported, text, name, message):

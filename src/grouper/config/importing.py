@@ -64,7 +64,7 @@ def import_recipe(
     path = Path(path).expanduser()
     data, left_out = _read(path)
     dialect = dialect_of(data)
-    if dialect is None:
+    if dialect is None or {"name", "model", "data"} <= data.keys():  # the three of every recipe
         what = f"these names belong to no known trainer: {', '.join(map(str, [*data][:5]))}"
         raise ConfigError(what, where=str(path), fix=_READABLE)
     parts = _parts(data, dialect, path, left_out)
