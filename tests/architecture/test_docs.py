@@ -26,6 +26,18 @@ EQUATIONS = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_where_things_go_names_what_is_there() -> None:
+    """Each file of the table, and each name of a class or a table, whatever lies beside it."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("## Where things go")[2].partition("## Rules")[0]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py"))
+    names = re.findall(r"`([A-Z][A-Za-z]+)`", table)
+    assert len(names) > 10
+    assert [name for name in names if not re.search(rf"(?m)^(class )?{name}\b", code)] == []
+    files = re.findall(r"`([a-z_/]+\.(?:py|json|yaml))`", table)
+    assert [name for name in files if not (SOURCE / "grouper" / name).is_file()] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

@@ -96,6 +96,10 @@ HINTS = [
     ("model.max_seq_length=1024", "Write sampling.max_total_tokens=1024."),
     ("sft_data_path=sft.jsonl", "Write data.sft.path=sft.jsonl."),
     ("val_every_steps=4", "Write sft.evaluate_every=4."),
+    ("evaluation.eval_steps=4", "Write grpo.evaluate_every=4 or sft.evaluate_every=4."),
+    ("evaluation.eval_strategy=epoch", "See grpo.evaluate_every and sft.evaluate_every."),
+    ("reward.use_number_check=false", "See rewards."),
+    ("data.grpo_dataset_name=a/b", "See data.train.source."),
     (
         "cosine_min_value_wrong=-1.0",
         "It is a parameter: {name: cosine, params: {min_wrong: -1.0}} among the rewards.",

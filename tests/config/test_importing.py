@@ -206,6 +206,12 @@ def test_settings_and_what_they_become(imported, settings, expected):
         assert node == value, key
 
 
+def test_every_tracker_that_there_is_not_is_listed(imported):
+    found = imported(changed(report_to=["neptune", "wandb", "comet_ml"]))
+    assert list(found.left_out) == ["report_to: neptune", "report_to: comet_ml"]
+    assert [tracker.name for tracker in found.recipe.tracking.trackers] == ["wandb"]
+
+
 def test_a_batch_that_counted_prompts_is_explained(imported):
     settings = changed(per_device_train_batch_size=1, gradient_accumulation_steps=1)
     with pytest.raises(ConfigError, match="multiply per_device_train_batch_size"):
@@ -275,6 +281,7 @@ def test_a_json_file_is_read_as_well(tmp_path):
     ("settings", "name", "why"),
     [
         ({"num_generatoins": 8}, "num_generatoins", "Did you mean 'num_generations'"),
+        ({"num_generatoins": None}, "num_generatoins", "Did you mean 'num_generations'"),
         ({"packing": True}, "packing", "not a setting of GRPOConfig"),
         ({"vllm_model_impl": "transformers"}, "vllm_model_impl", "its own engine"),
         ({"loss_type": "sapo"}, "loss_type", "this loss is not supported"),
@@ -285,7 +292,7 @@ def test_a_json_file_is_read_as_well(tmp_path):
             "lr_scheduler_type",
             "'polynomial' has no counterpart, so that grpo.optimizer.schedule keeps its default",
         ),
-        ({"report_to": "mlflow"}, "report_to", "there is no 'mlflow'"),
+        ({"report_to": "mlflow"}, "report_to: mlflow", "there are tensorboard, wandb, trackio"),
         ({"reward_funcs": ["code", "accuracy"]}, "reward_funcs: code", "no reward here"),
         ({"save_steps": 0.1}, "save_steps", "give their number"),
         ({"lora_r": 8}, "lora_r", "use_peft is not set"),
@@ -387,7 +394,7 @@ def test_every_default_of_trls_can_be_written_out(imported, phase):
         ({"reward_weights": [1.0]}, "not one weight for each of 2"),
         (
             {"loss_type": "cispo", "epsilon_high": 0.5},
-            "epsilon_high is 0.5, not a number of 1 or more",
+            "0.5, not a number of 1 or more. With loss_type cispo it bounds the ratio itself",
         ),
         ({"dtype": "float32", "torch_dtype": "bfloat16"}, "dtype is set twice"),
         ({"temperature": 0.0}, r"sampling\.temperature"),

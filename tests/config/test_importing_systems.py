@@ -443,6 +443,17 @@ def test_what_a_file_leaves_out_is_as_in_the_shipped_recipe(imported, text, ship
             assert ours[key] == value, key
 
 
+@pytest.mark.parametrize("nothing", ["null", "''"])
+def test_a_data_set_that_a_file_leaves_empty_is_that_of_the_recipe(imported, nothing):
+    text = f"data: {{sft_dataset_name: {nothing}, grpo_dataset_name: {nothing}}}"
+    assert imported(text).recipe.data == load_recipe("openmath-dapo").data
+
+
+def test_a_data_set_on_the_hub_is_read_from_there(imported):
+    data = imported("data: {sft_dataset_name: a/b, grpo_dataset_name: openai/gsm8k}").recipe.data
+    assert (data.sft.source, data.sft.path, data.train.source) == ("hub", "a/b", "gsm8k")
+
+
 @pytest.mark.parametrize(
     "name", ["my_rewards.brevity", "my_rewards:brevity", "my_rewards.py:brevity"]
 )
@@ -475,7 +486,18 @@ def test_a_module_that_is_not_here_keeps_its_name(imported):
         ("grpo_training: {num_generations: 4}", "a.yaml", "--nproc"),
         ("grpo_training: {}\ndata: {truncate_ratio: half}", "a.yaml", "'half', not a number"),
         (
+            "grpo_training: {}\nprompt: {solution_end: null, system_prompt_template: Write.}",
+            "a.yaml",
+            "prompt.tags.answer_close: should be text",
+        ),
+        (
             "name: a\nmodel: {path: b}\ndata: {train: {source: c}}\nseed: 1",
+            "a.yaml",
+            "no known trainer: name, model",
+        ),
+        # A recipe of ours, a third of whose names are TRL's, too.
+        (
+            "name: a\nmodel: b\ndata: {train: c}\nseed: 1\ngrpo: {beta: 1, num_iterations: 2}",
             "a.yaml",
             "no known trainer: name, model",
         ),

@@ -91,14 +91,19 @@ BOMB = "a0: &a0 [1]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
 )
 
+# As a vocabulary that is given in place of a recipe, but for its last line.
+MANY = "".join(f"token{n}: {n}\n" for n in range(20_000)) + "token7: 7\n"
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "what"),
     [
         (BOMB, "more than 20 aliases"),
+        (MANY, "the key 'token7' is written twice"),
         ("a: &a [*a]", "Circular reference"),
         ("a: &a 1\n2026-01-01: *a", "keys must be str"),
+        ("note: text\n2026-01-01: text", "keys must be str"),
         ("a: " + "[" * 3000, "nested too deeply"),
         ("a: " + "{a: " * 3000, "nested too deeply"),
         ("seed: " + "9" * 5000, "Exceeds the limit"),

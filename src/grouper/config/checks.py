@@ -115,7 +115,7 @@ def meant(name: str, fields: Fields, section: str = "") -> tuple[Row, list[str]]
         theirs = of_set_ups()
         row = theirs.get(f"{section}.{name}") or alias(name) or theirs.get(name, {})
         if "now" in row:
-            return meant(row["now"], fields, section)
+            return meant(row["now"], fields, section if row["now"] != name else "")
         keys = filter(None, str(row.get("to") or row.get("computed") or "").split(", "))
         found = [key.format(phase=phase) for key in keys for phase in ("grpo", "sft")]
     words = re.split(r"[._]", section)

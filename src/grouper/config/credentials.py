@@ -36,10 +36,8 @@ def refuse_literal_secrets(params: dict[str, Any]) -> dict[str, Any]:
         secret = any(_SECRET.fullmatch(word.lower()) for word in _WORD.findall(".".join(path)))
         if text and secret and not _REFERENCE.search(text):
             name = "_".join(_WORD.findall(path[-1])).upper()
-            instead = f"write ${{{name}}} instead and set {name} in the environment"
-            raise ValueError(
-                f"{'.'.join(path)} looks like a secret, and recipes are shared: {instead}"
-            )
+            what = f"{'.'.join(path)} looks like a secret, and recipes are shared"
+            raise ValueError(f"{what}: write ${{{name}}} instead and set {name} in the environment")
     return params
 
 

@@ -25,13 +25,13 @@ from grouper.config.overrides import as_json, parse_yaml, put
 from grouper.config.schema import LARGEST, TRACKERS, Recipe
 from grouper.errors import ConfigError, nearest
 
-# A data set's name -> the settings of `data.train`.
+# A data set's name -> the settings of its source.
 SourceNamed = Callable[[str], dict[str, Any]]
 # Similarity required of a name that is proposed: another trainer's own names are no typing errors.
 _ALIKE = 0.8
 # What switches off the settings that need it.
 _OFF: tuple[Any, ...] = (None, False, "", "no", "none", [], ["none"])
-_READABLE = "What can be read: TRL's YAML, JSON and Python, and the YAML in docs/migrating.md."
+_READABLE = "What can be read: TRL's YAML, JSON and Python, and files that docs/migrating.md lists."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def import_recipe(
     path = Path(path).expanduser()
     data, left_out = _read(path)
     dialect = dialect_of(data)
-    if dialect is None:
+    if dialect is None or {"name", "model", "data"} <= data.keys():  # the three of every recipe
         what = f"these names belong to no known trainer: {', '.join(map(str, [*data][:5]))}"
         raise ConfigError(what, where=str(path), fix=_READABLE)
     parts = _parts(data, dialect, path, left_out)
@@ -212,7 +212,8 @@ class _Settings:
         fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
         if not fits or not least <= value <= LARGEST:  # infinity and NaN are not, either
             wanted = f"a {'whole ' * whole}number of {least} or more"
-            raise self.refused(f"{self.spelled.get(name, name)} is {value!r}, not {wanted}")
+            what = f"{self.spelled.get(name, name)} is {value!r}, not {wanted}"
+            raise self.refused(what, self.row(name).get("fix", ""))
         return value
 
     def refused(self, what: str, fix: str = "") -> ConfigError:
@@ -251,7 +252,7 @@ class _Settings:
         if word in values or "*" in values:
             value = values.get(word, values.get("*"))
             self.put(value if isinstance(value, dict) else {key: value})
-        elif values and row.get("otherwise") != "same":
+        elif values and "otherwise" not in row:
             self.leave_out(name, f"{value!r} has no counterpart, so that {key} keeps its default")
         elif row.get("unit") != "updates":
             self.put({key: value, **row.get("also", {})})
@@ -276,7 +277,7 @@ class _Settings:
             if not why and "computed" in row and name not in self.used:
                 keys = row["computed"].format(phase=self.phase)
                 why = f"not read from such a file: set {keys} in the recipe"
-            if why and value != self.default(name):
+            if why and (name not in rows or value != self.default(name)):
                 self.leave_out(name, why)
 
 
@@ -356,8 +357,8 @@ def _batch(s: _Settings, nproc: int) -> int:
 
 def _trackers(s: _Settings) -> None:
     asked = _listed(s.get("report_to"))
-    for name in {*asked} - {*TRACKERS, "none"}:
-        s.leave_out("report_to", f"there is no {name!r}: {', '.join(TRACKERS)}")
+    for name in (name for name in asked if name not in (*TRACKERS, "none")):
+        s.left_out[f"report_to: {name}"] = f"no tracker here: there are {', '.join(TRACKERS)}"
     fields = {"project": "project", "run_name": "run_name", "wandb_entity": "entity"}
     about = {ours: s.get(name) for name, ours in fields.items() if s.given.get(name)}
     if rows := [about | {"name": name} for name in asked if name in TRACKERS]:
@@ -433,8 +434,9 @@ def _both_phases(s: _Settings) -> None:
     if template := s.get("prompt.system_prompt_template"):
         for name in ("reasoning_start", "reasoning_end", "solution_start", "solution_end"):
             tag = s.row(f"prompt.{name}")["to"].rpartition(".")[2]
-            template = str(template).replace(f"{{{name}}}", s.recipe["prompt"]["tags"][tag])
+            text = str(s.recipe["prompt"]["tags"][tag])  # the schema refuses what is no text
+            template = str(template).replace(f"{{{name}}}", text)
         s.put({"prompt.system": template})
     rows = s.dialect["rows"].items()
-    off = {row["reward"] for name, row in rows if "reward" in row and s.get(name) is False}
+    off = {row["drops"] for name, row in rows if "drops" in row and s.get(name) is False}
     s.put({"rewards": [reward for reward in s.recipe["rewards"] if reward["name"] not in off]})

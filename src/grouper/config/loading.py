@@ -48,6 +48,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
 
     Raises:
         ConfigError: unknown recipe, unreadable YAML, or every wrong or unknown setting at once.
+        RewardError: an unknown stack of rewards.
     """
     text, where = _read(name_or_path)
     data = parse_yaml(text, where)

@@ -27,8 +27,9 @@ class _Loader(yaml.SafeLoader):
     """`yaml.safe_load` that reads 5e-6 as a number, and refuses keys written twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        places: dict[str, int] = {}
         for place, (key, _) in enumerate(node.value):
-            if any(key.value == before.value for before, _ in node.value[:place]):
+            if places.setdefault(str(key.value), place) != place:  # lists and mappings, too
                 what = f"the key {key.value!r} is written twice"
                 raise yaml.constructor.ConstructorError(None, None, what, key.start_mark)
         return super().construct_mapping(node, deep)
@@ -40,24 +41,24 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value of a YAML text.
+    """The value of a YAML text, as JSON has it: a date is text.
 
     What an alias names is copied: setting it in one place does not change the other.
 
     Raises:
-        ConfigError: it is not YAML, has a key twice or too many aliases, or is nested too deeply;
-            with the line if it is known.
+        ConfigError: it is not YAML, has a key twice, a date as a key or too many aliases, or is
+            nested too deeply; with the line if it is known.
     """
     try:
         events = yaml.parse(text) if "*" in text else ()
-        aliases = sum(isinstance(event, yaml.AliasEvent) for event in events)
-        if aliases > 20:  # of twenty, the largest settings have about 3 ** (20 / 3) copies
+        # Of twenty, the largest settings have about 3 ** (20 / 3) copies.
+        if sum(isinstance(event, yaml.AliasEvent) for event in events) > 20:
             raise ValueError("more than 20 aliases")
         value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
-        return json.loads(json.dumps(value, default=str)) if aliases else value
+        return json.loads(json.dumps(value, default=str))
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         # ValueError: an impossible date, int() of more digits than Python reads, or aliases.
-        # TypeError: a date as a key, beside an alias.
+        # TypeError: a date as a key.
         what = getattr(error, "problem", None) or str(error).split(";")[0]
         what = "it is nested too deeply" if isinstance(error, RecursionError) else what
         mark = getattr(error, "problem_mark", None)
@@ -75,6 +76,7 @@ def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> st
 
     Raises:
         ConfigError: an override that cannot be applied, or a value that JSON does not have.
+        RewardError: as `expand_stacks`.
     """
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -103,7 +105,7 @@ def changed(
         where: the recipe named in errors.
 
     Raises:
-        ConfigError: as `as_json`.
+        ConfigError, RewardError: as `as_json`.
     """
     section = data.get("grpo", {})
     # The parts of the algorithm are filled in again: the changes may name another one.

@@ -644,7 +644,7 @@ class Recipe(Section):
             yield "rewards is empty: GRPO needs at least one"
         vllm = self.sampling.engine == "vllm"
         if (vllm or self.evaluation.servers) and self.model.quantization is not None:
-            yield "vLLM cannot sample 4bit weights: use engine: native, and no evaluation.servers"
+            yield "vLLM cannot use 4bit weights: set sampling.engine: native, no evaluation.servers"
         # vLLM raises the temperature of a request below 0.01 to it, silently; requests are relative
         # to sampling.temperature.
         lowest = 0.01 * self.sampling.temperature
@@ -672,6 +672,7 @@ class Recipe(Section):
 
         Raises:
             ConfigError: every wrong or unknown setting at once.
+            RewardError: an unknown stack of rewards.
 
         Example: `recipe.override("grpo.steps=20", name="short", model={"lora": {"rank": 8}})`.
         """
