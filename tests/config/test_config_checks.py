@@ -53,6 +53,7 @@ class Sized(BaseModel):
     """As the parameters of somebody's reward."""
 
     size: int | bool | float | str
+    rows: list[int] | list[str] = []
 
 
 @pytest.mark.parametrize(
@@ -60,15 +61,16 @@ class Sized(BaseModel):
     [
         (
             '{"size": []}',
-            "should be a whole number, or true or false, or a number, or text (got a list)",
+            "size: should be a whole number, or true or false, or a number, or text (got a list)",
         ),
-        ("{}", "this is required"),
+        ("{}", "size: this is required"),
+        ('{"size": 1, "rows": 3}', "rows: should be a list (got 3)"),
     ],
 )
 def test_kinds_of_a_value_are_not_taken_for_keys(text: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         validate_json(Sized, text, where="r.yaml")
-    assert str(caught.value) == f"r.yaml: size: {told}."
+    assert str(caught.value) == f"r.yaml: {told}."
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,7 @@ def test_kinds_of_a_value_are_not_taken_for_keys(text: str, told: str) -> None:
             "name=a/b",
             "name: should be letters, digits, dots, hyphens and underscores, with a letter",
         ),
+        ("rewards=[]", "recipe demo: rewards is empty: GRPO needs at least one"),
         ("grpo.optimizer.betas=[0.9, 0.9, 0.9]", "betas: should have at most 2 items, not 3 (got"),
     ],
 )

@@ -61,8 +61,10 @@ def test_a_grpo_file_becomes_the_same_run(imported):
     found = imported(GRPO)
     recipe: Recipe = found.recipe
     assert found.left_out == {}
+    assert found.text.startswith("# From trl.yaml, read with the names of TRL 1.16's GRPOConfig.")
     assert "# - For 1 process(es): 4 prompts x 16 = 64 completions per step" in found.text
     assert (recipe.name, recipe.output_dir) == ("Qwen-1.5B-GRPO", "outputs")
+    assert recipe.description == "From trl.yaml, a file for TRL"
     assert recipe.skip_sft
     assert recipe.data.train.source == "gsm8k"
     g = recipe.grpo
@@ -72,6 +74,17 @@ def test_a_grpo_file_becomes_the_same_run(imported):
     assert recipe.prompt.format == "boxed"  # where TRL reads the answer, whatever it rewards
     assert recipe.sampling.max_new_tokens == 786
     assert g.checkpoint_every == 100
+
+
+def test_the_recipe_says_what_was_made_of_the_file_and_is_no_longer_than_that(imported):
+    """Comments in paragraphs: where it is from, notes, what was left out; then what is set."""
+    for settings, left_out in [(GRPO, []), (changed(packing=True), ["packing"])]:
+        comments, _, ours = imported(settings).text.partition("\n\n")
+        _, notes, *listed = (part.splitlines() for part in comments.split("\n#\n"))
+        assert all(line.startswith("# - ") for line in notes)
+        reasons = [f"#   {name}: not a setting of GRPOConfig" for name in left_out]
+        assert listed == ([["# Without a counterpart:", *reasons]] if left_out else [])
+        assert "grading" not in yaml.safe_load(ours)
 
 
 def test_what_the_file_does_not_set_has_trls_default(imported):
@@ -154,6 +167,7 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ({"push_to_hub": True, "hub_model_id": "us/ours"}, {"push_to": "us/ours"}),
         ({"output_dir": "runs/my run!"}, {"name": "my-run", "output_dir": "runs"}),
         ({"output_dir": "."}, {"name": "imported"}),
+        ({"output_dir": 2026, "dataset_name": 5}, {"name": "2026", "data.train.path": "5"}),
         (
             {"dataset_train_split": "test"},
             {"data.train.source": "gsm8k", "data.train.split": "test"},
@@ -404,9 +418,9 @@ def test_nonsense_is_refused_with_the_reason(imported, settings, message):
 def test_a_file_of_another_trainer_is_refused(imported):
     with pytest.raises(
         ConfigError,
-        match=r"belong to no known trainer: actor, data\. What can be read: .*migrating",
+        match=r"trl.yaml: .* no known trainer: 1, actor, b, c, data\. What can be read: .*migrating",
     ):
-        imported({"actor": {"rollout": {"n": 8}}, "data": {"files": "x"}})
+        imported({1: 2, "actor": {"rollout": {"n": 8}}, "b": 1, "c": 1, "data": 1, "e": 1})
 
 
 def test_a_name_in_common_with_trl_does_not_make_a_file_trls(imported):

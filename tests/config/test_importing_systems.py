@@ -407,13 +407,23 @@ def test_names_of_trainers_on_top_of_trl_are_read_or_explained(imported, trainer
 
 
 def test_a_script_with_both_phases_is_refused(imported):
-    with pytest.raises(ConfigError, match=r"here are 2.*Keep one in a copy"):
+    with pytest.raises(ConfigError, match=r"^both\.py: .*here are 2.*Keep one in a copy"):
         imported(text_of("trl_both.py"), "both.py")
 
 
 def test_a_setting_of_the_other_configuration_is_named(imported):
     left_out = imported("sft_data_path: a.jsonl\nbeta: 0.1").left_out
     assert left_out == {"beta": "not a setting of SFTConfig"}
+
+
+def test_a_file_without_notes_has_no_empty_lines_for_them(imported):
+    comments = imported("sft_data_path: a.jsonl").text.partition("\n\n")[0]
+    assert "#" not in comments.splitlines()
+
+
+def test_a_tab_in_a_text_stays_one(imported):
+    text = 'grpo_training:\nprompt: {system_prompt_template: "a\tb"}'
+    assert imported(text).recipe.prompt.system == "a\tb"
 
 
 def test_the_folder_of_both_phases_is_the_one_above_grpo(imported):
@@ -462,8 +472,12 @@ def test_a_module_that_is_not_here_keeps_its_name(imported):
     ("text", "name", "message"),
     [
         ("", "a.yaml", "holds no named settings"),
+        ("{}", "a.yaml", "a.yaml: this file holds no named settings. What can be read"),
         ("", "a.py", r"here are 0"),
-        ("GRPOConfig(", "a.py", "not valid Python"),
+        ("GRPOConfig(", "a.py", "a.py: this is not valid Python"),
+        ("-" * 5_000 + "1", "a.py", "not valid Python"),
+        ("-" * 100_000 + "1", "a.py", "not valid Python"),
+        ("1\0", "a.py", "not valid Python"),
         ("GRPOConfig(beta=1)\nGRPOConfig(beta=0)", "a.py", r"here are 2"),
         ("actor: {rate: 1}\ncritic: {}", "a.yaml", "trainer: actor, critic. What can be read"),
         ("compute_environment: x\nnum_machines: 1", "a.yaml", "belong to no known trainer"),
@@ -480,6 +494,7 @@ def test_a_module_that_is_not_here_keeps_its_name(imported):
             "no known trainer: name, model",
         ),
     ],
+    ids=lambda text: text[:30],
 )
 def test_bad_input_is_one_paragraph(imported, text, name, message):
     with pytest.raises(ConfigError, match=message) as caught:

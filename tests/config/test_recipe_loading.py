@@ -88,12 +88,15 @@ def test_overrides_reach_every_place_and_the_last_wins(small):
         ("skip_sft=1", "skip_sft.*true or false"),
         ("grpo.group_size=1", "group_size 1 needs advantage: none or .*, not standardised"),
         ("sampling.top_p=0.9", "allow_truncated: true accepts that"),
-        ("grpo.beta=.inf", "infinite or not a number"),
+        ("grpo.beta=.inf", r"small\.yaml: a setting is infinite or not a number"),
         ("model.path=x", "exactly one of model.path and model.new"),
-        ("grpo.steps", "is not an override"),
+        ("grpo.steps", r"'grpo.steps' is not an override\. Write section\.key=value"),
         ("=3", "is not an override"),
         ("grpo..steps=3", "is not an override"),
-        ("rewards.1.weight=3", "'1' is not a position in a list of 1, counted from 0"),
+        (
+            "rewards.1.weight=3",
+            r"^rewards\.1: '1' is not a position in a list of 1, counted from 0",
+        ),
         ("rewards.name.weight=3", "'name' is not a position in a list of 1"),
         ("rewards.-1.weight=3", "'-1' is not a position in a list of 1"),
         ("model.quantization=4bit", "give model.lora"),
@@ -117,6 +120,10 @@ def test_an_entry_that_holds_nothing_has_no_settings(small):
 
 def test_blanks_around_a_key_are_nothing(small):
     assert changed(small, " grpo.steps = 7").grpo.steps == 7
+
+
+def test_a_date_is_a_text(small):
+    assert changed(small, "name=2026-01-31").name == "2026-01-31"
 
 
 def test_every_problem_is_told_at_once(small):
