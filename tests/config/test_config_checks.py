@@ -80,6 +80,8 @@ def test_kinds_of_a_value_are_not_taken_for_keys(text: str, told: str) -> None:
             "name=a/b",
             "name: should be letters, digits, dots, hyphens and underscores, with a letter",
         ),
+        ("grpo.beta={a: 1}", "grpo.beta: should be a number (got a section)."),
+        ("seed=null", "seed: should be a whole number (got nothing)."),
         ("rewards=[]", "recipe demo: rewards is empty: GRPO needs at least one"),
         ("grpo.optimizer.betas=[0.9, 0.9, 0.9]", "betas: should have at most 2 items, not 3 (got"),
     ],
@@ -97,6 +99,7 @@ HINTS = [
     ("sft.seed=3", "Write seed=3."),
     # In files of other set-ups, with their section and without it.
     ("model.max_seq_length=1024", "Write sampling.max_total_tokens=1024."),
+    ("max_samples=9", "Write data.train.limit=9."),
     ("sft_data_path=sft.jsonl", "Write data.sft.path=sft.jsonl."),
     ("val_every_steps=4", "Write sft.evaluate_every=4."),
     (
@@ -122,6 +125,7 @@ HINTS = [
     ("grpo.optim=lion", "See grpo.optimizer.name."),
     ("bf16=true", "See model.compute_dtype."),
     ("loss_type=dapo", "See grpo.weighting and grpo.surrogate."),
+    ("gradient_acumulation_steps=4", "See grpo.prompts_per_step and sft.batch_size."),
     ("gradient_accumulation_steps=4", "See grpo.prompts_per_step and sft.batch_size."),
     ("dataset_name=openai/gsm8k", "See data.train.source."),
     ("use_vllm=true", "Write sampling.engine=vllm."),
@@ -135,10 +139,11 @@ HINTS = [
     ("actor.optim={lr: 1e-5}", "Write grpo.optimizer.learning_rate=1e-05 or sft.optimizer"),
     ("algorithm={adv_estimator: grpo}", "algorithm.adv_estimator: there is no section"),
     # Not where it has a meaning of its own, or nothing in it.
-    ("data.columns={question: q}", 'data.test.columns={"question": "q"}.'),
+    ("data.columns={question: 問題}", 'data.test.columns={"question": "問題"}.'),
     ("gradient_checkpointing_kwargs={use_reentrant: false}", "has no counterpart: about speed"),
     ("nonsense={}", "`grouper recipes fields` lists all settings"),
     # Names of trainers on top of TRL; a section of ours is not one of them.
+    ("sft.num_epochs=3", "Write sft.epochs=3."),
     ("num_epochs=3", "Write grpo.epochs=3 or sft.epochs=3."),
     ("adapter=lora", "See model.lora."),
     ("optimizer=adamw_torch", "Write grpo.optimizer.name=adamw or sft.optimizer.name=adamw."),
@@ -147,12 +152,22 @@ HINTS = [
     ("grpo.stesp=3", "Did you mean grpo.steps=3?"),
     ("sead=2", "Did you mean seed=2?"),
     ("rewards.0.weigth=2", "Did you mean rewards.0.weight=2?"),
+    (
+        "rewards=[{name: format}, {name: accuracy, weigth: 2}]",
+        "Did you mean rewards.1.weight=2?",
+    ),
     ("reward=[accuracy]", "Did you mean 'rewards'?"),
+    ("grpo.max_slot=4", "Did you mean sampling.max_slots=4?"),
     ("sft.num_generatoins=4", "Did you mean grpo.group_size=4?"),
-    # Nothing is near.
+    # Nothing is near, though another trainer's name without a counterpart is near a name of ours.
+    ("data_seed=3", "data_seed has no counterpart"),
+    ("grpo.loss_scale=2", "`grouper recipes fields` lists all settings"),
+    ("nonsense.nothing=3", "`grouper recipes fields` lists all settings"),
     ("prompt.nonsense=3", "Known names: format, "),
     ("grpo.nonsense=3", "`grouper recipes fields` lists all settings"),
+    # A value that is long, or would not be shown as it is.
     (f"lora.rank={'8' * 80}", "Write model.lora.rank=...."),
+    ("lora.rank='8\t'", "Write model.lora.rank=...."),
 ]
 
 
@@ -188,7 +203,7 @@ def test_a_wrong_key_is_told_what_to_write(override: str, hint: str) -> None:
         ),
         ("model.compute_dtype=null", "It has another name now: write model.compute_dtype=auto."),
         (f"reading={'What this is. ' * 9}", "It has another name now: write note=...."),
-        ("grpo.keep_best=false", "The best weights are always kept"),
+        ("grpo.keep_best=false", "here. The best weights are always kept"),
         ("data.train.shuffle_buffer=5", "It is always 10,000 rows: leave it out."),
         ("alarms={window: 5, on_alarm: stop}", "on_finding: stop ends a run that goes wrong"),
         ("grpo.kl_in_reward=true", "grpo.kl=k1 takes the KL off the reward"),

@@ -81,7 +81,7 @@ def test_the_recipe_says_what_was_made_of_the_file_and_is_no_longer_than_that(im
     for settings, left_out in [(GRPO, []), (changed(packing=True), ["packing"])]:
         comments, _, ours = imported(settings).text.partition("\n\n")
         _, notes, *listed = (part.splitlines() for part in comments.split("\n#\n"))
-        assert all(line.startswith("# - ") for line in notes)
+        assert [line[:14] for line in notes] == ["# - For 1 proc", "# - Answers ar"]
         reasons = [f"#   {name}: not a setting of GRPOConfig" for name in left_out]
         assert listed == ([["# Without a counterpart:", *reasons]] if left_out else [])
         assert "grading" not in yaml.safe_load(ours)
@@ -135,6 +135,7 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ({"torch_dtype": "bfloat16"}, {"model.dtype": "bfloat16"}),
         ({"use_peft": True, "lora_r": 8}, {"model.lora.rank": 8, "model.lora.alpha": 32}),
         ({"save_strategy": "no"}, {"grpo.checkpoint_every": 0}),
+        ({"save_steps": 0}, {"grpo.checkpoint_every": 0}),
         (
             {"eval_strategy": "steps", "eval_steps": 20, "dataset_test_split": "test"},
             {"grpo.evaluate_every": 20, "data.validation.split": "test"},
@@ -145,7 +146,7 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ),
         ({"eval_strategy": False, "save_strategy": False}, {"grpo.checkpoint_every": 0}),
         (
-            {"training": {"beta": 0.04, "seed": 7}, "logs": {"logging_steps": 5}},
+            {"training": {"beta": 0.04, "seed": 7}, "logs": {"logging-steps": 5}},
             {"grpo.beta": 0.04, "seed": 7, "tracking.log_every": 5},
         ),
         (
@@ -299,7 +300,11 @@ def test_a_json_file_is_read_as_well(tmp_path):
             "lr_scheduler_type",
             "'polynomial' has no counterpart, so that grpo.optimizer.schedule keeps its default",
         ),
-        ({"report_to": "mlflow"}, "report_to", "there is no 'mlflow'"),
+        (
+            {"report_to": "mlflow"},
+            "report_to",
+            "there is no 'mlflow': tensorboard, wandb, trackio",
+        ),
         ({"reward_funcs": ["code", "accuracy"]}, "reward_funcs: code", "no reward here"),
         ({"save_steps": 0.1}, "save_steps", "give their number"),
         ({"lora_r": 8}, "lora_r", "use_peft is not set"),
@@ -318,6 +323,11 @@ def test_a_json_file_is_read_as_well(tmp_path):
         ({"vllm": {"dtype": "bfloat16"}}, "vllm.dtype", "the weights of the run"),
         ({"hub_model_revision": "v1"}, "hub_model_revision", "checkpoints are tags"),
         ({"soft_punish_cache": 96}, "soft_punish_cache", "params.buffer_tokens"),
+        (
+            {"lr_scheduler_kwargs": "{'num_cycles': 2}"},
+            "lr_scheduler_kwargs",
+            "not read from such a file: set grpo.optimizer.final_ratio in the recipe",
+        ),
         (
             {"lr_scheduler_kwargs": {"min_lr": 1e-7}},
             "lr_scheduler_kwargs.min_lr",
@@ -386,12 +396,18 @@ def test_every_default_of_trls_can_be_written_out(imported, phase):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_generations": 1}, "num_generations is 1, not a whole number of 2 or more"),
+        ({"num_generations": 1}, "trl.yaml: num_generations is 1, not a whole number of 2 or more"),
         ({"num_generations": 7}, "cannot be cut into groups"),
         ({"num_generations": "many"}, "not a whole number"),
-        ({"num_generations": True}, "not a whole number"),
+        ({"gradient_accumulation_steps": True}, "is True, not a whole number of 1 or more"),
         ({"gradient_accumulation_steps": 1.5}, "not a whole number"),
+        ({"gradient_accumulation_steps": 0}, "is 0, not a whole number of 1 or more"),
+        ({"per_device_train_batch_size": 0}, "is 0, not a whole number of 1 or more"),
+        ({"max_steps": True}, "is True, not a number of 0 or more"),
         ({"steps_per_generation": 2.5}, "not a whole number"),
+        ({"steps_per_generation": 0}, "is 0, not a whole number of 1 or more"),
+        ({"generation_batch_size": 0}, "is 0, not a whole number of 1 or more"),
+        ({"num_iterations": 0}, "is 0, not a whole number of 1 or more"),
         ({"num_iterations": 1.5}, "not a whole number"),
         ({"steps_per_generation": 3}, "cannot be cut into groups"),
         ({"reward_weights": 0.5}, "not one weight for each of 2"),
@@ -403,6 +419,7 @@ def test_every_default_of_trls_can_be_written_out(imported, phase):
             {"loss_type": "cispo", "epsilon_high": 0.5},
             "epsilon_high is 0.5, not a number of 1 or more",
         ),
+        ({"loss_type": "cispo"}, "epsilon_high is 0.2, not a number of 1 or more"),
         ({"dtype": "float32", "torch_dtype": "bfloat16"}, "dtype is set twice"),
         ({"temperature": 0.0}, r"sampling\.temperature"),
         ({"learning_rate": "fast"}, r"grpo\.optimizer\.learning_rate"),
@@ -418,7 +435,7 @@ def test_nonsense_is_refused_with_the_reason(imported, settings, message):
 def test_a_file_of_another_trainer_is_refused(imported):
     with pytest.raises(
         ConfigError,
-        match=r"trl.yaml: .* no known trainer: 1, actor, b, c, data\. What can be read: .*migrating",
+        match=r"trl.yaml: .* no known trainer: 1, actor, b, c, data\. What can be read: .*migrat",
     ):
         imported({1: 2, "actor": {"rollout": {"n": 8}}, "b": 1, "c": 1, "data": 1, "e": 1})
 

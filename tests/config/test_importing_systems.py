@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from grouper.advice.recipe_checks import check_recipe
 from grouper.config.aliases import dialects
@@ -293,6 +294,12 @@ FIRST, SECOND = 1, 2
 BETA = BASE_BETA = 0.1
 NAMES = ["a"]
 NAMES.append("b")
+KEPT = {1}
+KEPT.add(2)
+BELOW_ONE = 0.9
+match NAMES:
+    case {**BELOW_ONE}:
+        pass
 STEPS = 5
 GROUP = 4
 HF_TOKEN = "hf_secret"
@@ -301,7 +308,8 @@ for STEPS in range(3):
 def train(GROUP):
     return GRPOConfig(learning_rate=LR, beta=BETA, max_steps=STEPS, num_generations=GROUP,
         seed=SEED, reward_funcs=["format"], wandb_tags=NAMES, num_train_epochs=EPOCHS,
-        min_p=DECLARED, top_k=FIRST,
+        min_p=DECLARED, top_k=FIRST, save_steps=KEPT, top_p=BELOW_ONE,
+        logging_steps=each(of, many, words, that, nobody, reads, to, the, end, of, the, line),
         hub_token=HF_TOKEN)
 """
 
@@ -319,6 +327,9 @@ def test_names_of_constants_are_read_where_nothing_else_can_have_set_them(import
             ("min_p", "DECLARED"),
             ("top_k", "FIRST"),
             ("wandb_tags", "NAMES"),
+            ("save_steps", "KEPT"),
+            ("top_p", "BELOW_ONE"),
+            ("logging_steps", "each(of, many, words, that, nobody, reads, to, the, end, of,"),
         )
     }
     assert {**found.left_out, **unread} == found.left_out
@@ -416,14 +427,25 @@ def test_a_setting_of_the_other_configuration_is_named(imported):
     assert left_out == {"beta": "not a setting of SFTConfig"}
 
 
+def test_a_section_that_is_a_text_is_listed(imported):
+    left_out = imported("grpo_training:\nmodel: a/b").left_out
+    assert left_out == {"model": "not a name in openmath-dapo's set-up"}
+
+
 def test_a_file_without_notes_has_no_empty_lines_for_them(imported):
-    comments = imported("sft_data_path: a.jsonl").text.partition("\n\n")[0]
+    comments, _, ours = imported("sft_data_path: a.jsonl").text.partition("\n\n")
     assert "#" not in comments.splitlines()
+    assert "grading" not in yaml.safe_load(ours)
 
 
 def test_a_tab_in_a_text_stays_one(imported):
     text = 'grpo_training:\nprompt: {system_prompt_template: "a\tb"}'
     assert imported(text).recipe.prompt.system == "a\tb"
+
+
+def test_a_share_of_warm_up_replaces_the_steps_of_the_shipped_recipe(imported):
+    optimizer = imported("sft_training: {warmup_steps: 0.03}").recipe.sft.optimizer
+    assert (optimizer.warmup_steps, optimizer.warmup_ratio) == (None, 0.03)
 
 
 def test_the_folder_of_both_phases_is_the_one_above_grpo(imported):
@@ -447,7 +469,9 @@ def test_a_file_is_of_grpo_if_any_of_its_names_is(imported):
     [("sft_data_path: data/math/sft.jsonl", "math-r1-zero"), ("grpo_training:", "openmath-dapo")],
 )
 def test_what_a_file_leaves_out_is_as_in_the_shipped_recipe(imported, text, shipped):
-    ours = imported(text).recipe.model_dump()
+    found = imported(text)
+    assert found.left_out == {}
+    ours = found.recipe.model_dump()
     for key, value in load_recipe(shipped).model_dump().items():
         if key not in ("name", "description", "skip_grpo"):
             assert ours[key] == value, key
@@ -506,7 +530,9 @@ def test_bad_input_is_one_paragraph(imported, text, name, message):
 def test_running_such_a_file_offers_the_import(name):
     with pytest.raises(ConfigError, match=r"a file for .*grouper recipes from .* -o mine\.yaml"):
         load_recipe(FILES / name)
-    with pytest.raises(ConfigError, match=r"this is Python.*grouper recipes from train\.py"):
+    with pytest.raises(
+        ConfigError, match=r"^train\.py: this is Python.*grouper recipes from train\.py"
+    ):
         load_recipe("train.py")
 
 

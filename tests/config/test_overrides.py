@@ -236,7 +236,7 @@ def test_a_stack_can_be_scaled_and_stand_beside_others(tmp_path: Path) -> None:
         ({"name": "stack:gsm8k-xlm"}, "Did you mean 'gsm8k-xml'"),
         (
             {"name": "stack:default", "params": {"value": 2}},
-            "^rewards: stack:default takes a number as its weight and nothing else. `grouper rewards",
+            "^rewards: stack:default takes a number as its weight and nothing else. `grouper rew",
         ),
         ({"name": "stack:default", "weight": "much"}, "a number as its weight"),
     ],

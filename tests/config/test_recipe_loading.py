@@ -95,7 +95,7 @@ def test_overrides_reach_every_place_and_the_last_wins(small):
         ("grpo..steps=3", "is not an override"),
         (
             "rewards.1.weight=3",
-            r"^rewards\.1: '1' is not a position in a list of 1, counted from 0",
+            r"^rewards\.1: '1' is not a position in a list of 1, counted from",
         ),
         ("rewards.name.weight=3", "'name' is not a position in a list of 1"),
         ("rewards.-1.weight=3", "'-1' is not a position in a list of 1"),
@@ -137,7 +137,7 @@ def test_every_problem_is_told_at_once(small):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a\n", "is a list, not settings with names"),
+        ("- a\n", r"a\.yaml: the recipe is a list, not settings with names\. Write it as `name"),
         ("# nothing yet\n", "is empty, not settings with names"),
         ("name: [x\n", "line 2: this is not valid YAML"),
         ("name: x\nname: y\n", "line 2: .*'name' is written twice"),
