@@ -174,6 +174,7 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
             {"data.train.source": "gsm8k", "data.train.split": "test"},
         ),
         ({"reward_funcs": ["trl.rewards.accuracy_reward"]}, {"rewards.0.name": "accuracy"}),
+        ({"reward_weights": [1.0, 0.5]}, {"rewards.0.weight": 1.0, "rewards.1.weight": 0.5}),
         (
             {"scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"},
             {"grpo.advantage": "standardised", "grpo.decouple_rewards": True},
@@ -183,8 +184,17 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
             {"report_to": ["wandb", "trackio"], "project": "p", "run_name": "r"},
             {"tracking.trackers.1.name": "trackio", "tracking.trackers.0.project": "p"},
         ),
+        ({"report_to": "wandb"}, {"tracking.trackers.0.project": None}),
         ({"reward_funcs": "my.rewards.brevity"}, {"rewards.0.name": "my.rewards:brevity"}),
-        ({"dataset_name": "./mine.jsonl"}, {"data.train.source": "file"}),
+        (
+            {"dataset_name": "./mine.jsonl"},
+            {"data.train.source": "file", "data.train.split": "train"},
+        ),
+        # A source of ours has its own split for training: here `cot`.
+        (
+            {"dataset_name": "unsloth/OpenMathReasoning-mini"},
+            {"data.train.source": "openmath-mini", "data.train.split": None},
+        ),
         ({"dataset_name": "a/b", "dataset_config": "c"}, {"data.train.subset": "c"}),
         ({"deepspeed": "zero3.json"}, {"parallel": "fsdp"}),
         ({"mask_truncated_completions": True}, {"grpo.overlong": "mask"}),
@@ -219,6 +229,10 @@ def test_settings_and_what_they_become(imported, settings, expected):
         for part in key.split("."):
             node = node[int(part)] if part.isdecimal() else node[part]
         assert node == value, key
+
+
+def test_without_bfloat16_products_are_in_the_dtype_of_the_weights(imported):
+    assert imported(changed(fp16=True)).recipe.model.compute_dtype == "float32"
 
 
 def test_a_batch_that_counted_prompts_is_explained(imported):
@@ -277,6 +291,7 @@ def test_an_sft_file(imported):
     assert (recipe.sft.batch_size, recipe.sft.max_tokens) == (128, 2048)
     assert (recipe.sft.optimizer.name, recipe.sft.optimizer.learning_rate) == ("adamw_8bit", 2e-5)
     assert list(found.left_out) == ["packing"]
+    assert "reward" not in found.text
     assert "Qwen/Qwen2.5-0.5B-Instruct until you change it" in found.text
 
 
@@ -364,7 +379,13 @@ def test_what_weighs_the_samples_of_vllm_is_said(imported, settings, importance)
 
 @pytest.mark.parametrize(
     ("name", "value", "same"),
-    [("fsdp", "full_shard", ""), ("deepspeed", "zero3.json", None), ("top_p", 0.9, 1.0)],
+    [
+        ("fsdp", "full_shard", ""),
+        ("deepspeed", "zero3.json", None),
+        ("top_p", 0.9, 1.0),
+        ("report_to", "wandb", "none"),
+        ("reward_funcs", None, ["accuracy_reward"]),
+    ],
 )
 def test_a_note_is_about_what_changes_something(imported, name, value, same):
     notes = len(re.findall("^# - ", imported(GRPO).text, re.MULTILINE))
