@@ -100,6 +100,7 @@ HINTS = [
     # In files of other set-ups, with their section and without it.
     ("model.max_seq_length=1024", "Write sampling.max_total_tokens=1024."),
     ("max_samples=9", "Write data.train.limit=9."),
+    ("num_test_problems=5", "Write data.test.limit=5."),
     ("sft_data_path=sft.jsonl", "Write data.sft.path=sft.jsonl."),
     ("val_every_steps=4", "Write sft.evaluate_every=4."),
     (
@@ -117,6 +118,7 @@ HINTS = [
     ),
     # What another trainer calls it, with its value where that means the same.
     ("grpo.num_generations=8", "Write grpo.group_size=8."),
+    ("grpo.num-generations=8", "Write grpo.group_size=8."),
     ("num_generations=8", "Write grpo.group_size=8."),
     ("sft.save_steps=50", "Write sft.checkpoint_every=50."),
     ("save_steps=50", "Write grpo.checkpoint_every=50 or sft.checkpoint_every=50."),

@@ -217,6 +217,8 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ({"attn_implementation": None}, {"model.attention": "native"}),
         ({"use_peft": True, "load_in_4bit": False}, {"model.quantization": None}),
         ({"reward_funcs": ["accuracy", "tag_count"]}, {"prompt.format": "think"}),
+        ({"reward_funcs": ["format"]}, {"prompt.format": "think"}),
+        ({"reward_funcs": ["soft_format"]}, {"prompt.format": "think"}),
     ],
     ids=str,
 )
@@ -324,6 +326,9 @@ def test_a_json_file_is_read_as_well(tmp_path):
         ({"save_steps": 0.1}, "save_steps", "give their number"),
         ({"lora_r": 8}, "lora_r", "use_peft is not set"),
         ({"run_name": "a", "report_to": "none"}, "run_name", "names no tracker"),
+        ({"run_name": "a", "report_to": ["none"]}, "run_name", "names no tracker"),
+        ({"run_name": "a", "report_to": []}, "run_name", "names no tracker"),
+        ({"lora_r": 8, "use_peft": None}, "lora_r", "use_peft is not set"),
         ({"eval_steps": 5, "eval_strategy": "no"}, "eval_steps", "nothing is evaluated"),
         # How often is evaluated is as often as something is logged.
         ({"eval_strategy": "steps", "logging_steps": 0.1}, "logging_steps", "give their number"),
@@ -397,6 +402,11 @@ def test_a_note_is_about_what_changes_something(imported, name, value, same):
 @pytest.mark.parametrize("name", ["val_split_ratio", "sample_packing", "lora_model_dir"])
 def test_a_name_of_another_trainer_is_not_taken_for_a_typing_error(imported, name):
     assert imported(changed(**{name: 1})).left_out == {name: "not a name in TRL 1.16"}
+
+
+def test_where_answers_are_read_is_said_if_that_is_not_the_format_of_a_reward(imported):
+    assert "read from \\boxed{}" in imported(GRPO).text
+    assert "boxed" not in imported(changed(reward_funcs=["accuracy", "format"])).text
 
 
 def test_trls_own_defaults_are_not_worth_a_word(imported):

@@ -448,8 +448,16 @@ def test_a_share_of_warm_up_replaces_the_steps_of_the_shipped_recipe(imported):
     assert (optimizer.warmup_steps, optimizer.warmup_ratio) == (None, 0.03)
 
 
+def test_lengths_of_both_phases_are_computed(imported):
+    text = "model: {max_seq_length: 3000}\ndata: {truncate_ratio: 0.25, max_length_percentile: %s}"
+    for percentile, ours in ((1.0, 100), (0.5, 50), (1.5, 1.5), (80, 80)):
+        recipe = imported(f"grpo_training:\n{text % percentile}").recipe
+        assert recipe.sft.max_tokens == 750
+        assert recipe.prompt.max_percentile == ours
+
+
 def test_the_folder_of_both_phases_is_the_one_above_grpo(imported):
-    for folder, ours in (("runs/grpo", "runs"), ("runs/both", "runs/both")):
+    for folder, ours in (("runs/grpo", "runs"), ("runs/both", "runs/both"), (2026, "2026")):
         text = f"grpo_training: {{output_dir: {folder}}}"
         assert imported(text).recipe.output_dir == ours
 
@@ -478,13 +486,22 @@ def test_what_a_file_leaves_out_is_as_in_the_shipped_recipe(imported, text, ship
 
 
 @pytest.mark.parametrize(
-    "name", ["my_rewards.brevity", "my_rewards:brevity", "my_rewards.py:brevity"]
+    "name",
+    [
+        "my_rewards.brevity",
+        "my_rewards:brevity",
+        "my_rewards.py:brevity",
+        # Relative to where the import runs.
+        "theirs.my_rewards.brevity",
+        "theirs/my_rewards.py:brevity",
+    ],
 )
 def test_a_reward_beside_the_file_is_named_from_here(imported, name):
     Path("theirs").mkdir()
     Path("theirs/my_rewards.py").write_text("def brevity(completions, **kwargs): return [0.0]\n")
-    rewards = imported(f"reward_funcs: [{name}]", "theirs/trl.yaml").recipe.rewards
-    assert [r.name for r in rewards] == ["theirs/my_rewards.py:brevity"]
+    for file in ("theirs/trl.yaml", f"{Path.cwd()}/theirs/trl.yaml"):
+        rewards = imported(f"reward_funcs: ['{name}']", file).recipe.rewards
+        assert [r.name for r in rewards] == ["theirs/my_rewards.py:brevity"]
 
 
 def test_a_module_that_is_not_here_keeps_its_name(imported):
@@ -511,6 +528,12 @@ def test_a_module_that_is_not_here_keeps_its_name(imported):
         ("sft_data_path: a\nunique_train_examples: few", "a.yaml", "data.sft.unique"),
         ("grpo_training: {num_generations: 1}", "a.yaml", "num_generations is 1, not a .* of 2"),
         ("grpo_training: {num_generations: 4}", "a.yaml", "--nproc"),
+        (
+            "grpo_training: {}\nmodel: {max_seq_length: 0}",
+            "a.yaml",
+            "max_seq_length is 0, not a whole number of 1 or more",
+        ),
+        ("grpo_training: {}\nmodel: {max_seq_length: 9.5}", "a.yaml", "is 9.5, not a whole number"),
         ("grpo_training: {}\ndata: {truncate_ratio: half}", "a.yaml", "'half', not a number"),
         (
             "name: a\nmodel: {path: b}\ndata: {train: {source: c}}\nseed: 1",
