@@ -17,6 +17,7 @@ import sys
 import termios
 import time
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import pytest
 from drawn_runs import GRPO, NASTY, make_run, report
@@ -139,13 +140,29 @@ def test_env_names_what_numbers_depend_on(grouper):
     facts = json.loads(grouper("env", "--json").out)
     assert list(facts) == ["versions", "devices", "extras", "kernels"]
     assert facts["versions"]["torch"] == version("torch")
+    assert facts["versions"]["grouper-rl"] == version("grouper-rl")
+    assert facts["versions"]["python"] == platform.python_version()
+    assert facts["devices"]["system"] == platform.platform()
     assert {"wandb", "quantized"} <= facts["extras"].keys()
+    assert re.fullmatch("accelerate .+, bitsandbytes .+", facts["extras"]["quantized"])
     assert "dev" not in facts["extras"]
-    assert "GiB" in facts["devices"]["memory"]
+    memory, unit = facts["devices"]["memory"].split()
+    assert unit == "GiB"
+    assert 0.5 < float(memory) < 50_000
     assert facts["devices"]["cpu"].startswith(f"{processors()} of {os.cpu_count()} processors, ")
     text = grouper("env").out
-    assert "Versions:" in text
+    assert text.startswith("Versions:\n")
     assert version("torch") in text
+
+
+def test_env_names_every_device(grouper, monkeypatch):
+    card = SimpleNamespace(name="Card", total_memory=80 * 2**30)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: card)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    devices = json.loads(grouper("env", "--json").out)["devices"]
+    assert [devices["cuda:0"], devices["cuda:1"]] == ["Card, 80.0 GiB"] * 2
+    assert "mps" in devices
 
 
 def test_a_damaged_file_of_rollouts_leaves_the_rest_of_a_diagnosis(grouper, tmp_path):

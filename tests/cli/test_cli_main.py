@@ -298,6 +298,7 @@ def test_a_typo_in_a_command_names_the_nearest(grouper):
     called = grouper("recipes", "feilds")
     assert called.code == 2
     assert "Did you mean 'fields'?" in called.err
+    assert "No such option" in grouper("--rnu").err
 
 
 def test_the_version_is_printed(grouper):
