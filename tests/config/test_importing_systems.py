@@ -294,6 +294,7 @@ FIRST, SECOND = 1, 2
 BETA = BASE_BETA = 0.1
 NAMES = ["a"]
 NAMES.append("b")
+EXTRA = {"dtype": "float32"}
 KEPT = {1}
 KEPT.add(2)
 BELOW_ONE = 0.9
@@ -308,7 +309,7 @@ for STEPS in range(3):
 def train(GROUP):
     return GRPOConfig(learning_rate=LR, beta=BETA, max_steps=STEPS, num_generations=GROUP,
         seed=SEED, reward_funcs=["format"], wandb_tags=NAMES, num_train_epochs=EPOCHS,
-        min_p=DECLARED, top_k=FIRST, save_steps=KEPT, top_p=BELOW_ONE,
+        min_p=DECLARED, top_k=FIRST, save_steps=KEPT, top_p=BELOW_ONE, model_init_kwargs=EXTRA,
         logging_steps=each(of, many, words, that, nobody, reads, to, the, end, of, the, line),
         hub_token=HF_TOKEN)
 """
@@ -328,6 +329,7 @@ def test_names_of_constants_are_read_where_nothing_else_can_have_set_them(import
             ("top_k", "FIRST"),
             ("wandb_tags", "NAMES"),
             ("save_steps", "KEPT"),
+            ("model_init_kwargs", "EXTRA"),
             ("top_p", "BELOW_ONE"),
             ("logging_steps", "each(of, many, words, that, nobody, reads, to, the, end, of,"),
         )
@@ -502,6 +504,13 @@ def test_a_reward_beside_the_file_is_named_from_here(imported, name):
     for file in ("theirs/trl.yaml", f"{Path.cwd()}/theirs/trl.yaml"):
         rewards = imported(f"reward_funcs: ['{name}']", file).recipe.rewards
         assert [r.name for r in rewards] == ["theirs/my_rewards.py:brevity"]
+
+
+def test_a_file_in_the_home_folder_may_have_a_tilde(imported, monkeypatch):
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    imported("seed: 7\nbeta: 0.1")
+    found = import_recipe("~/theirs.yaml", source_named=source_named, rewards=REWARDS)
+    assert found.recipe.seed == 7
 
 
 def test_a_module_that_is_not_here_keeps_its_name(imported):
