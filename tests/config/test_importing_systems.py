@@ -513,6 +513,11 @@ def test_a_file_in_the_home_folder_may_have_a_tilde(imported, monkeypatch):
     assert found.recipe.seed == 7
 
 
+def test_one_file_leaves_no_trace_in_the_next(imported):
+    for given, beta in (("{adam_beta2: 0.5}", 0.5), ("{}", 0.999)):
+        assert imported(f"grpo_training: {given}").recipe.grpo.optimizer.betas == (0.9, beta)
+
+
 def test_a_module_that_is_not_here_keeps_its_name(imported):
     rewards = imported("reward_funcs: [pack.age.brevity, 'a:b']").recipe.rewards
     assert [r.name for r in rewards] == ["pack.age:brevity", "a:b"]
