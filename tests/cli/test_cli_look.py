@@ -17,6 +17,7 @@ import sys
 import termios
 import time
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import pytest
 from drawn_runs import GRPO, NASTY, make_run, report
@@ -33,17 +34,34 @@ def test_the_runs_of_a_folder_with_the_latest_last(grouper, finished_run, tmp_pa
     # As a process that lives leaves it; the parent of a test does.
     holder = {"pid": os.getppid(), "host": platform.node()}
     (tmp_path / "held" / LOCK_FILE).write_text(json.dumps(holder))
-    os.utime(tmp_path / "done" / "metrics.jsonl", (4e9, 4e9))
+    make_run(tmp_path / "untested")
+    shutil.rmtree(tmp_path / "untested" / "evaluations")
+    order = ["half", "done", "untested", "held"]
+    for place, name in enumerate(order):
+        at = 4e9 + 1e6 * place
+        os.utime(tmp_path / name / "recipe.yaml", (at, at))
+        # What is gone a moment later, where a run goes on, is not when something happened.
+        (tmp_path / name / ".half-written").touch()
+        os.utime(tmp_path / name / ".half-written", (5e9, 5e9))
     called = grouper("runs", tmp_path, "--json")
     assert called.code == 0, called.err
     rows = {row["name"]: row for row in json.loads(called.out)}
-    assert list(rows)[-1] == "done"
+    assert list(rows) == order
+    assert [row["when"][:4] for row in rows.values()] == ["2096"] * 4
     states = {name: row["state"] for name, row in rows.items()}
-    assert states == {"done": "finished", "half": "stopped", "held": "running"}
+    assert states == {
+        "done": "finished",
+        "half": "stopped",
+        "held": "running",
+        "untested": "stopped",
+    }
     assert rows["done"]["step"] == "grpo 2"
     assert 0 <= rows["done"]["accuracy %"] <= 100
-    table = grouper("runs", tmp_path).out
-    assert all(name in table for name in ("name", "accuracy %", "done", "stopped"))
+    assert rows["untested"]["accuracy %"] is None
+    heading, *lines = grouper("runs", tmp_path).out.splitlines()
+    assert heading.split() == ["name", "state", "step", "accuracy", "%", "when"]
+    shown = ["untested", "stopped", "grpo", "5", "-", *rows["untested"]["when"].split()]
+    assert lines[2].split() == shown
 
 
 def test_the_list_of_runs_makes_no_tally_of_any_step(grouper, tmp_path, monkeypatch):
@@ -122,13 +140,29 @@ def test_env_names_what_numbers_depend_on(grouper):
     facts = json.loads(grouper("env", "--json").out)
     assert list(facts) == ["versions", "devices", "extras", "kernels"]
     assert facts["versions"]["torch"] == version("torch")
+    assert facts["versions"]["grouper-rl"] == version("grouper-rl")
+    assert facts["versions"]["python"] == platform.python_version()
+    assert facts["devices"]["system"] == platform.platform()
     assert {"wandb", "quantized"} <= facts["extras"].keys()
+    assert re.fullmatch("accelerate .+, bitsandbytes .+", facts["extras"]["quantized"])
     assert "dev" not in facts["extras"]
-    assert "GiB" in facts["devices"]["memory"]
+    memory, unit = facts["devices"]["memory"].split()
+    assert unit == "GiB"
+    assert 0.5 < float(memory) < 50_000
     assert facts["devices"]["cpu"].startswith(f"{processors()} of {os.cpu_count()} processors, ")
     text = grouper("env").out
-    assert "Versions:" in text
+    assert text.startswith("Versions:\n")
     assert version("torch") in text
+
+
+def test_env_names_every_device(grouper, monkeypatch):
+    card = SimpleNamespace(name="Card", total_memory=80 * 2**30)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: card)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    devices = json.loads(grouper("env", "--json").out)["devices"]
+    assert [devices["cuda:0"], devices["cuda:1"]] == ["Card, 80.0 GiB"] * 2
+    assert "mps" in devices
 
 
 def test_a_damaged_file_of_rollouts_leaves_the_rest_of_a_diagnosis(grouper, tmp_path):
@@ -214,7 +248,37 @@ def test_show_prints_what_was_asked_for(grouper, finished_run):
     assert grouper("show", finished_run, "--problem", "nowhere").out == ("No rollout matches.\n")
     grouper("show", finished_run, "--step", "7").refused("no rollouts are stored of step 7")
     assert "give one" in grouper("show", finished_run, "--best", "--worst").err
-    assert "only --problem" in grouper("show", finished_run, "--diff", "1", "2", "--best").err
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ("", ["5 train/0 0", "5 train/0 1", "5 train/0 2"]),
+        ("--verdict correct", ["5 train/0 1", "5 train/0 3", "5 train/1 1"]),
+        ("--best", ["5 train/1 3", "5 train/1 1", "5 train/0 3"]),
+        ("--worst", ["5 train/0 0", "5 train/0 2", "5 train/1 0"]),
+        ("--step 3 --problem train/1", ["3 train/1 0", "3 train/1 1", "3 train/1 2"]),
+    ],
+)
+def test_show_chooses_and_orders(grouper, tmp_path, options, rows):
+    called = grouper("show", make_run(tmp_path / "demo").path, *options.split(), "-n", "3")
+    assert called.code == 0, called.err
+    shown = re.findall(r"^grpo step (\d)  \w+  (\S+), sample (\d)", called.out, re.MULTILINE)
+    assert [" ".join(row) for row in shown] == rows
+
+
+def test_show_puts_two_steps_side_by_side(grouper, tmp_path):
+    run = make_run(tmp_path / "demo").path
+    for options, problems in (("", ["0", "1"]), ("-n 1", ["0"]), ("--problem train/1", ["1"])):
+        called = grouper("show", run, "--diff", "3", "5", *options.split())
+        assert called.code == 0, called.err
+        assert re.findall(r"train/(\d): the reference is 2", called.out) == problems
+        assert "step 3: incorrect" in called.out
+        assert "No rollout matches" not in called.out
+    for options in ("--step 3", "--verdict correct", "--best", "--worst"):
+        called = grouper("show", run, "--diff", "3", "5", *options.split())
+        assert (called.code, called.out) == (2, "")
+        assert "only --problem and -n go with it" in called.err
 
 
 def test_watch_prints_the_state_once_without_a_terminal(grouper, finished_run):

@@ -161,7 +161,15 @@ def test_a_row_of_the_table_is_what_its_function_takes(grouper, name, command):
         assert parameter.param_type_name == "argument" or parameter.help or parameter.hidden
     help_text = grouper(*name.split(), "--help").out
     assert help_text.startswith(f"Usage: grouper {name} ")
-    assert max(map(len, help_text.split("Examples:")[0].splitlines())) <= 100
+    above, _, _ = help_text.partition("Examples:")
+    assert max(map(len, above.splitlines())) <= 100
+    shown = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
+    names = [*(next(opt for opt in p.opts if opt.startswith("--")) for p in shown), "--help"]
+    options = above.partition("Options:\n")[2]
+    listed = re.findall(r"^  (?:-\w, )?(--[\w-]+)", options, re.MULTILINE)
+    assert listed == names
+    # A title of its own is not worth it for one more.
+    assert len(listed) > 6 or "More options" not in above
 
 
 OPTIONS = [
@@ -290,6 +298,7 @@ def test_a_typo_in_a_command_names_the_nearest(grouper):
     called = grouper("recipes", "feilds")
     assert called.code == 2
     assert "Did you mean 'fields'?" in called.err
+    assert "No such option" in grouper("--rnu").err
 
 
 def test_the_version_is_printed(grouper):

@@ -53,6 +53,7 @@ class Sized(BaseModel):
     """As the parameters of somebody's reward."""
 
     size: int | bool | float | str
+    rows: list[int] | list[str] = []
 
 
 @pytest.mark.parametrize(
@@ -60,15 +61,16 @@ class Sized(BaseModel):
     [
         (
             '{"size": []}',
-            "should be a whole number, or true or false, or a number, or text (got a list)",
+            "size: should be a whole number, or true or false, or a number, or text (got a list)",
         ),
-        ("{}", "this is required"),
+        ("{}", "size: this is required"),
+        ('{"size": 1, "rows": 3}', "rows: should be a list (got 3)"),
     ],
 )
 def test_kinds_of_a_value_are_not_taken_for_keys(text: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         validate_json(Sized, text, where="r.yaml")
-    assert str(caught.value) == f"r.yaml: size: {told}."
+    assert str(caught.value) == f"r.yaml: {told}."
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,9 @@ def test_kinds_of_a_value_are_not_taken_for_keys(text: str, told: str) -> None:
             "name=a/b",
             "name: should be letters, digits, dots, hyphens and underscores, with a letter",
         ),
+        ("grpo.beta={a: 1}", "grpo.beta: should be a number (got a section)."),
+        ("seed=null", "seed: should be a whole number (got nothing)."),
+        ("rewards=[]", "recipe demo: rewards is empty: GRPO needs at least one"),
         ("grpo.optimizer.betas=[0.9, 0.9, 0.9]", "betas: should have at most 2 items, not 3 (got"),
     ],
 )
@@ -94,6 +99,8 @@ HINTS = [
     ("sft.seed=3", "Write seed=3."),
     # In files of other set-ups, with their section and without it.
     ("model.max_seq_length=1024", "Write sampling.max_total_tokens=1024."),
+    ("max_samples=9", "Write data.train.limit=9."),
+    ("num_test_problems=5", "Write data.test.limit=5."),
     ("sft_data_path=sft.jsonl", "Write data.sft.path=sft.jsonl."),
     ("val_every_steps=4", "Write sft.evaluate_every=4."),
     ("evaluation.eval_steps=4", "Write grpo.evaluate_every=4 or sft.evaluate_every=4."),
@@ -115,6 +122,7 @@ HINTS = [
     ),
     # What another trainer calls it, with its value where that means the same.
     ("grpo.num_generations=8", "Write grpo.group_size=8."),
+    ("grpo.num-generations=8", "Write grpo.group_size=8."),
     ("num_generations=8", "Write grpo.group_size=8."),
     ("sft.save_steps=50", "Write sft.checkpoint_every=50."),
     ("save_steps=50", "Write grpo.checkpoint_every=50 or sft.checkpoint_every=50."),
@@ -123,6 +131,7 @@ HINTS = [
     ("grpo.optim=lion", "See grpo.optimizer.name."),
     ("bf16=true", "See model.compute_dtype."),
     ("loss_type=dapo", "See grpo.weighting and grpo.surrogate."),
+    ("gradient_acumulation_steps=4", "See grpo.prompts_per_step and sft.batch_size."),
     ("gradient_accumulation_steps=4", "See grpo.prompts_per_step and sft.batch_size."),
     ("dataset_name=openai/gsm8k", "See data.train.source."),
     ("use_vllm=true", "Write sampling.engine=vllm."),
@@ -136,10 +145,11 @@ HINTS = [
     ("actor.optim={lr: 1e-5}", "Write grpo.optimizer.learning_rate=1e-05 or sft.optimizer"),
     ("algorithm={adv_estimator: grpo}", "algorithm.adv_estimator: there is no section"),
     # Not where it has a meaning of its own, or nothing in it.
-    ("data.columns={question: q}", 'data.test.columns={"question": "q"}.'),
+    ("data.columns={question: 問題}", 'data.test.columns={"question": "問題"}.'),
     ("gradient_checkpointing_kwargs={use_reentrant: false}", "has no counterpart: about speed"),
     ("nonsense={}", "`grouper recipes fields` lists all settings"),
     # Names of trainers on top of TRL; a section of ours is not one of them.
+    ("sft.num_epochs=3", "Write sft.epochs=3."),
     ("num_epochs=3", "Write grpo.epochs=3 or sft.epochs=3."),
     ("adapter=lora", "See model.lora."),
     ("optimizer=adamw_torch", "Write grpo.optimizer.name=adamw or sft.optimizer.name=adamw."),
@@ -148,12 +158,22 @@ HINTS = [
     ("grpo.stesp=3", "Did you mean grpo.steps=3?"),
     ("sead=2", "Did you mean seed=2?"),
     ("rewards.0.weigth=2", "Did you mean rewards.0.weight=2?"),
+    (
+        "rewards=[{name: format}, {name: accuracy, weigth: 2}]",
+        "Did you mean rewards.1.weight=2?",
+    ),
     ("reward=[accuracy]", "Did you mean 'rewards'?"),
+    ("grpo.max_slot=4", "Did you mean sampling.max_slots=4?"),
     ("sft.num_generatoins=4", "Did you mean grpo.group_size=4?"),
-    # Nothing is near.
+    # Nothing is near, though another trainer's name without a counterpart is near a name of ours.
+    ("data_seed=3", "data_seed has no counterpart"),
+    ("grpo.loss_scale=2", "`grouper recipes fields` lists all settings"),
+    ("nonsense.nothing=3", "`grouper recipes fields` lists all settings"),
     ("prompt.nonsense=3", "Known names: format, "),
     ("grpo.nonsense=3", "`grouper recipes fields` lists all settings"),
+    # A value that is long, or would not be shown as it is.
     (f"lora.rank={'8' * 80}", "Write model.lora.rank=...."),
+    ("lora.rank='8\t'", "Write model.lora.rank=...."),
 ]
 
 
@@ -189,7 +209,7 @@ def test_a_wrong_key_is_told_what_to_write(override: str, hint: str) -> None:
         ),
         ("model.compute_dtype=null", "It has another name now: write model.compute_dtype=auto."),
         (f"reading={'What this is. ' * 9}", "It has another name now: write note=...."),
-        ("grpo.keep_best=false", "The best weights are always kept"),
+        ("grpo.keep_best=false", "here. The best weights are always kept"),
         ("data.train.shuffle_buffer=5", "It is always 10,000 rows: leave it out."),
         ("alarms={window: 5, on_alarm: stop}", "on_finding: stop ends a run that goes wrong"),
         ("grpo.kl_in_reward=true", "grpo.kl=k1 takes the KL off the reward"),

@@ -27,24 +27,33 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "params",
+    ("params", "key", "variable"),
     [
-        {"token": SECRET},
-        {"API_KEY": SECRET},
-        {"apiKey": SECRET},
-        {"x-api-key": SECRET},
-        {"judge": {"headers": {"Authorization": f"Bearer {SECRET}"}}},
-        {"passwords": "", "password": [SECRET]},
-        {"client_secret": {"value": SECRET}},
-        {"hf_token": SECRET},
+        ({"token": SECRET}, "token", "TOKEN"),
+        ({"API_KEY": SECRET}, "API_KEY", "API_KEY"),
+        ({"apiKey": SECRET}, "apiKey", "API_KEY"),
+        ({"x-api-key": SECRET}, "x-api-key", "X_API_KEY"),
+        (
+            {"judge": {"headers": {"Authorization": f"Bearer {SECRET}"}}},
+            "judge.headers.Authorization",
+            "AUTHORIZATION",
+        ),
+        ({"passwords": "", "password": [SECRET]}, "password", "PASSWORD"),
+        ({"password": ("", SECRET)}, "password", "PASSWORD"),
+        ({"client_secret": {"value": SECRET}}, "client_secret.value", "VALUE"),
+        ({1: {"token": SECRET}}, "1.token", "TOKEN"),
+        ({"hf_token": SECRET}, "hf_token", "HF_TOKEN"),
     ],
 )
-def test_a_secret_in_plain_text_is_refused_and_not_repeated(params: dict[str, Any]) -> None:
-    with pytest.raises(
-        ValueError, match=r"looks like a secret.*write \$\{[A-Z_]+\} instead"
-    ) as caught:
+def test_a_secret_in_plain_text_is_refused_and_not_repeated(
+    params: dict[str, Any], key: str, variable: str
+) -> None:
+    with pytest.raises(ValueError, match="looks like a secret") as caught:
         refuse_literal_secrets(params)
-    assert SECRET not in str(caught.value)
+    told = str(caught.value)
+    assert told.startswith(f"{key} looks like a secret, and recipes are shared: ")
+    assert told.endswith(f"write ${{{variable}}} instead and set {variable} in the environment")
+    assert SECRET not in told
 
 
 @pytest.mark.parametrize(
@@ -88,12 +97,13 @@ def test_a_reference_is_stored_as_it_is_and_filled_in_where_a_function_is_built(
         ],
     )
     layout = make_format(recipe.prompt)
-    for build in (
-        lambda: build_rewards(recipe.rewards, layout),
-        lambda: check_trackers(recipe.tracking),
+    for where, build in (
+        (r"rewards\..*:f\.params", lambda: build_rewards(recipe.rewards, layout)),
+        (r"tracking\.trackers", lambda: check_trackers(recipe.tracking)),
     ):
         monkeypatch.delenv("JUDGE_TOKEN", raising=False)
-        with pytest.raises((RewardError, ConfigError), match="no variable JUDGE_TOKEN"):
+        told = rf"^{where}: the environment has no variable JUDGE_TOKEN\. Set it \(export JUDGE_"
+        with pytest.raises((RewardError, ConfigError), match=told):
             build()
         monkeypatch.setenv("JUDGE_TOKEN", SECRET)
         build()

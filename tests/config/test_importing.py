@@ -61,8 +61,10 @@ def test_a_grpo_file_becomes_the_same_run(imported):
     found = imported(GRPO)
     recipe: Recipe = found.recipe
     assert found.left_out == {}
+    assert found.text.startswith("# From trl.yaml, read with the names of TRL 1.16's GRPOConfig.")
     assert "# - For 1 process(es): 4 prompts x 16 = 64 completions per step" in found.text
     assert (recipe.name, recipe.output_dir) == ("Qwen-1.5B-GRPO", "outputs")
+    assert recipe.description == "From trl.yaml, a file for TRL"
     assert recipe.skip_sft
     assert recipe.data.train.source == "gsm8k"
     g = recipe.grpo
@@ -72,6 +74,17 @@ def test_a_grpo_file_becomes_the_same_run(imported):
     assert recipe.prompt.format == "boxed"  # where TRL reads the answer, whatever it rewards
     assert recipe.sampling.max_new_tokens == 786
     assert g.checkpoint_every == 100
+
+
+def test_the_recipe_says_what_was_made_of_the_file_and_is_no_longer_than_that(imported):
+    """Comments in paragraphs: where it is from, notes, what was left out; then what is set."""
+    for settings, left_out in [(GRPO, []), (changed(packing=True), ["packing"])]:
+        comments, _, ours = imported(settings).text.partition("\n\n")
+        _, notes, *listed = (part.splitlines() for part in comments.split("\n#\n"))
+        assert [line[:14] for line in notes] == ["# - For 1 proc", "# - Answers ar"]
+        reasons = [f"#   {name}: not a setting of GRPOConfig" for name in left_out]
+        assert listed == ([["# Without a counterpart:", *reasons]] if left_out else [])
+        assert "grading" not in yaml.safe_load(ours)
 
 
 def test_what_the_file_does_not_set_has_trls_default(imported):
@@ -122,6 +135,7 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ({"torch_dtype": "bfloat16"}, {"model.dtype": "bfloat16"}),
         ({"use_peft": True, "lora_r": 8}, {"model.lora.rank": 8, "model.lora.alpha": 32}),
         ({"save_strategy": "no"}, {"grpo.checkpoint_every": 0}),
+        ({"save_steps": 0}, {"grpo.checkpoint_every": 0}),
         (
             {"eval_strategy": "steps", "eval_steps": 20, "dataset_test_split": "test"},
             {"grpo.evaluate_every": 20, "data.validation.split": "test"},
@@ -132,7 +146,7 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ),
         ({"eval_strategy": False, "save_strategy": False}, {"grpo.checkpoint_every": 0}),
         (
-            {"training": {"beta": 0.04, "seed": 7}, "logs": {"logging_steps": 5}},
+            {"training": {"beta": 0.04, "seed": 7}, "logs": {"logging-steps": 5}},
             {"grpo.beta": 0.04, "seed": 7, "tracking.log_every": 5},
         ),
         (
@@ -154,11 +168,13 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ({"push_to_hub": True, "hub_model_id": "us/ours"}, {"push_to": "us/ours"}),
         ({"output_dir": "runs/my run!"}, {"name": "my-run", "output_dir": "runs"}),
         ({"output_dir": "."}, {"name": "imported"}),
+        ({"output_dir": 2026, "dataset_name": 5}, {"name": "2026", "data.train.path": "5"}),
         (
             {"dataset_train_split": "test"},
             {"data.train.source": "gsm8k", "data.train.split": "test"},
         ),
         ({"reward_funcs": ["trl.rewards.accuracy_reward"]}, {"rewards.0.name": "accuracy"}),
+        ({"reward_weights": [1.0, 0.5]}, {"rewards.0.weight": 1.0, "rewards.1.weight": 0.5}),
         (
             {"scale_rewards": "none", "multi_objective_aggregation": "normalize_then_sum"},
             {"grpo.advantage": "standardised", "grpo.decouple_rewards": True},
@@ -168,8 +184,17 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
             {"report_to": ["wandb", "trackio"], "project": "p", "run_name": "r"},
             {"tracking.trackers.1.name": "trackio", "tracking.trackers.0.project": "p"},
         ),
+        ({"report_to": "wandb"}, {"tracking.trackers.0.project": None}),
         ({"reward_funcs": "my.rewards.brevity"}, {"rewards.0.name": "my.rewards:brevity"}),
-        ({"dataset_name": "./mine.jsonl"}, {"data.train.source": "file"}),
+        (
+            {"dataset_name": "./mine.jsonl"},
+            {"data.train.source": "file", "data.train.split": "train"},
+        ),
+        # A source of ours has its own split for training: here `cot`.
+        (
+            {"dataset_name": "unsloth/OpenMathReasoning-mini"},
+            {"data.train.source": "openmath-mini", "data.train.split": None},
+        ),
         ({"dataset_name": "a/b", "dataset_config": "c"}, {"data.train.subset": "c"}),
         ({"deepspeed": "zero3.json"}, {"parallel": "fsdp"}),
         ({"mask_truncated_completions": True}, {"grpo.overlong": "mask"}),
@@ -192,6 +217,8 @@ def test_what_the_file_does_not_set_has_trls_default(imported):
         ({"attn_implementation": None}, {"model.attention": "native"}),
         ({"use_peft": True, "load_in_4bit": False}, {"model.quantization": None}),
         ({"reward_funcs": ["accuracy", "tag_count"]}, {"prompt.format": "think"}),
+        ({"reward_funcs": ["format"]}, {"prompt.format": "think"}),
+        ({"reward_funcs": ["soft_format"]}, {"prompt.format": "think"}),
     ],
     ids=str,
 )
@@ -210,6 +237,10 @@ def test_every_tracker_that_there_is_not_is_listed(imported):
     found = imported(changed(report_to=["neptune", "wandb", "comet_ml"]))
     assert list(found.left_out) == ["report_to: neptune", "report_to: comet_ml"]
     assert [tracker.name for tracker in found.recipe.tracking.trackers] == ["wandb"]
+
+
+def test_without_bfloat16_products_are_in_the_dtype_of_the_weights(imported):
+    assert imported(changed(fp16=True)).recipe.model.compute_dtype == "float32"
 
 
 def test_a_batch_that_counted_prompts_is_explained(imported):
@@ -268,6 +299,7 @@ def test_an_sft_file(imported):
     assert (recipe.sft.batch_size, recipe.sft.max_tokens) == (128, 2048)
     assert (recipe.sft.optimizer.name, recipe.sft.optimizer.learning_rate) == ("adamw_8bit", 2e-5)
     assert list(found.left_out) == ["packing"]
+    assert "reward" not in found.text
     assert "Qwen/Qwen2.5-0.5B-Instruct until you change it" in found.text
 
 
@@ -297,6 +329,9 @@ def test_a_json_file_is_read_as_well(tmp_path):
         ({"save_steps": 0.1}, "save_steps", "give their number"),
         ({"lora_r": 8}, "lora_r", "use_peft is not set"),
         ({"run_name": "a", "report_to": "none"}, "run_name", "names no tracker"),
+        ({"run_name": "a", "report_to": ["none"]}, "run_name", "names no tracker"),
+        ({"run_name": "a", "report_to": []}, "run_name", "names no tracker"),
+        ({"lora_r": 8, "use_peft": None}, "lora_r", "use_peft is not set"),
         ({"eval_steps": 5, "eval_strategy": "no"}, "eval_steps", "nothing is evaluated"),
         # How often is evaluated is as often as something is logged.
         ({"eval_strategy": "steps", "logging_steps": 0.1}, "logging_steps", "give their number"),
@@ -311,6 +346,11 @@ def test_a_json_file_is_read_as_well(tmp_path):
         ({"vllm": {"dtype": "bfloat16"}}, "vllm.dtype", "the weights of the run"),
         ({"hub_model_revision": "v1"}, "hub_model_revision", "checkpoints are tags"),
         ({"soft_punish_cache": 96}, "soft_punish_cache", "params.buffer_tokens"),
+        (
+            {"lr_scheduler_kwargs": "{'num_cycles': 2}"},
+            "lr_scheduler_kwargs",
+            "not read from such a file: set grpo.optimizer.final_ratio in the recipe",
+        ),
         (
             {"lr_scheduler_kwargs": {"min_lr": 1e-7}},
             "lr_scheduler_kwargs.min_lr",
@@ -347,7 +387,13 @@ def test_what_weighs_the_samples_of_vllm_is_said(imported, settings, importance)
 
 @pytest.mark.parametrize(
     ("name", "value", "same"),
-    [("fsdp", "full_shard", ""), ("deepspeed", "zero3.json", None), ("top_p", 0.9, 1.0)],
+    [
+        ("fsdp", "full_shard", ""),
+        ("deepspeed", "zero3.json", None),
+        ("top_p", 0.9, 1.0),
+        ("report_to", "wandb", "none"),
+        ("reward_funcs", None, ["accuracy_reward"]),
+    ],
 )
 def test_a_note_is_about_what_changes_something(imported, name, value, same):
     notes = len(re.findall("^# - ", imported(GRPO).text, re.MULTILINE))
@@ -359,6 +405,11 @@ def test_a_note_is_about_what_changes_something(imported, name, value, same):
 @pytest.mark.parametrize("name", ["val_split_ratio", "sample_packing", "lora_model_dir"])
 def test_a_name_of_another_trainer_is_not_taken_for_a_typing_error(imported, name):
     assert imported(changed(**{name: 1})).left_out == {name: "not a name in TRL 1.16"}
+
+
+def test_where_answers_are_read_is_said_if_that_is_not_the_format_of_a_reward(imported):
+    assert "read from \\boxed{}" in imported(GRPO).text
+    assert "boxed" not in imported(changed(reward_funcs=["accuracy", "format"])).text
 
 
 def test_trls_own_defaults_are_not_worth_a_word(imported):
@@ -379,12 +430,18 @@ def test_every_default_of_trls_can_be_written_out(imported, phase):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_generations": 1}, "num_generations is 1, not a whole number of 2 or more"),
+        ({"num_generations": 1}, "trl.yaml: num_generations is 1, not a whole number of 2 or more"),
         ({"num_generations": 7}, "cannot be cut into groups"),
         ({"num_generations": "many"}, "not a whole number"),
-        ({"num_generations": True}, "not a whole number"),
+        ({"gradient_accumulation_steps": True}, "is True, not a whole number of 1 or more"),
         ({"gradient_accumulation_steps": 1.5}, "not a whole number"),
+        ({"gradient_accumulation_steps": 0}, "is 0, not a whole number of 1 or more"),
+        ({"per_device_train_batch_size": 0}, "is 0, not a whole number of 1 or more"),
+        ({"max_steps": True}, "is True, not a number of 0 or more"),
         ({"steps_per_generation": 2.5}, "not a whole number"),
+        ({"steps_per_generation": 0}, "is 0, not a whole number of 1 or more"),
+        ({"generation_batch_size": 0}, "is 0, not a whole number of 1 or more"),
+        ({"num_iterations": 0}, "is 0, not a whole number of 1 or more"),
         ({"num_iterations": 1.5}, "not a whole number"),
         ({"steps_per_generation": 3}, "cannot be cut into groups"),
         ({"reward_weights": 0.5}, "not one weight for each of 2"),
@@ -396,6 +453,7 @@ def test_every_default_of_trls_can_be_written_out(imported, phase):
             {"loss_type": "cispo", "epsilon_high": 0.5},
             "0.5, not a number of 1 or more. With loss_type cispo it bounds the ratio itself",
         ),
+        ({"loss_type": "cispo"}, "epsilon_high is 0.2, not a number of 1 or more"),
         ({"dtype": "float32", "torch_dtype": "bfloat16"}, "dtype is set twice"),
         ({"temperature": 0.0}, r"sampling\.temperature"),
         ({"learning_rate": "fast"}, r"grpo\.optimizer\.learning_rate"),
@@ -411,9 +469,9 @@ def test_nonsense_is_refused_with_the_reason(imported, settings, message):
 def test_a_file_of_another_trainer_is_refused(imported):
     with pytest.raises(
         ConfigError,
-        match=r"belong to no known trainer: actor, data\. What can be read: .*migrating",
+        match=r"trl.yaml: .* no known trainer: 1, actor, b, c, data\. What can be read: .*migrat",
     ):
-        imported({"actor": {"rollout": {"n": 8}}, "data": {"files": "x"}})
+        imported({1: 2, "actor": {"rollout": {"n": 8}}, "b": 1, "c": 1, "data": 1, "e": 1})
 
 
 def test_a_name_in_common_with_trl_does_not_make_a_file_trls(imported):

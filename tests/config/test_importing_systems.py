@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from grouper.advice.recipe_checks import check_recipe
 from grouper.config.aliases import dialects
@@ -293,6 +294,13 @@ FIRST, SECOND = 1, 2
 BETA = BASE_BETA = 0.1
 NAMES = ["a"]
 NAMES.append("b")
+EXTRA = {"dtype": "float32"}
+KEPT = {1}
+KEPT.add(2)
+BELOW_ONE = 0.9
+match NAMES:
+    case {**BELOW_ONE}:
+        pass
 STEPS = 5
 GROUP = 4
 HF_TOKEN = "hf_secret"
@@ -301,7 +309,8 @@ for STEPS in range(3):
 def train(GROUP):
     return GRPOConfig(learning_rate=LR, beta=BETA, max_steps=STEPS, num_generations=GROUP,
         seed=SEED, reward_funcs=["format"], wandb_tags=NAMES, num_train_epochs=EPOCHS,
-        min_p=DECLARED, top_k=FIRST,
+        min_p=DECLARED, top_k=FIRST, save_steps=KEPT, top_p=BELOW_ONE, model_init_kwargs=EXTRA,
+        logging_steps=each(of, many, words, that, nobody, reads, to, the, end, of, the, line),
         hub_token=HF_TOKEN)
 """
 
@@ -319,6 +328,10 @@ def test_names_of_constants_are_read_where_nothing_else_can_have_set_them(import
             ("min_p", "DECLARED"),
             ("top_k", "FIRST"),
             ("wandb_tags", "NAMES"),
+            ("save_steps", "KEPT"),
+            ("model_init_kwargs", "EXTRA"),
+            ("top_p", "BELOW_ONE"),
+            ("logging_steps", "each(of, many, words, that, nobody, reads, to, the, end, of,"),
         )
     }
     assert {**found.left_out, **unread} == found.left_out
@@ -407,7 +420,7 @@ def test_names_of_trainers_on_top_of_trl_are_read_or_explained(imported, trainer
 
 
 def test_a_script_with_both_phases_is_refused(imported):
-    with pytest.raises(ConfigError, match=r"here are 2.*Keep one in a copy"):
+    with pytest.raises(ConfigError, match=r"^both\.py: .*here are 2.*Keep one in a copy"):
         imported(text_of("trl_both.py"), "both.py")
 
 
@@ -416,8 +429,37 @@ def test_a_setting_of_the_other_configuration_is_named(imported):
     assert left_out == {"beta": "not a setting of SFTConfig"}
 
 
+def test_a_section_that_is_a_text_is_listed(imported):
+    left_out = imported("grpo_training:\nmodel: a/b").left_out
+    assert left_out == {"model": "not a name in openmath-dapo's set-up"}
+
+
+def test_a_file_without_notes_has_no_empty_lines_for_them(imported):
+    comments, _, ours = imported("sft_data_path: a.jsonl").text.partition("\n\n")
+    assert "#" not in comments.splitlines()
+    assert "grading" not in yaml.safe_load(ours)
+
+
+def test_a_tab_in_a_text_stays_one(imported):
+    text = 'grpo_training:\nprompt: {system_prompt_template: "a\tb"}'
+    assert imported(text).recipe.prompt.system == "a\tb"
+
+
+def test_a_share_of_warm_up_replaces_the_steps_of_the_shipped_recipe(imported):
+    optimizer = imported("sft_training: {warmup_steps: 0.03}").recipe.sft.optimizer
+    assert (optimizer.warmup_steps, optimizer.warmup_ratio) == (None, 0.03)
+
+
+def test_lengths_of_both_phases_are_computed(imported):
+    text = "model: {max_seq_length: 3000}\ndata: {truncate_ratio: 0.25, max_length_percentile: %s}"
+    for percentile, ours in ((1.0, 100), (0.5, 50), (1.5, 1.5), (80, 80)):
+        recipe = imported(f"grpo_training:\n{text % percentile}").recipe
+        assert recipe.sft.max_tokens == 750
+        assert recipe.prompt.max_percentile == ours
+
+
 def test_the_folder_of_both_phases_is_the_one_above_grpo(imported):
-    for folder, ours in (("runs/grpo", "runs"), ("runs/both", "runs/both")):
+    for folder, ours in (("runs/grpo", "runs"), ("runs/both", "runs/both"), (2026, "2026")):
         text = f"grpo_training: {{output_dir: {folder}}}"
         assert imported(text).recipe.output_dir == ours
 
@@ -437,7 +479,9 @@ def test_a_file_is_of_grpo_if_any_of_its_names_is(imported):
     [("sft_data_path: data/math/sft.jsonl", "math-r1-zero"), ("grpo_training:", "openmath-dapo")],
 )
 def test_what_a_file_leaves_out_is_as_in_the_shipped_recipe(imported, text, shipped):
-    ours = imported(text).recipe.model_dump()
+    found = imported(text)
+    assert found.left_out == {}
+    ours = found.recipe.model_dump()
     for key, value in load_recipe(shipped).model_dump().items():
         if key not in ("name", "description", "skip_grpo"):
             assert ours[key] == value, key
@@ -455,13 +499,34 @@ def test_a_data_set_on_the_hub_is_read_from_there(imported):
 
 
 @pytest.mark.parametrize(
-    "name", ["my_rewards.brevity", "my_rewards:brevity", "my_rewards.py:brevity"]
+    "name",
+    [
+        "my_rewards.brevity",
+        "my_rewards:brevity",
+        "my_rewards.py:brevity",
+        # Relative to where the import runs.
+        "theirs.my_rewards.brevity",
+        "theirs/my_rewards.py:brevity",
+    ],
 )
 def test_a_reward_beside_the_file_is_named_from_here(imported, name):
     Path("theirs").mkdir()
     Path("theirs/my_rewards.py").write_text("def brevity(completions, **kwargs): return [0.0]\n")
-    rewards = imported(f"reward_funcs: [{name}]", "theirs/trl.yaml").recipe.rewards
-    assert [r.name for r in rewards] == ["theirs/my_rewards.py:brevity"]
+    for file in ("theirs/trl.yaml", f"{Path.cwd()}/theirs/trl.yaml"):
+        rewards = imported(f"reward_funcs: ['{name}']", file).recipe.rewards
+        assert [r.name for r in rewards] == ["theirs/my_rewards.py:brevity"]
+
+
+def test_a_file_in_the_home_folder_may_have_a_tilde(imported, monkeypatch):
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    imported("seed: 7\nbeta: 0.1")
+    found = import_recipe("~/theirs.yaml", source_named=source_named, rewards=REWARDS)
+    assert found.recipe.seed == 7
+
+
+def test_one_file_leaves_no_trace_in_the_next(imported):
+    for given, beta in (("{adam_beta2: 0.5}", 0.5), ("{}", 0.999)):
+        assert imported(f"grpo_training: {given}").recipe.grpo.optimizer.betas == (0.9, beta)
 
 
 def test_a_module_that_is_not_here_keeps_its_name(imported):
@@ -473,8 +538,12 @@ def test_a_module_that_is_not_here_keeps_its_name(imported):
     ("text", "name", "message"),
     [
         ("", "a.yaml", "holds no named settings"),
+        ("{}", "a.yaml", "a.yaml: this file holds no named settings. What can be read"),
         ("", "a.py", r"here are 0"),
-        ("GRPOConfig(", "a.py", "not valid Python"),
+        ("GRPOConfig(", "a.py", "a.py: this is not valid Python"),
+        ("-" * 5_000 + "1", "a.py", "not valid Python"),
+        ("-" * 100_000 + "1", "a.py", "not valid Python"),
+        ("1\0", "a.py", "not valid Python"),
         ("GRPOConfig(beta=1)\nGRPOConfig(beta=0)", "a.py", r"here are 2"),
         ("actor: {rate: 1}\ncritic: {}", "a.yaml", "trainer: actor, critic. What can be read"),
         ("compute_environment: x\nnum_machines: 1", "a.yaml", "belong to no known trainer"),
@@ -484,6 +553,12 @@ def test_a_module_that_is_not_here_keeps_its_name(imported):
         ("sft_data_path: a\nunique_train_examples: few", "a.yaml", "data.sft.unique"),
         ("grpo_training: {num_generations: 1}", "a.yaml", "num_generations is 1, not a .* of 2"),
         ("grpo_training: {num_generations: 4}", "a.yaml", "--nproc"),
+        (
+            "grpo_training: {}\nmodel: {max_seq_length: 0}",
+            "a.yaml",
+            "max_seq_length is 0, not a whole number of 1 or more",
+        ),
+        ("grpo_training: {}\nmodel: {max_seq_length: 9.5}", "a.yaml", "is 9.5, not a whole number"),
         ("grpo_training: {}\ndata: {truncate_ratio: half}", "a.yaml", "'half', not a number"),
         (
             "grpo_training: {}\nprompt: {solution_end: null, system_prompt_template: Write.}",
@@ -502,6 +577,7 @@ def test_a_module_that_is_not_here_keeps_its_name(imported):
             "no known trainer: name, model",
         ),
     ],
+    ids=lambda text: text[:30],
 )
 def test_bad_input_is_one_paragraph(imported, text, name, message):
     with pytest.raises(ConfigError, match=message) as caught:
@@ -513,7 +589,9 @@ def test_bad_input_is_one_paragraph(imported, text, name, message):
 def test_running_such_a_file_offers_the_import(name):
     with pytest.raises(ConfigError, match=r"a file for .*grouper recipes from .* -o mine\.yaml"):
         load_recipe(FILES / name)
-    with pytest.raises(ConfigError, match=r"this is Python.*grouper recipes from train\.py"):
+    with pytest.raises(
+        ConfigError, match=r"^train\.py: this is Python.*grouper recipes from train\.py"
+    ):
         load_recipe("train.py")
 
 

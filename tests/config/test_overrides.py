@@ -13,7 +13,14 @@ import yaml
 
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
 from grouper.config.overrides import STACKS, as_json, expand_stacks, parse_yaml
-from grouper.config.schema import GRPOConfig, LoraConfig, PromptConfig, RewardConfig, stack
+from grouper.config.schema import (
+    GRPOConfig,
+    LoraConfig,
+    PromptConfig,
+    Recipe,
+    RewardConfig,
+    stack,
+)
 from grouper.errors import ConfigError, GrouperError, RewardError
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
@@ -51,6 +58,17 @@ def test_the_recipe_itself_stays_as_it_is_and_sections_are_merged(demo):
     assert other.sft.optimizer == demo.sft.optimizer
     assert demo == load_recipe("demo")
     assert demo.override() == demo
+    # Of a section's object, what was set on it.
+    assert demo.override(grpo=GRPOConfig(steps=3)) == demo.override("grpo.steps=3")
+    assert demo.override(data={"test": None}).data.train == demo.data.train
+
+
+def test_a_recipe_without_a_section_can_be_given_one():
+    least = Recipe.model_validate_json(
+        '{"name": "x", "model": {"path": "m"}, "data": {"train": {"source": "gsm8k"}}}'
+    )
+    assert least.override("seed=2").seed == 2
+    assert least.override("grpo.steps=3").grpo.steps == 3
 
 
 def test_a_text_wins_over_a_keyword_and_the_last_text_over_the_others(demo):
@@ -130,6 +148,13 @@ def test_what_an_alias_names_is_a_copy():
         "test": {"source": "gsm8k", "limit": 9, "split": "test"},
         "sft": {"source": "gsm8k", "limit": 2},
     }
+
+
+def test_twenty_aliases_are_read_and_a_date_beside_them():
+    text = "a: &a 1\nwhen: 2026-01-01\nb: [" + "*a, " * 20
+    assert parse_yaml(f"{text}]", "mine.yaml") == {"a": 1, "when": "2026-01-01", "b": [1] * 20}
+    with pytest.raises(ConfigError, match="more than 20 aliases"):
+        parse_yaml(f"{text}*a]", "mine.yaml")
 
 
 def test_a_setting_of_a_reward_that_is_listed_by_name(demo):
@@ -214,7 +239,10 @@ def test_a_stack_can_be_scaled_and_stand_beside_others(tmp_path: Path) -> None:
     ("entry", "message"),
     [
         ({"name": "stack:gsm8k-xlm"}, "Did you mean 'gsm8k-xml'"),
-        ({"name": "stack:default", "params": {"value": 2}}, "a number as its weight and nothing"),
+        (
+            {"name": "stack:default", "params": {"value": 2}},
+            "^rewards: stack:default takes a number as its weight and nothing else. `grouper rew",
+        ),
         ({"name": "stack:default", "weight": "much"}, "a number as its weight"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.resources
+import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -88,12 +90,15 @@ def test_overrides_reach_every_place_and_the_last_wins(small):
         ("skip_sft=1", "skip_sft.*true or false"),
         ("grpo.group_size=1", "group_size 1 needs advantage: none or .*, not standardised"),
         ("sampling.top_p=0.9", "allow_truncated: true accepts that"),
-        ("grpo.beta=.inf", "infinite or not a number"),
+        ("grpo.beta=.inf", r"small\.yaml: a setting is infinite or not a number"),
         ("model.path=x", "exactly one of model.path and model.new"),
-        ("grpo.steps", "is not an override"),
+        ("grpo.steps", r"'grpo.steps' is not an override\. Write section\.key=value"),
         ("=3", "is not an override"),
         ("grpo..steps=3", "is not an override"),
-        ("rewards.1.weight=3", "'1' is not a position in a list of 1, counted from 0"),
+        (
+            "rewards.1.weight=3",
+            r"^rewards\.1: '1' is not a position in a list of 1, counted from",
+        ),
         ("rewards.name.weight=3", "'name' is not a position in a list of 1"),
         ("rewards.-1.weight=3", "'-1' is not a position in a list of 1"),
         ("model.quantization=4bit", "give model.lora"),
@@ -119,6 +124,10 @@ def test_blanks_around_a_key_are_nothing(small):
     assert changed(small, " grpo.steps = 7").grpo.steps == 7
 
 
+def test_a_date_is_a_text(small):
+    assert changed(small, "name=2026-01-31").name == "2026-01-31"
+
+
 def test_every_problem_is_told_at_once(small):
     with pytest.raises(ConfigError) as caught:
         changed(small, "grpo.stesp=3", "sft.batch_size=-1", "data.train.nope=1", "sead=2")
@@ -130,7 +139,7 @@ def test_every_problem_is_told_at_once(small):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a\n", "is a list, not settings with names"),
+        ("- a\n", r"a\.yaml: the recipe is a list, not settings with names\. Write it as `name"),
         ("# nothing yet\n", "is empty, not settings with names"),
         ("name: [x\n", "line 2: this is not valid YAML"),
         ("name: x\nname: y\n", "line 2: .*'name' is written twice"),
@@ -145,17 +154,28 @@ def test_files_that_are_not_recipes(tmp_path, text, message):
         load_recipe(path)
 
 
+def test_a_file_in_another_encoding_is_one_paragraph(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_bytes("name: café".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"a\.yaml: cannot be read \(.*utf-8"):
+        load_recipe(path)
+
+
 def test_an_unknown_recipe_names_the_nearest(small):
-    with pytest.raises(ConfigError, match=r"Did you mean '.*small\.yaml'"):
+    near = r"smal\.yaml: there is no recipe file of this name\. Did you mean '.*small\.yaml'"
+    with pytest.raises(ConfigError, match=near):
         load_recipe(small.with_name("smal.yaml"))
-    with pytest.raises(ConfigError, match="there is no recipe 'nope'"):
-        load_recipe("nope")
+    with pytest.raises(
+        ConfigError, match=r"no recipe 'demp'\. Did you mean 'demo'\? .* path \(\./demp\.yaml"
+    ):
+        load_recipe("demp")
 
 
 def test_the_resolved_recipe_is_complete_and_reads_back_unchanged(small, tmp_path):
-    recipe = changed(small, "model.lora={rank: 8}", "grpo.optimizer.eps=1e-9")
+    recipe = changed(small, "model.lora={rank: 8}", "grpo.optimizer.eps=1e-9", "note=數學")
     text = resolved_yaml(recipe)
-    assert set(yaml.safe_load(text)) == set(Recipe.model_fields)
+    assert list(yaml.safe_load(text)) == list(Recipe.model_fields)
+    assert "note: 數學\n" in text
     again = tmp_path / "again.yaml"
     again.write_text(text)
     assert load_recipe(again) == recipe
@@ -174,6 +194,19 @@ def test_the_hash_names_the_experiment_and_not_how_it_is_run(small):
     assert recipe_hash(changed(small, *same)) == name
     for override in ("seed=1", "grpo.beta=0.1", "data.train.options.count=11"):
         assert recipe_hash(changed(small, override)) != name
+    assert re.fullmatch("[0-9a-f]{16}", name)
+    orders = ("{seed: 1, count: 10}", "{count: 10, seed: 1}")
+    first, second = (changed(small, f"data.train.options={order}") for order in orders)
+    assert recipe_hash(first) == recipe_hash(second) != name
+
+
+def test_what_is_a_path_and_not_the_name_of_a_shipped_recipe(small, monkeypatch):
+    monkeypatch.chdir(small.parent)
+    monkeypatch.setenv("HOME", str(small.parent))
+    for name in ("mine.yaml", "mine.yml", "mine.json", "./demo", "~/demo", Path("demo")):
+        Path(name).expanduser().write_text(SMALL)
+        assert load_recipe(name).name == "small"
+    assert load_recipe("demo").name == "demo"
 
 
 def test_the_small_recipe_is_sound(small):

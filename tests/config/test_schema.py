@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -188,11 +189,34 @@ def test_the_budget_is_given_once():
         (["rewards=[]"], "rewards is empty"),
         (["sampling.engine=vllm", "grpo=null"], "should be a section of settings"),
         (["sampling.engine=vllm", "evaluation.temperature=0.009"], "raise evaluation.temp"),
+        (
+            ["sampling.engine=vllm", "sampling.temperature=2", "evaluation.temperature=0.015"],
+            "vLLM samples at no temperature below 0.02: raise evaluation.temperature",
+        ),
     ],
 )
 def test_what_a_recipe_contradicts_is_told(settings: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(told)):
         load_recipe("demo", ["sampling.max_new_tokens=48", *settings])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["model.compute_dtype=float32"],
+        ["model={path: x, quantization: 4bit, lora: {}}"],
+        ["sft.weighting=constant", "sft.weighting_constant=3"],
+        ["grpo.weighting=constant", "grpo.weighting_constant=3"],
+        ["grpo.difficulty={}"],
+        ["grpo.decouple_rewards=true", "grpo.kl=k2", "grpo.beta=0.1"],
+        ["grpo.decouple_rewards=true", "grpo.kl=k1"],
+        ["grpo.dual_clip=1.5", "grpo.clip_high=0.28"],
+        ["sampling.engine=vllm", "sampling.temperature=0.5", "evaluation.temperature=0.006"],
+    ],
+    ids=" ".join,
+)
+def test_what_goes_together(settings: list[str]) -> None:
+    load_recipe("demo", settings)
 
 
 def test_what_a_recipe_may_just_say() -> None:
@@ -266,6 +290,9 @@ def test_what_vllm_cannot_do_is_refused_at_once(settings: dict[str, Any], messag
 def test_vllm_comes_with_importance_weights() -> None:
     assert load_recipe("demo").grpo.importance == "none"
     assert load_recipe("demo", ["sampling.engine=vllm"]).grpo.importance == "truncate"
+    least = {"name": "x", "model": {"path": "m"}, "data": {"train": {"source": "gsm8k"}}}
+    text = json.dumps({**least, "sampling": {"engine": "vllm"}})
+    assert validate_json(Recipe, text, where="here").grpo.importance == "truncate"
     own = load_recipe("demo", ["sampling.engine=vllm", "grpo.importance=mask"])
     assert own.grpo.importance == "mask"
     lora = ["model.lora={rank: 4}", "model.quantization=4bit", "model.new=null", "model.path=x"]
@@ -277,6 +304,23 @@ def test_vllm_comes_with_importance_weights() -> None:
                 load_recipe("demo", [use, f"evaluation.temperature={temperature}"])
 
 
+def test_a_list_is_no_recipe() -> None:
+    with pytest.raises(ConfigError, match=r"^here: should be "):
+        validate_json(Recipe, "[]", where="here")
+
+
+def test_the_folder_of_a_run_has_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    recipe = load_recipe("demo", ["output_dir=~/out", "name=mine"])
+    assert recipe.run_folder == tmp_path / "out" / "mine"
+
+
+def test_phases_are_those_that_are_not_skipped() -> None:
+    assert load_recipe("demo").phases == ("sft", "grpo")
+    assert load_recipe("demo", ["skip_sft=true"]).phases == ("grpo",)
+    assert load_recipe("demo", ["skip_grpo=true"]).phases == ("sft",)
+
+
 def test_a_seed_that_pytorch_does_not_take_is_refused() -> None:
     with pytest.raises(ConfigError, match="seed: should be less than"):
         load_recipe("demo", ["seed=99999999999999999999999"])
@@ -286,6 +330,7 @@ def test_a_seed_that_pytorch_does_not_take_is_refused() -> None:
     ("settings", "message"),
     [
         (["sampling.engine=native"], "needs sampling.engine: vllm and sampling.vllm.mode: server"),
+        (["sampling.vllm.mode=server"], "needs sampling.engine: vllm and sampling.vllm.mode: ser"),
         (["sampling.engine=vllm"], "needs sampling.engine: vllm and sampling.vllm.mode: server"),
         (
             ["sampling.engine=vllm", "sampling.vllm.mode=server", "grpo.importance=none"],
