@@ -135,6 +135,9 @@ HINTS = [
     ("gradient_accumulation_steps=4", "See grpo.prompts_per_step and sft.batch_size."),
     ("dataset_name=openai/gsm8k", "See data.train.source."),
     ("use_vllm=true", "Write sampling.engine=vllm."),
+    ("grpo.max_steps=-1", "Write grpo.steps=null."),
+    ("max_samples=null", "See data.train.limit."),
+    ("normalize_constant=null", "See sft.weighting_constant"),
     ("vllm_gpu_mem_utilization=0.5", "Write sampling.vllm.gpu_memory_utilization=0.5."),
     # A section that is not there: each setting in it for itself.
     ("vllm_sampling={temperature: 1.2}", "vllm_sampling.temperature: there is no section"),

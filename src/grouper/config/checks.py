@@ -215,10 +215,10 @@ def _present(old: str, value: Any) -> str:
 def _translated(value: Any, row: Row) -> str:
     """`=value` as a setting takes it; empty if another trainer's value has no counterpart."""
     if "values" in row:
-        word = word_of(value)
-        if word not in row["values"] and row.get("otherwise") != "same":
+        # A mapping sets several keys, or none.
+        value = row["values"].get(word_of(value), value if row.get("otherwise") == "same" else {})
+        if isinstance(value, dict):
             return ""
-        value = row["values"].get(word, value)
     elif "computed" in row and not row.get("same"):
         return ""
     return _equals(value)
