@@ -275,7 +275,8 @@ def test_what_cannot_be_meant_is_told(grouper, arguments, text):
         ("grpo.steps=3 --max-steps 4", "grpo.steps=3 and --max-steps contradict each other"),
         ("seed=1 --seed 2", "seed=1 and --seed contradict"),
         ("--eval-strategy no --eval-steps 5", "--eval-steps and --eval-strategy contradict"),
-        ("data.train.limit=5 --dataset svamp", "data.train.limit=5 and --dataset contradict"),
+        ("data.train.source=math --dataset svamp", "source=math and --dataset contradict"),
+        ('data.train={"limit":5} --dataset svamp', "data.train would be {'source': 'svamp'}"),
         (
             'rewards=[{"name":"correctness"}] --rewards format',
             "and --rewards contradict each other",
@@ -293,6 +294,14 @@ def test_contradictions_are_refused_in_one_paragraph(grouper, words, text):
     assert called.code == 2
     assert text in called.err
     assert len([line for line in called.err.splitlines() if "rror:" in line]) == 1
+
+
+def test_a_data_set_and_what_is_read_of_it_go_together(resolved):
+    """`--dataset_name NAME --dataset_config NAME`, with the second as its hint has it."""
+    words = ["data.train.subset=main", "--dataset", "us/ours", "data.train.columns.question=q"]
+    train = resolved("run", "gsm8k", *words)["data"]["train"]
+    assert (train["source"], train["path"], train["subset"]) == ("hub", "us/ours", "main")
+    assert (train["columns"], train["split"]) == ({"question": "q"}, None)
 
 
 def test_the_same_twice_is_no_contradiction(resolved):

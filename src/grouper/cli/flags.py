@@ -232,7 +232,10 @@ def spelled_out(line: CommandLine) -> tuple[list[str], list[str]]:
     _refuse_contradictions(spelled, line.overrides)
     settings = {key: setting for _, several in spelled for key, setting in several.items()}
     notes = [note for note in (_phase_note(line), batch_note) if note]
-    return [*_as_overrides(gives_way), *line.overrides, *_as_overrides(settings)], notes
+    # A section is replaced before overrides set something inside it.
+    sections = {key: setting for key, setting in settings.items() if isinstance(setting, dict)}
+    rest = {key: setting for key, setting in settings.items() if key not in sections}
+    return [*_as_overrides(gives_way | sections), *line.overrides, *_as_overrides(rest)], notes
 
 
 def _as_overrides(settings: Settings) -> list[str]:
@@ -250,10 +253,10 @@ def _refuse_contradictions(
     known = {key: (text, _parsed(text.partition("=")[2], text)) for key, text in pairs}
     known.pop(TRACKERS, None)
     for flag, settings in spelled:
-        for key, setting in settings.items():
-            known.setdefault(key, (f"--{flag}", setting))
-            inside = [k for k in known if isinstance(setting, dict) and k.startswith(f"{key}.")]
-            before, other = known[inside[0] if inside else key]
+        sections = [(key, part) for key, part in settings.items() if isinstance(part, dict)]
+        inside = {f"{key}.{name}": part for key, parts in sections for name, part in parts.items()}
+        for key, setting in (settings | inside).items():
+            before, other = known.setdefault(key, (f"--{flag}", setting))
             if other != setting:
                 raise click.UsageError(
                     f"{before} and --{flag} contradict each other: {key} would be {setting}. "
@@ -272,9 +275,7 @@ def _by_the_table(flag: str, value: str, line: CommandLine) -> Settings:
     spells = row.get("spells", {value: {row["to"]: _setting(flag, value)} if "to" in row else {}})
     if value not in spells:
         raise click.UsageError(f"--{flag} is one of {', '.join(spells)}, not {value!r}.")
-    return {
-        key: setting for template, setting in spells[value].items() for key in line.keys(template)
-    }
+    return {key: setting for to, setting in spells[value].items() for key in line.keys(to)}
 
 
 def _setting(flag: str, value: str) -> Any:
