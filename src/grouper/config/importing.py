@@ -73,7 +73,8 @@ def import_recipe(
         s.updates = _batch(s, nproc)
         s.move_rows()
         _trackers(s)
-    folder = Path(str(last.get("output_dir") or f"outputs/{path.stem}"))
+    folder = Path(str(last.get("output_dir") or "outputs"))
+    folder = folder / path.stem if folder.name == "outputs" else folder  # of all runs, not of one
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or "imported"
     last.put({"name": name, "description": f"From {path.name}, a file for {dialect['label']}"})
     last.put({"output_dir": str(folder.parent)})
@@ -290,13 +291,12 @@ def _parts(data: Row, dialect: Row, path: Path, left_out: dict[str, str]) -> lis
     if dialect["recipe"] is not None:
         recipe = load_recipe(dialect["recipe"]).model_dump(mode="json", exclude_unset=True)
     notes: list[str] = []
-    sections = dialect["sections"]
     shared = (dialect, str(path), recipe, notes, left_out)
-    parts = {phase: _Settings(phase, *shared) for phase in sections.values()}
+    parts = {phase: _Settings(phase, *shared) for phase in dialect["sections"].values()}
     for section, name, value in _flat(data, dialect):
-        s = parts[sections.get(section, [*parts][-1])]
+        s = parts[dialect["sections"].get(section, [*parts][-1])]
         full = f"{section}.{name}" if section else name
-        key = name if section in sections and full not in dialect["rows"] else full
+        key = name if section in dialect["sections"] and full not in dialect["rows"] else full
         row = s.row(key)
         meant = row.get("values", {}).get(word_of(value), value) if "now" in row else value
         key = row.get("now", key)
