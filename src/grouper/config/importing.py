@@ -121,7 +121,7 @@ def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
     calls = [call for call in calls if re.search(r"\b(GRPO|SFT)Config$", ast.unparse(call.func))]
     if len(calls) != 1:
         what = f"one GRPOConfig or SFTConfig must say what is trained; there are {len(calls)}"
-        raise ConfigError(what, where=str(path), fix="Keep one in a copy of the file.")
+        raise ConfigError(what, where=str(path), fix="Give a copy of the file with one.")
     [call] = calls
     # TRL's rewards are given to the trainer; that there are any tells its phase.
     data = {"reward_funcs": None} if ast.unparse(call.func).endswith("GRPOConfig") else {}
@@ -132,7 +132,7 @@ def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
             data[str(keyword.arg)] = _value(keyword.value, constants)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             text = ast.unparse(keyword.value)[:60]
-            unread[keyword.arg or f"**{text}"] = f"not a literal, so the default stands: {text}"
+            unread[keyword.arg or f"**{text}"] = f"{text} is not a literal: set it in the recipe"
     return data, unread
 
 
@@ -212,8 +212,8 @@ class _Settings:
         value = self.get(name)
         fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
         if not fits or not least <= value <= LARGEST:  # infinity and NaN are not, either
-            wanted = f"a {'whole ' * whole}number of {least} or more"
-            raise self.refused(f"{self.spelled.get(name, name)} is {value!r}, not {wanted}")
+            kind = f"a {'whole ' * whole}number of {least} or more{self.row(name).get('since', '')}"
+            raise self.refused(f"{self.spelled.get(name, name)} is {value!r}, not {kind}")
         return value
 
     def refused(self, what: str, fix: str = "") -> ConfigError:
