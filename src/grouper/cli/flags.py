@@ -133,22 +133,24 @@ def _ends_a_list(word: str) -> bool:
     return word.startswith("-") or "=" in word or is_file or word in shipped_recipes()
 
 
-def hint(option: str, args: Sequence[str]) -> str | None:
-    """What to write instead of an unknown option; None if it is nearly a flag."""
+def hint(option: str, args: Sequence[str]) -> str:
+    """That there is no such option, and what to write instead of it."""
     from grouper.config.loading import load_recipe
 
     flag = flag_named(option.removeprefix("--"))
     names = [flag_named(word.partition("=")[0].removeprefix("--")) for word in args]
-    if not option.startswith("--") or (not alias(option) and nearest(flag, flags(), _NEARLY)):
-        return None
     typed, _, value = args[names.index(flag)].partition("=")
+    others = [name for name, of in _flag_of().items() if of in flags()]
+    near = nearest(flag, [*flags(), *others], _NEARLY)
+    if near and not alias(option):
+        return f"There is no option {typed}. Did you mean --{near}?"
     after = "".join(word for word in args[names.index(flag) + 1 :][:1] if word[:2] != "--")
     setting = f"{typed.removeprefix('--').replace('-', '_')}={value or after or 'VALUE'}"
     instead = f"Write {setting}."
     try:
         load_recipe("demo", [setting])  # the error of any recipe says what to write
     except ConfigError as error:
-        instead = error.fix
+        instead = error.fix or instead * ("." in typed)
     return f"There is no option {typed}. {instead}"
 
 
@@ -258,10 +260,8 @@ def _refuse_contradictions(
         for key, setting in (settings | inside).items():
             before, other = known.setdefault(key, (f"--{flag}", setting))
             if other != setting:
-                raise click.UsageError(
-                    f"{before} and --{flag} contradict each other: {key} would be {setting}. "
-                    "Give one of them."
-                )
+                both = f"{before} and --{flag} contradict each other"
+                raise click.UsageError(f"{both}: {key} would be {setting}. Give one of them.")
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -391,9 +391,8 @@ def _trackers(line: CommandLine) -> Settings:
     ]
     if about and not found:
         typed = ", ".join(f"--{flag}" for flag in values if flag in of_all)
-        raise click.UsageError(
-            f"{typed}: the recipe has no trackers; add --use-wandb or --tracker NAME."
-        )
+        what = f"{typed}: the recipe has no trackers"
+        raise click.UsageError(f"{what}; add --use-wandb or --tracker NAME.")
     return {TRACKERS: [{**row, **about} for row in found]}
 
 
