@@ -416,6 +416,14 @@ def test_an_argument_that_is_no_flag_leads_to_the_setting(command, words, text):
     assert text in refused.value.message
 
 
+@pytest.mark.parametrize("flag", ["--save-path", "--max_steps", "--rewards", "--report_to"])
+def test_a_flag_does_not_take_the_next_one_for_its_value(flag):
+    """`--save-path --dry-run` would train."""
+    with pytest.raises(click.UsageError, match=f"{flag} needs a value, and --dry-run is a flag"):
+        read("demo", flag, "--dry-run")
+    assert read("demo", "--max-steps", "-1")["max_steps"] == ("-1",)
+
+
 def test_an_option_of_one_letter_is_clicks_own_to_refuse():
     with pytest.raises(click.NoSuchOption, match="-z"):
         read("demo", "-qz")

@@ -116,6 +116,8 @@ def normalised(args: Sequence[str]) -> Iterator[str]:
             if truth is None:
                 raise click.UsageError(f"{name} is true or false, not {value!r}.")
             yield f"--{switch}={json.dumps(truth == (switch == flag))}"
+        elif flag in flags() and not values and rest and rest[0].startswith("--"):
+            raise click.UsageError(f"{name} needs a value, and {rest[0]} is a flag.")
         elif flags().get(flag, {}).get("list") and (values or rest):
             values = values or [rest.popleft()]
             while rest and not _ends_a_list(rest[0]):
