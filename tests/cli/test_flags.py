@@ -275,7 +275,8 @@ def test_what_cannot_be_meant_is_told(grouper, arguments, text):
         ("grpo.steps=3 --max-steps 4", "grpo.steps=3 and --max-steps contradict each other"),
         ("seed=1 --seed 2", "seed=1 and --seed contradict"),
         ("--eval-strategy no --eval-steps 5", "--eval-steps and --eval-strategy contradict"),
-        ("data.train.limit=5 --dataset svamp", "data.train.limit=5 and --dataset contradict"),
+        ("data.train.source=math --dataset svamp", "source=math and --dataset contradict"),
+        ('data.train={"limit":5} --dataset svamp', "data.train would be {'source': 'svamp'}"),
         (
             'rewards=[{"name":"correctness"}] --rewards format',
             "and --rewards contradict each other",
@@ -293,6 +294,14 @@ def test_contradictions_are_refused_in_one_paragraph(grouper, words, text):
     assert called.code == 2
     assert text in called.err
     assert len([line for line in called.err.splitlines() if "rror:" in line]) == 1
+
+
+def test_a_data_set_and_what_is_read_of_it_go_together(resolved):
+    """`--dataset_name NAME --dataset_config NAME`, with the second as its hint has it."""
+    words = ["data.train.subset=main", "--dataset", "us/ours", "data.train.columns.question=q"]
+    train = resolved("run", "gsm8k", *words)["data"]["train"]
+    assert (train["source"], train["path"], train["subset"]) == ("hub", "us/ours", "main")
+    assert (train["columns"], train["split"]) == ({"question": "q"}, None)
 
 
 def test_the_same_twice_is_no_contradiction(resolved):
@@ -391,6 +400,12 @@ def test_a_switch_may_have_a_value(words, value):
         (sft_command, "--weighting constant", "Write sft.weighting=constant or grpo.weighting="),
         (run_command, "--fp16", "There is no option --fp16. fp16 has no counterpart: float32 and"),
         (run_command, "--num_generations_eval 3", "num_generations_eval has no counterpart"),
+        (run_command, "--unique-train-exmples 3", "Did you mean --unique-train-examples?"),
+        (run_command, "--wandb_projct=mine", "--wandb_projct. Did you mean --wandb-project?"),
+        (run_command, "--max-step=3", "There is no option --max-step. Did you mean --max-steps?"),
+        (run_command, "--lora-rnk 3", "--lora-rnk. Did you mean model.lora.rank=3?"),
+        (run_command, "--num_generation 4", "Did you mean --num-generations?"),
+        (run_command, "--rewards.9.weight=2", "--rewards.9.weight. Write rewards.9.weight=2."),
         (run_command, "--nonsense", "`grouper recipes fields` lists all settings"),
         (run_command, "--nonsense [1", "There is no option --nonsense."),
     ],
@@ -401,10 +416,17 @@ def test_an_argument_that_is_no_flag_leads_to_the_setting(command, words, text):
     assert text in refused.value.message
 
 
-def test_a_misspelt_flag_has_the_nearest_ones_named():
-    with pytest.raises(click.NoSuchOption) as refused:
-        read("demo", "--num_generation", "4")
-    assert "--num-generations" in refused.value.format_message()
+@pytest.mark.parametrize("flag", ["--save-path", "--max_steps", "--rewards", "--report_to"])
+def test_a_flag_does_not_take_the_next_one_for_its_value(flag):
+    """`--save-path --dry-run` would train."""
+    with pytest.raises(click.UsageError, match=f"{flag} needs a value, and --dry-run is a flag"):
+        read("demo", flag, "--dry-run")
+    assert read("demo", "--max-steps", "-1")["max_steps"] == ("-1",)
+
+
+def test_an_option_of_one_letter_is_clicks_own_to_refuse():
+    with pytest.raises(click.NoSuchOption, match="-z"):
+        read("demo", "-qz")
 
 
 def test_the_keys_of_the_table_are_the_recipes():

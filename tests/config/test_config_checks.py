@@ -49,6 +49,16 @@ def test_a_value_of_several_kinds_is_one_mistake(key: str, value: object, told: 
     assert str(caught.value) == f"r.yaml: sft.{key}: {told}."
 
 
+@pytest.mark.parametrize("key", ["rewards[0]", "int", "grpo.float"])
+def test_a_key_that_looks_like_a_kind_of_value_is_named(key: str) -> None:
+    """pydantic puts `int` and `list[str]` into the place of an error, among the keys."""
+    section, _, name = key.rpartition(".")
+    text = json.dumps({**SMALL, **({section: {name: 1}} if section else {name: 1})})
+    with pytest.raises(ConfigError) as caught:
+        validate_json(Recipe, text, where="r.yaml")
+    assert f"r.yaml: {key}: there is no setting {name!r} here." in str(caught.value)
+
+
 class Sized(BaseModel):
     """As the parameters of somebody's reward."""
 
@@ -129,7 +139,9 @@ HINTS = [
     ("mask_truncated_completions=true", "Write grpo.overlong=mask."),
     ("grpo.optim=adamw_torch", "Write grpo.optimizer.name=adamw."),
     ("grpo.optim=lion", "See grpo.optimizer.name."),
-    ("bf16=true", "See model.compute_dtype."),
+    ("bf16=true", "Write model.compute_dtype=bfloat16."),
+    ("bf16=auto", "See model.compute_dtype."),
+    ("load_in_4bit=true", "Write model.quantization=4bit."),
     ("loss_type=dapo", "See grpo.weighting and grpo.surrogate."),
     ("gradient_acumulation_steps=4", "See grpo.prompts_per_step and sft.batch_size."),
     ("gradient_accumulation_steps=4", "See grpo.prompts_per_step and sft.batch_size."),

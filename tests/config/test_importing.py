@@ -271,6 +271,14 @@ def test_an_older_file_without_a_name_of_grpos_own(imported):
     assert (recipe.skip_sft, recipe.prompt.max_prompt_tokens) == (True, 256)
 
 
+@pytest.mark.parametrize("folder", ["outputs", "./outputs/", "/data/outputs"])
+def test_the_folder_of_all_runs_is_not_one_of_them(imported, folder):
+    """Unsloth's notebooks have it: beside other runs, the dry run would refuse the folder."""
+    recipe = imported(changed(output_dir=folder)).recipe
+    assert Path(recipe.output_dir) == Path(folder)
+    assert recipe.name not in ("outputs", "")
+
+
 def test_a_dr_grpo_constant_is_the_completion_length(imported):
     recipe = imported(changed(loss_type="dr_grpo")).recipe
     assert (recipe.grpo.weighting, recipe.grpo.weighting_constant) == ("constant", None)

@@ -319,7 +319,7 @@ def test_names_of_constants_are_read_where_nothing_else_can_have_set_them(import
     found = imported(CONSTANTS, "theirs.py")
     assert (found.recipe.grpo.optimizer.learning_rate, found.recipe.grpo.beta) == (1e-6, 0.1)
     unread = {
-        name: f"not a literal, so the default stands: {word}"
+        name: f"{word} is not a literal: set it in the recipe"
         for name, word in (
             ("max_steps", "STEPS"),
             ("num_generations", "GROUP"),
@@ -382,8 +382,14 @@ OTHERS = {
         (
             "base_model: a/b\nbf16: auto\nadapter: lora\nlora_r: 4\nlearning_rate: 0.0002\n"
             "micro_batch_size: 2\ndatasets: [{path: a/c}]\nval_set_size: 0.1\n"
+            "lora_target_modules: [q_proj]\nlora_target_linear: true\n"
         ),
-        {"model.compute_dtype": "bfloat16", "model.lora.rank": 4, "sft.batch_size": 2},
+        {
+            "model.compute_dtype": "bfloat16",
+            "model.lora.rank": 4,
+            "model.lora.target_modules": "all-linear",  # it adds to the list
+            "sft.batch_size": 2,
+        },
         {"datasets": "data.train.mixture", "val_set_size": "data.validation_share"},
     ),
     "llama-factory": (
@@ -420,7 +426,7 @@ def test_names_of_trainers_on_top_of_trl_are_read_or_explained(imported, trainer
 
 
 def test_a_script_with_both_phases_is_refused(imported):
-    with pytest.raises(ConfigError, match=r"^both\.py: .*here are 2.*Keep one in a copy"):
+    with pytest.raises(ConfigError, match=r"^both\.py: .*here are 2.*a copy of the file with one"):
         imported(text_of("trl_both.py"), "both.py")
 
 
@@ -551,7 +557,11 @@ def test_a_module_that_is_not_here_keeps_its_name(imported):
         ("sft_data_path: a\nmodel_name: a\nmodel_path: b", "a.yaml", "model_name is set twice"),
         ("sft_data_path: a\nbatch_size: 1.5", "a.yaml", "batch_size is 1.5, not a whole number"),
         ("sft_data_path: a\nunique_train_examples: few", "a.yaml", "data.sft.unique"),
-        ("grpo_training: {num_generations: 1}", "a.yaml", "num_generations is 1, not a .* of 2"),
+        (
+            "grpo_training: {num_generations: 1}",
+            "a.yaml",
+            "is 1, not .* 2 or more. A completion is",
+        ),
         ("grpo_training: {num_generations: 4}", "a.yaml", "--nproc"),
         (
             "grpo_training: {}\nmodel: {max_seq_length: 0}",

@@ -166,6 +166,13 @@ def test_a_setting_of_a_reward_that_is_listed_by_name(demo):
     ]
 
 
+def test_a_place_in_a_list_may_stand_in_brackets(demo):
+    expected = demo.override("rewards.1.weight=0.5")
+    assert demo.override("rewards[1].weight=0.5") == expected
+    with pytest.raises(ConfigError, match=r"^rewards.9: '9' is not a position in a list of 3"):
+        demo.override("rewards[9].weight=0.5")
+
+
 def test_a_setting_inside_a_name_is_one_paragraph():
     with pytest.raises(ConfigError, match=r"name: holds 'x', which has no settings"):
         as_json({"name": "x"}, ["name.first=2"], where="x.yaml")

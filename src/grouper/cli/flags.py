@@ -116,6 +116,8 @@ def normalised(args: Sequence[str]) -> Iterator[str]:
             if truth is None:
                 raise click.UsageError(f"{name} is true or false, not {value!r}.")
             yield f"--{switch}={json.dumps(truth == (switch == flag))}"
+        elif flag in flags() and not values and rest and rest[0].startswith("--"):
+            raise click.UsageError(f"{name} needs a value, and {rest[0]} is a flag.")
         elif flags().get(flag, {}).get("list") and (values or rest):
             values = values or [rest.popleft()]
             while rest and not _ends_a_list(rest[0]):
@@ -133,22 +135,24 @@ def _ends_a_list(word: str) -> bool:
     return word.startswith("-") or "=" in word or is_file or word in shipped_recipes()
 
 
-def hint(option: str, args: Sequence[str]) -> str | None:
-    """What to write instead of an unknown option; None if it is nearly a flag."""
+def hint(option: str, args: Sequence[str]) -> str:
+    """That there is no such option, and what to write instead of it."""
     from grouper.config.loading import load_recipe
 
     flag = flag_named(option.removeprefix("--"))
     names = [flag_named(word.partition("=")[0].removeprefix("--")) for word in args]
-    if not option.startswith("--") or (not alias(option) and nearest(flag, flags(), _NEARLY)):
-        return None
     typed, _, value = args[names.index(flag)].partition("=")
+    others = [name for name, of in _flag_of().items() if of in flags()]
+    near = nearest(flag, [*flags(), *others], _NEARLY)
+    if near and not alias(option):
+        return f"There is no option {typed}. Did you mean --{near}?"
     after = "".join(word for word in args[names.index(flag) + 1 :][:1] if word[:2] != "--")
     setting = f"{typed.removeprefix('--').replace('-', '_')}={value or after or 'VALUE'}"
     instead = f"Write {setting}."
     try:
         load_recipe("demo", [setting])  # the error of any recipe says what to write
     except ConfigError as error:
-        instead = error.fix
+        instead = error.fix or instead * ("." in typed)
     return f"There is no option {typed}. {instead}"
 
 
@@ -232,7 +236,10 @@ def spelled_out(line: CommandLine) -> tuple[list[str], list[str]]:
     _refuse_contradictions(spelled, line.overrides)
     settings = {key: setting for _, several in spelled for key, setting in several.items()}
     notes = [note for note in (_phase_note(line), batch_note) if note]
-    return [*_as_overrides(gives_way), *line.overrides, *_as_overrides(settings)], notes
+    # A section is replaced before overrides set something inside it.
+    sections = {key: setting for key, setting in settings.items() if isinstance(setting, dict)}
+    rest = {key: setting for key, setting in settings.items() if key not in sections}
+    return [*_as_overrides(gives_way | sections), *line.overrides, *_as_overrides(rest)], notes
 
 
 def _as_overrides(settings: Settings) -> list[str]:
@@ -250,15 +257,13 @@ def _refuse_contradictions(
     known = {key: (text, _parsed(text.partition("=")[2], text)) for key, text in pairs}
     known.pop(TRACKERS, None)
     for flag, settings in spelled:
-        for key, setting in settings.items():
-            known.setdefault(key, (f"--{flag}", setting))
-            inside = [k for k in known if isinstance(setting, dict) and k.startswith(f"{key}.")]
-            before, other = known[inside[0] if inside else key]
+        sections = [(key, part) for key, part in settings.items() if isinstance(part, dict)]
+        inside = {f"{key}.{name}": part for key, parts in sections for name, part in parts.items()}
+        for key, setting in (settings | inside).items():
+            before, other = known.setdefault(key, (f"--{flag}", setting))
             if other != setting:
-                raise click.UsageError(
-                    f"{before} and --{flag} contradict each other: {key} would be {setting}. "
-                    "Give one of them."
-                )
+                both = f"{before} and --{flag} contradict each other"
+                raise click.UsageError(f"{both}: {key} would be {setting}. Give one of them.")
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -272,9 +277,7 @@ def _by_the_table(flag: str, value: str, line: CommandLine) -> Settings:
     spells = row.get("spells", {value: {row["to"]: _setting(flag, value)} if "to" in row else {}})
     if value not in spells:
         raise click.UsageError(f"--{flag} is one of {', '.join(spells)}, not {value!r}.")
-    return {
-        key: setting for template, setting in spells[value].items() for key in line.keys(template)
-    }
+    return {key: setting for to, setting in spells[value].items() for key in line.keys(to)}
 
 
 def _setting(flag: str, value: str) -> Any:
@@ -390,9 +393,8 @@ def _trackers(line: CommandLine) -> Settings:
     ]
     if about and not found:
         typed = ", ".join(f"--{flag}" for flag in values if flag in of_all)
-        raise click.UsageError(
-            f"{typed}: the recipe has no trackers; add --use-wandb or --tracker NAME."
-        )
+        what = f"{typed}: the recipe has no trackers"
+        raise click.UsageError(f"{what}; add --use-wandb or --tracker NAME.")
     return {TRACKERS: [{**row, **about} for row in found]}
 
 

@@ -134,10 +134,9 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, [*normalised(args)])
         except click.NoSuchOption as error:
-            instead = hint(error.option_name, args)
-            if instead is None:
+            if not error.option_name.startswith("--"):
                 raise
-            raise click.UsageError(instead, ctx) from error
+            raise click.UsageError(hint(error.option_name, args), ctx) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]

@@ -52,9 +52,10 @@ def validate_json(model: type[Model], text: str, *, where: str, place: Sequence[
     # Key -> what is wrong, the value that it got, and what to do.
     found: dict[str, tuple[str, str, str]] = {}
     for detail in details:
-        location = tuple(part for part in detail["loc"] if not _is_union_tag(part))
+        location = _keys(detail["loc"])
         value = detail.get("input")
         if detail["type"] == "extra_forbidden":
+            location = (*_keys(detail["loc"][:-1]), detail["loc"][-1])  # the last may be any word
             noun = "section" if isinstance(value, dict) else "setting"
             what = f"there is no {noun} {location[-1]!r} here"
             for inner, v in _opened(location, value, fields):
@@ -143,10 +144,10 @@ def plain(message: str) -> str:
     return message.strip()
 
 
-def _is_union_tag(part: int | str) -> bool:
+def _keys(place: Location) -> Location:
     # pydantic adds the union member's name to the location: 'literal[...]', 'constrained-int'.
-    part = str(part)  # a number is a place in a list
-    return "[" in part or part.startswith("constrained-") or part in ("bool", "int", "float", "str")
+    tags = r"\[|^(constrained-.*|bool|int|float|str)$"
+    return tuple(part for part in place if not re.search(tags, str(part)))
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:

@@ -73,7 +73,8 @@ def import_recipe(
         s.updates = _batch(s, nproc)
         s.move_rows()
         _trackers(s)
-    folder = Path(str(last.get("output_dir") or f"outputs/{path.stem}"))
+    folder = Path(str(last.get("output_dir") or "outputs"))
+    folder = folder / path.stem if folder.name == "outputs" else folder  # of all runs, not of one
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or "imported"
     last.put({"name": name, "description": f"From {path.name}, a file for {dialect['label']}"})
     last.put({"output_dir": str(folder.parent)})
@@ -120,7 +121,7 @@ def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
     calls = [call for call in calls if re.search(r"\b(GRPO|SFT)Config$", ast.unparse(call.func))]
     if len(calls) != 1:
         what = f"one GRPOConfig or SFTConfig must say what is trained; there are {len(calls)}"
-        raise ConfigError(what, where=str(path), fix="Keep one in a copy of the file.")
+        raise ConfigError(what, where=str(path), fix="Give a copy of the file with one.")
     [call] = calls
     # TRL's rewards are given to the trainer; that there are any tells its phase.
     data = {"reward_funcs": None} if ast.unparse(call.func).endswith("GRPOConfig") else {}
@@ -131,7 +132,7 @@ def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
             data[str(keyword.arg)] = _value(keyword.value, constants)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             text = ast.unparse(keyword.value)[:60]
-            unread[keyword.arg or f"**{text}"] = f"not a literal, so the default stands: {text}"
+            unread[keyword.arg or f"**{text}"] = f"{text} is not a literal: set it in the recipe"
     return data, unread
 
 
@@ -291,13 +292,12 @@ def _parts(data: Row, dialect: Row, path: Path, left_out: dict[str, str]) -> lis
     if dialect["recipe"] is not None:
         recipe = load_recipe(dialect["recipe"]).model_dump(mode="json", exclude_unset=True)
     notes: list[str] = []
-    sections = dialect["sections"]
     shared = (dialect, str(path), recipe, notes, left_out)
-    parts = {phase: _Settings(phase, *shared) for phase in sections.values()}
+    parts = {phase: _Settings(phase, *shared) for phase in dialect["sections"].values()}
     for section, name, value in _flat(data, dialect):
-        s = parts[sections.get(section, [*parts][-1])]
+        s = parts[dialect["sections"].get(section, [*parts][-1])]
         full = f"{section}.{name}" if section else name
-        key = name if section in sections and full not in dialect["rows"] else full
+        key = name if section in dialect["sections"] and full not in dialect["rows"] else full
         row = s.row(key)
         meant = row.get("values", {}).get(word_of(value), value) if "now" in row else value
         key = row.get("now", key)

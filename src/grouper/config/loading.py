@@ -113,9 +113,8 @@ def _read(name_or_path: str | Path) -> tuple[str, str]:
         return read_text(path), name
     shipped = shipped_recipes()
     if name not in shipped:
-        fix = (
-            f"{did_you_mean(name, shipped)} A file of your own is given as a path (./{name}.yaml)."
-        )
+        near = did_you_mean(name, shipped)
+        fix = f"{near} A file of your own is given as a path (./{name}.yaml)."
         raise ConfigError(f"there is no recipe {name!r}", fix=fix)
     return shipped[name], f"recipe {name}"
 

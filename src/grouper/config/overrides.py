@@ -80,7 +80,7 @@ def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> st
     """
     for override in overrides:
         key, equals, value = override.partition("=")
-        parts = key.strip().split(".")
+        parts = re.sub(r"\[(\d+)\]", r".\1", key.strip()).split(".")
         if not equals or not all(parts):
             raise ConfigError(f"{override!r} is not an override", fix="Write section.key=value.")
         put(data, parts, parse_yaml(value, override))
