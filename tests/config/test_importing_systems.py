@@ -288,7 +288,7 @@ import torch as SEED
 SEED = 3
 EPOCHS = 2
 class EPOCHS: ...
-LR = 1e-6
+LR: float = 1e-6
 DECLARED: int
 FIRST, SECOND = 1, 2
 BETA = BASE_BETA = 0.1

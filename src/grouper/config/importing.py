@@ -163,9 +163,9 @@ def _constants(tree: ast.Module) -> dict[str, ast.expr]:
     return {
         target.id: node.value
         for node in tree.body
-        if isinstance(node, ast.Assign)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
         if not isinstance(node.value, ast.List | ast.Dict | ast.Set)
-        for target in node.targets
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name) and taken[target.id] == 1
     }
 
