@@ -173,6 +173,15 @@ def test_a_place_in_a_list_may_stand_in_brackets(demo):
         demo.override("rewards[9].weight=0.5")
 
 
+def test_the_first_entry_of_a_list_that_is_not_there():
+    """`wandb.project=mine` is answered with the second of these."""
+    where = "tracking.trackers.0"
+    recipe = load_recipe("demo", [f"{where}.name=wandb", f"{where}.project=mine"])
+    assert [(row.name, row.project) for row in recipe.tracking.trackers] == [("wandb", "mine")]
+    with pytest.raises(ConfigError, match=rf"{where}.name: this is required"):
+        load_recipe("demo", [f"{where}.project=mine"])
+
+
 def test_a_setting_inside_a_name_is_one_paragraph():
     with pytest.raises(ConfigError, match=r"name: holds 'x', which has no settings"):
         as_json({"name": "x"}, ["name.first=2"], where="x.yaml")

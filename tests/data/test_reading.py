@@ -577,6 +577,9 @@ def test_files_of_prompts_and_responses_are_recognised(tmp_path, monkeypatch):
     Path("broken.json").write_text("{")
     found = [source_named(n)["source"] for n in ("set", "set/train.jsonl", "plain.jsonl")]
     assert found == ["prompt-response", "prompt-response", "file"]
+    # TRL's name of it; a `file` has no such column.
+    Path("trl.jsonl").write_text(json.dumps({"prompt": "x", "completion": "y", "answer": "z"}))
+    assert source_named("trl.jsonl")["source"] == "prompt-response"
     # Messages are a question for the chat template, not a text to be used word for word.
     asked = [{"role": "user", "content": "1+1?"}]
     Path("chat.jsonl").write_text(json.dumps({"prompt": asked, "response": r"\boxed{2}"}))

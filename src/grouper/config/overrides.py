@@ -128,7 +128,9 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def put(data: dict[str, Any], parts: Sequence[str], value: Any) -> None:
-    """Set a value in place, at the key of these parts; sections on the way are made.
+    """Set a value in place, at the key of these parts.
+
+    Sections on the way are made, and so is a list, if its entry 0 is what is set.
 
     Raises:
         ConfigError: a part is no position of a list, or lies inside what is no section.
@@ -145,7 +147,7 @@ def put(data: dict[str, Any], parts: Sequence[str], value: Any) -> None:
         if position == len(parts):
             inside = value
         elif isinstance(node, dict) and node.get(key) is None:
-            inside = {}
+            inside = [{}] if parts[position] == "0" else {}
         elif isinstance(node, list) and isinstance(node[key], str):  # a reward by its name
             inside = {"name": node[key]}
         elif isinstance(node[key], dict | list):

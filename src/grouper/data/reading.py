@@ -25,8 +25,8 @@ _SAVED = "state.json"
 def source_named(name: str) -> dict[str, Any]:
     """The settings of a source, as a recipe would have them.
 
-    A local file or training split whose first row has a prompt, as one text, and a response is
-    `prompt-response`; what cannot be read is a `file`, and loading it will say why.
+    A local file or training split whose first row has a prompt, as one text, and a response or a
+    completion is `prompt-response`; what cannot be read is a `file`, and loading it will say why.
 
     Args:
         name: of a source, of a set on the Hub, or a path.
@@ -44,7 +44,7 @@ def source_named(name: str) -> dict[str, Any]:
     first: Row = {}
     with contextlib.suppress(DataError):
         first = next(iterate_files(find_file(name, split="train", subset=None)), first)
-    whole = isinstance(first.get("prompt"), str) and "response" in first
+    whole = isinstance(first.get("prompt"), str) and {"response", "completion"} & first.keys()
     return {"source": "prompt-response" if whole else "file", "path": name}
 
 
