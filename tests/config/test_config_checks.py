@@ -93,6 +93,11 @@ def test_kinds_of_a_value_are_not_taken_for_keys(text: str, told: str) -> None:
         ("grpo.beta={a: 1}", "grpo.beta: should be a number (got a section)."),
         ("seed=null", "seed: should be a whole number (got nothing)."),
         ("rewards=[]", "recipe demo: rewards is empty: GRPO needs at least one"),
+        (
+            "model=some/model",
+            "(got 'some/model'). `grouper recipes fields model` lists its settings.",
+        ),
+        ("model.lora=true", "(got True). `grouper recipes fields model.lora` lists its settings."),
         ("grpo.optimizer.betas=[0.9, 0.9, 0.9]", "betas: should have at most 2 items, not 3 (got"),
     ],
 )

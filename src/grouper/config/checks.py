@@ -65,7 +65,8 @@ def validate_json(model: type[Model], text: str, *, where: str, place: Sequence[
         key = _dotted((*place, *location))
         if key in found and what != found[key][0]:  # of another member of a union
             what = f"{found[key][0]}, or {what.removeprefix('should be ')}"
-        found[key] = what, got, _present(f"{_dotted(location)}{_equals(value)}", value)
+        inside = f"`grouper recipes fields {key}` lists its settings." * ("a section" in what)
+        found[key] = what, got, _present(f"{_dotted(location)}{_equals(value)}", value) or inside
     raise_all(
         [
             ConfigError(what + got, where=f"{where}: {key}" if key else where, fix=fix)
