@@ -65,8 +65,10 @@ def validate_json(model: type[Model], text: str, *, where: str, place: Sequence[
         key = _dotted((*place, *location))
         if key in found and what != found[key][0]:  # of another member of a union
             what = f"{found[key][0]}, or {what.removeprefix('should be ')}"
-        inside = f"`grouper recipes fields {key}` lists its settings." * ("a section" in what)
-        found[key] = what, got, _present(f"{_dotted(location)}{_equals(value)}", value) or inside
+        fix = _present(f"{_dotted(location)}{_equals(value)}", value)
+        if not fix and detail["type"] == "model_type":
+            fix = f"`grouper recipes fields {key}` lists its settings."
+        found[key] = what, got, fix
     raise_all(
         [
             ConfigError(what + got, where=f"{where}: {key}" if key else where, fix=fix)

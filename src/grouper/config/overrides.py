@@ -112,8 +112,7 @@ def changed(
     parts = PRESETS.get(section.get("algorithm"), {}).items()
     data["grpo"] = {key: value for key, value in section.items() if (key, value) not in parts}
     # Sections as what was set on them, also inside lists; numbers of NumPy as numbers.
-    how: dict[str, Any] = {"mode": "json", "exclude_unset": True, "fallback": _plain}
-    new = TypeAdapter(Any).dump_python(sections, **how)
+    new = TypeAdapter(Any).dump_python(sections, mode="json", exclude_unset=True, fallback=_plain)
     return as_json(_merged(data, new), overrides, where=where)
 
 
