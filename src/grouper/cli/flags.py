@@ -152,7 +152,7 @@ def hint(option: str, args: Sequence[str]) -> str:
     try:
         load_recipe("demo", [setting])  # the error of any recipe says what to write
     except ConfigError as error:
-        instead = error.fix or instead * ("." in typed)
+        instead = error.fix or (instead if "." in typed else "")
     return f"There is no option {typed}. {instead}"
 
 

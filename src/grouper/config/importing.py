@@ -27,7 +27,7 @@ from grouper.errors import ConfigError, nearest
 
 # A data set's name -> the settings of its source.
 SourceNamed = Callable[[str], dict[str, Any]]
-# Similarity required of a name that is proposed: another trainer's own names are no typing errors.
+# Similarity required of a name that is proposed: another trainer's own names are no typos.
 _ALIKE = 0.8
 # What switches off the settings that need it.
 _OFF: tuple[Any, ...] = (None, False, "", "no", "none", [], ["none"])
@@ -212,7 +212,7 @@ class _Settings:
         value = self.get(name)
         fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
         if not fits or not least <= value <= LARGEST:  # infinity and NaN are not, either
-            wanted = f"a {'whole ' * whole}number of {least} or more"
+            wanted = f"a {'whole number' if whole else 'number'} of {least} or more"
             what = f"{self.spelled.get(name, name)} is {value!r}, not {wanted}"
             raise self.refused(what, self.row(name).get("fix", ""))
         return value
@@ -357,8 +357,8 @@ def _batch(s: _Settings, nproc: int) -> int:
 
 def _trackers(s: _Settings) -> None:
     asked = _listed(s.get("report_to"))
-    for name in (name for name in asked if name not in (*TRACKERS, "none")):
-        s.left_out[f"report_to: {name}"] = f"no tracker here: there are {', '.join(TRACKERS)}"
+    why = f"no tracker here: there are {', '.join(TRACKERS)}"
+    s.left_out |= {f"report_to: {n}": why for n in asked if n not in (*TRACKERS, "none")}
     fields = {"project": "project", "run_name": "run_name", "wandb_entity": "entity"}
     about = {ours: s.get(name) for name, ours in fields.items() if s.given.get(name)}
     if rows := [about | {"name": name} for name in asked if name in TRACKERS]:
@@ -434,8 +434,8 @@ def _both_phases(s: _Settings) -> None:
     if template := s.get("prompt.system_prompt_template"):
         for name in ("reasoning_start", "reasoning_end", "solution_start", "solution_end"):
             tag = s.row(f"prompt.{name}")["to"].rpartition(".")[2]
-            text = str(s.recipe["prompt"]["tags"][tag])  # the schema refuses what is no text
-            template = str(template).replace(f"{{{name}}}", text)
+            # str: the schema refuses what is no text.
+            template = str(template).replace(f"{{{name}}}", str(s.recipe["prompt"]["tags"][tag]))
         s.put({"prompt.system": template})
     rows = s.dialect["rows"].items()
     off = {row["drops"] for name, row in rows if "drops" in row and s.get(name) is False}
