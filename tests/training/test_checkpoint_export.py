@@ -84,7 +84,7 @@ def test_somebody_elses_folder_is_refused_and_a_place_in_the_run_is_not(lora_run
     check_save_path(recipe.override(save_path=str(thesis)), lora_run)  # empty
     (thesis / "chapter.tex").write_text("precious")
     for precious in (thesis, thesis / "chapter.tex"):
-        with pytest.raises(RunFolderError, match="something else"):
+        with pytest.raises(RunFolderError, match="something other"):
             check_save_path(recipe.override(save_path=str(precious)), lora_run)
     check_save_path(recipe.override(save_path=str(lora_run / "adapter")), lora_run)
 
@@ -103,7 +103,7 @@ def test_only_a_model_with_its_recipe_is_replaced(tmp_path, names):
     for name in names:
         (target / name).write_text("precious")
     recipe = load_recipe("demo", [f"save_path={target}"])
-    with pytest.raises(RunFolderError, match="something else than a model"):
+    with pytest.raises(RunFolderError, match="something other than a model"):
         check_save_path(recipe, tmp_path / "run")
     for name in ("config.json", "recipe.yaml"):
         (target / name).write_text("as a run leaves them")

@@ -644,7 +644,7 @@ class Recipe(Section):
             yield "rewards is empty: GRPO needs at least one"
         vllm = self.sampling.engine == "vllm"
         if (vllm or self.evaluation.servers) and self.model.quantization is not None:
-            yield "vLLM cannot use 4bit weights: set sampling.engine: native, no evaluation.servers"
+            yield "4bit weights need sampling.engine: native and no evaluation.servers"
         # vLLM raises the temperature of a request below 0.01 to it, silently; requests are relative
         # to sampling.temperature.
         lowest = 0.01 * self.sampling.temperature

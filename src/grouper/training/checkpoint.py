@@ -671,7 +671,7 @@ def check_save_path(recipe: Recipe, run: Path) -> None:
         what = "this folder is part of the run, or holds it, and would be replaced"
         fix = "Name a folder of its own."
     elif names and not ({RECIPE_FILE} < names and names & {ADAPTER_FILE, "config.json"}):
-        what = "this holds something else than a model that a run has saved, and would be replaced"
+        what = "this holds something other than a model saved by a run, and would be replaced"
         fix = "Name a new folder, or empty this one."
     elif folders:
         what = f"{', '.join(folders)} in this folder is from elsewhere, and would be deleted"
