@@ -121,7 +121,7 @@ def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
     calls = [call for call in calls if re.search(r"\b(GRPO|SFT)Config$", ast.unparse(call.func))]
     if len(calls) != 1:
         what = f"one GRPOConfig or SFTConfig must say what is trained; there are {len(calls)}"
-        raise ConfigError(what, where=str(path), fix="Give a copy of the file with one.")
+        raise ConfigError(what, where=str(path), fix="Give a copy of the file that has only one.")
     [call] = calls
     # TRL's rewards are given to the trainer; that there are any tells its phase.
     data = {"reward_funcs": None} if ast.unparse(call.func).endswith("GRPOConfig") else {}
