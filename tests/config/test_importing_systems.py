@@ -426,7 +426,7 @@ def test_names_of_trainers_on_top_of_trl_are_read_or_explained(imported, trainer
 
 
 def test_a_script_with_both_phases_is_refused(imported):
-    with pytest.raises(ConfigError, match=r"^both\.py: .*here are 2.*a copy of the file that has only one"):
+    with pytest.raises(ConfigError, match=r"^both\.py: .*here are 2.*that has only one"):
         imported(text_of("trl_both.py"), "both.py")
 
 
