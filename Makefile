@@ -3,10 +3,15 @@
 #   make demo PYTHON=python3.12           another Python (3.11 or newer)
 #   make test TORCH="torch==2.13.0+cu130" another build of PyTorch (anything pip understands)
 #   make setup EXTRAS=dev,trl             more extras of the package (CI installs all of them)
+#   make real-models MODELS=smollm2       one pretrained model instead of all three
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 EXTRAS ?= dev
+
+# Of the pretrained models; empty: all.
+MODELS ?=
+REAL_MODELS := real-models
 
 VENV := .venv
 OLD_VENV := .venv-oldest
@@ -14,6 +19,9 @@ VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
 # One stamp per list of extras, so that asking for another list installs it.
 READY := $(VENV)/.ready-$(firstword $(shell printf "%s" "$(EXTRAS)" | cksum))
+
+# What reads the files that the pretrained models come in.
+GGUF := $(VENV)/.gguf
 
 # Tests and the demonstration use no network, whatever the machine could reach.
 OFFLINE := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -29,7 +37,8 @@ SHARED := --numprocesses $${TEST_PROCESSES:-2} --dist loadfile --no-loadscope-re
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-all test-oldest test-vllm site lint format clean distclean
+.PHONY: help setup demo test test-slow test-all test-real real-models test-oldest test-vllm site lint format \
+	clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,13 +49,20 @@ demo: $(READY)  ## train, measure and explain a tiny model in a few minutes
 	@$(OFFLINE) $(ONE_THREAD) $(BIN)/grouper run demo --resume
 
 test: $(READY)  ## the fast tests: a few minutes on two cores
-	@$(PYTEST) -m "not slow" $(SHARED)
+	@$(PYTEST) -m "not slow and not real" $(SHARED)
 
 test-slow: $(READY)  ## only the longer tests: kills, whole recipes, learning
-	@$(PYTEST) -m slow $(SHARED)
+	@$(PYTEST) -m "slow and not real" $(SHARED)
 
 test-all: $(READY)  ## both
-	@$(PYTEST)
+	@$(PYTEST) -m "not real"
+
+# A step of these is large enough for all cores.
+test-real: $(READY)  ## the whole path on the pretrained models in real-models/ (make real-models)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(nproc 2>/dev/null || echo 1)} $(PYTEST) -m real tests/real
+
+real-models: $(GGUF)  ## fetch small pretrained models into real-models/ (MODELS=smollm2 for one)
+	@$(BIN)/python benchmarks/real_models.py $(REAL_MODELS) $(MODELS)
 
 # What only an extra brings is tested in its newest version alone.
 test-oldest: $(OLD_VENV)/.ready  ## fast tests with the oldest supported version of everything
@@ -124,6 +140,10 @@ $(TORCH_STAMP): $(VENV)/.venv
 $(READY): $(TORCH_STAMP) pyproject.toml constraints.txt
 	@echo "Installing grouper and what it needs into $(VENV) (a minute or two, once)."
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	@touch $@
+
+$(GGUF): $(READY)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[gguf]"
 	@touch $@
 
 $(OLD_VENV)/.ready: pyproject.toml constraints-oldest.txt

@@ -619,7 +619,7 @@ def _worker(found: Path) -> None:
     """One of two processes: the gradient of a batch alone, then shared."""
     from gpu_workload import ON_POLICY
 
-    from grouper.sampling.weights import whole
+    from grouper.models.merging import whole
     from grouper.training.parallel import (
         ParallelPolicy,
         join_processes,

@@ -52,6 +52,20 @@ def _own_grouper_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["GROUPER_CACHE"] = str(folder / "grouper-cache")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _fixtures_start_in_an_empty_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The fixtures of modules and sessions see nothing of the folder that pytest was started in."""
+    os.chdir(tmp_path_factory.mktemp("started-here"))
+
+
+@pytest.fixture(autouse=True)
+def _tests_start_in_an_empty_folder(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No test depends on what lies where it was started: a user's runs, or another test's."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("started-here"))
+
+
 @pytest.fixture(autouse=True)
 def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a test that is marked `pictures` draw what those of users draw."""

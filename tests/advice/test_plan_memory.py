@@ -157,11 +157,21 @@ def test_a_copy_is_counted_as_it_will_be() -> None:
     copied = model_memory(**how, copy=torch.bfloat16).sampling("sample", **numbers)
     adapters = memory.trainable
     assert beside.sampling_copy == 0
-    assert copied.sampling_copy == 2 * (memory.parameters - adapters)
+    # A bfloat16 copy has the adapters beside its weights, a float32 copy has them merged.
+    assert copied.sampling_copy == 2 * memory.parameters
     assert copied.cache == beside.cache
     assert copied.activations < beside.activations
     whole = model_memory(**how, copy=torch.float32).sampling("sample", **numbers)
-    assert (whole.sampling_copy, whole.cache) == (2 * copied.sampling_copy, 2 * copied.cache)
+    assert whole.sampling_copy == 4 * (memory.parameters - adapters)
+    assert whole.cache == 2 * copied.cache
+
+
+def test_frozen_weights_of_the_copys_dtype_are_counted_once() -> None:
+    """M10, V5: LoRA over bfloat16 weights needs no second copy of them to sample from."""
+    how: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "lora": {"rank": 4}}
+    memory = model_memory(**how, copy=torch.bfloat16)
+    numbers: dict[str, Any] = {"size": CacheSize(4, 2, 100, 50), "together": 2}
+    assert memory.sampling("sample", **numbers).sampling_copy == 2 * memory.trainable
 
 
 @pytest.mark.skipif(library() is None, reason="no C++ compiler, or kernels are off")

@@ -23,10 +23,12 @@ from grouper.config.loading import load_recipe
 from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig
 from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.models.loading import load_policy
+from grouper.models.merging import whole_weights
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.engines import Samplers
 from grouper.sampling.vllm import (
+    TOLERANCE,
     Engine,
     LocalEngine,
     VllmSampler,
@@ -340,6 +342,82 @@ def test_what_does_not_start_is_one_paragraph(folders: dict[bool, Path], tmp_pat
     arguments = engine_arguments(plain, dtype="float32", device="cpu", max_length=10**6)
     with pytest.raises(ModelError, match=r"vLLM does not start: .*VLLM_CPU_KVCACHE"):
         LocalEngine(tmp_path, arguments)
+
+
+@torch.no_grad()
+def small_update(policy: Policy) -> None:
+    """As after some steps of 5e-6: far below the distance of two bfloat16 weights."""
+    generator = torch.Generator().manual_seed(policy.version)
+    for name, parameter in policy.trainable().items():
+        if "lora_B" in name:
+            parameter.copy_(2e-4 * torch.randn(parameter.shape, generator=generator))
+    policy.version += 1
+
+
+@torch.no_grad()
+def test_merged_adapters_are_compared_with_what_was_pushed(folders: dict[bool, Path]) -> None:
+    """M10: a right push of rounded weights was called "its weights are different"."""
+    policy = load(folders[True], lora=True)
+    engine = FakeVllm(load(folders[True]).model.to(torch.bfloat16), TOKENIZER)
+    sampler = over(policy, engine, tolerance=TOLERANCE[False], rounded=torch.bfloat16)
+    for _ in range(2):
+        small_update(policy)
+        draw(sampler, requests(2))
+        assert sampler.update_share == pytest.approx(1.0, abs=0.2)
+        compared = dict(sampler._as_pushed().model.named_parameters())
+        for name, value in engine.model.named_parameters():
+            assert torch.equal(value, compared[name])
+        plain = whole_weights(policy, merged=False)
+        moved = [n for n, value in plain if not torch.equal(value.bfloat16(), compared[n])]
+        assert moved, "an update was pushed"
+    assert over(policy, engine, adapter=True, rounded=torch.bfloat16).update_share is None
+
+
+def test_the_models_own_rounding_is_allowed_for(
+    folders: dict[bool, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """M10: of SmolLM2's log-probs bfloat16 alone moves 0.04 nats, and 0.02 were allowed."""
+    policy = load(folders[True])
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3)
+    policy.model.to(torch.bfloat16)
+    engine = FakeVllm(policy.model.float(), TOKENIZER)
+    policy.model.to(torch.bfloat16)
+    sampler = over(policy, engine, tolerance=TOLERANCE[False])
+    draw(sampler, requests(2))
+    assert sampler.gap is not None
+    assert sampler.gap > TOLERANCE[False], "rounding alone"
+    with monkeypatch.context() as patch:
+        skip_everything(engine, patch)
+        train(policy)
+        with pytest.raises(ModelError, match="its weights are different"):
+            draw(sampler, requests(2))
+    # A tolerance that the user has chosen is what is allowed.
+    with pytest.raises(ModelError, match=r"allowed 0\.019"):
+        draw(over(policy, engine, tolerance=0.019), requests(2))
+
+
+PUSHES: list[tuple[list[str], str, bool]] = [
+    ([], "bfloat16", False),
+    (["model.lora={rank: 4}"], "float32", False),
+    (["model.lora={rank: 4}"], "bfloat16", True),
+    (["model.lora={rank: 4}", "sampling.dtype=same"], "float32", True),
+    (["model.lora={rank: 4}", "sampling.dtype=bfloat16"], "bfloat16", False),
+    (["model.lora={rank: 4, target_modules: [q_proj, lm_head]}"], "bfloat16", False),
+]
+
+
+@pytest.mark.parametrize(("settings", "computed", "beside"), PUSHES)
+def test_an_adapter_is_pushed_beside_weights_that_would_round_it_away(
+    folders: dict[bool, Path], settings: list[str], computed: str, beside: bool
+) -> None:
+    recipe = load_recipe("demo", ["sampling.engine=vllm", *settings])
+    config = ModelConfig(path=str(folders[False]), lora=recipe.model.lora)
+    policy = load_policy(config, str(folders[False]), seed=0)
+    samplers = Samplers(recipe=recipe, tokenizer=TOKENIZER, stop_token_ids=[STOP], longest=8)
+    assert samplers.pushes_adapter(policy, computed) is beside
 
 
 # --- weights that are not fresh ------------------------------------------------------------------

@@ -12,12 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig
 from grouper.models.loading import load_policy
+from grouper.models.merging import whole_weights
 from grouper.models.policy import Policy
 from grouper.sampling.weights import (
     SamplingWeights,
     copy_dtype,
     describe_dtypes,
-    whole_weights,
 )
 
 
@@ -28,9 +28,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def adapted(folder: Path, targets: Any = "all-linear", dtype: str = "float32") -> Policy:
+def adapted(
+    folder: Path,
+    targets: Any = "all-linear",
+    dtype: str = "float32",
+    compute_dtype: str = "auto",
+) -> Policy:
     lora = LoraConfig(rank=4, alpha=8, target_modules=targets)
-    config = ModelConfig.model_validate({"path": str(folder), "dtype": dtype, "lora": lora})
+    settings = {"path": str(folder), "dtype": dtype, "compute_dtype": compute_dtype, "lora": lora}
+    config = ModelConfig.model_validate(settings)
     return load_policy(config, str(folder), seed=0)
 
 
@@ -90,6 +96,41 @@ def test_a_copy_made_late_is_one_that_was_kept_up(folder: Path, dtype: str) -> N
     assert all(torch.equal(p, theirs[name]) for name, p in late.named_parameters())
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_bfloat16_copy_says_what_the_trainer_says_after_the_smallest_update(
+    folder: Path, dtype: str
+) -> None:
+    """M10: merged and rounded it would say what it said before the update, or something else."""
+    policy = adapted(folder, dtype=dtype, compute_dtype="bfloat16")
+    batch = make_batch()
+    weights = SamplingWeights(policy, torch.bfloat16)
+    before = policy(batch).logprobs
+    # With float32 weights the trainer's norms are in float32, and the copy's are not.
+    usual = float((weights.current()(batch).logprobs - before).abs().mean())
+    assert (usual == 0) == (dtype == "bfloat16")
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in policy.trainable().items():
+        if "lora_B" in name:
+            parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
+    policy.version += 1
+    after = policy(batch).logprobs
+    assert float((after - before).abs().mean()) > 3 * usual
+    gap = float((weights.current()(batch).logprobs - after).abs().mean())
+    assert gap <= 1.5 * usual
+
+
+def test_weights_that_nothing_changes_are_shared_with_the_trainer(folder: Path) -> None:
+    policy = adapted(folder, dtype="bfloat16")
+    copy = SamplingWeights(policy, torch.bfloat16).current()
+    theirs = dict(copy.named_parameters())
+    for name, parameter in policy.named_parameters():
+        shared = theirs[name].data_ptr() == parameter.data_ptr()
+        assert shared == ("lora_" not in name), name
+        assert not theirs[name].requires_grad
+    assert all(p.requires_grad == ("lora_" in n) for n, p in policy.named_parameters())
+
+
 LORA: dict[str, Any] = {"lora": LoraConfig()}
 HALF = {"dtype": "bfloat16"}
 
@@ -132,7 +173,23 @@ BANNERS: list[tuple[dict[str, Any], bool, str]] = [
         {**LORA, **HALF},
         True,
         (
-            "bfloat16 weights with float32 adapters, products in bfloat16, samples from a bfloat16 "
+            "bfloat16 weights with float32 adapters, products in bfloat16, samples from the "
+            "weights themselves with bfloat16 adapters."
+        ),
+    ),
+    (
+        LORA,
+        True,
+        (
+            "float32 weights with float32 adapters, products in bfloat16, samples from a bfloat16 "
+            "copy with the adapters beside it."
+        ),
+    ),
+    (
+        {**LORA, "compute_dtype": "float32"},
+        True,
+        (
+            "float32 weights with float32 adapters, products in float32, samples from a float32 "
             "copy with the adapters merged."
         ),
     ),

@@ -39,7 +39,12 @@ from grouper.sampling.kv_cache import (
     prompts_at_once,
     slots_that_fit,
 )
-from grouper.sampling.weights import copy_dtype, describe_dtypes
+from grouper.sampling.weights import (
+    SamplingWeights,
+    copy_dtype,
+    describe_dtypes,
+    is_shared,
+)
 from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
 from grouper.training.prepare import Prepared, named_base
@@ -94,7 +99,7 @@ class ModelMemory:
         config: how it would be loaded.
         policy: on the meta device; its tensors are replaced.
         device: `cpu`, `cuda` or `mps`: which kernels and optimizer loops are counted.
-        copy: dtype of the sampler's own weights, adapters merged; None samples those of training.
+        copy: dtype of the sampler's own weights; None samples those of training.
     """
 
     def __init__(
@@ -102,17 +107,17 @@ class ModelMemory:
     ) -> None:
         self._config, self._policy, self._device = config, policy, device
         self._shape: Any = policy.model.config.get_text_config()
-        tracer = sampling = Tracer(policy, device)
         self.sampler = policy
         """The policy that samples."""
         self._copied = 0
         if copy is not None:
-            dtype = str(copy).removeprefix("torch.")
-            changes = {"dtype": dtype, "compute_dtype": dtype, "lora": None}
-            changed = config.model_copy(update=changes)
-            self.sampler = weightless_policy(changed, policy.model.config, device)
-            self._copied = _bytes(self.sampler.parameters())
-            sampling = Tracer(self.sampler, device)
+            # Before a tracer replaces the tensors.
+            self.sampler = SamplingWeights(policy, copy).current()
+            shared = {n for n, p in policy.named_parameters() if is_shared(p, copy)}
+            own = (p for n, p in self.sampler.named_parameters() if n not in shared)
+            self._copied = _bytes(own)
+        tracer = Tracer(policy, device)
+        sampling = tracer if copy is None else Tracer(self.sampler, device)
         # A plan asks for the same rows several times, and a trace takes seconds.
         self._update = functools.cache(tracer.update)
         self._prefill = functools.cache(sampling.forward)

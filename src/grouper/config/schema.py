@@ -463,9 +463,10 @@ class SamplingConfig(Section):
     max_slots: Positive = 256
     """sequences decoded at the same time"""
     dtype: Literal["auto", "same", "float32", "bfloat16"] = "auto"
-    """dtype of a copy of the weights to sample from, LoRA merged into it; same: no copy, LoRA
-    beside the weights; auto: a copy in the dtype of products where that is faster (with LoRA; on
-    CUDA also of float32 weights), else same"""
+    """dtype of a copy of the weights to sample from, LoRA merged into a float32 one and beside a
+    bfloat16 one (vLLM: merged into both); same: no copy, LoRA beside the weights; auto: a copy in
+    the dtype of products where that is faster (with LoRA; on CUDA also of float32 weights), else
+    same; vLLM gets LoRA merged in float32, beside the weights in bfloat16"""
     engine: EngineName = "native"
     """native: Grouper's own, on the training device; vllm: needs vLLM, see docs/vllm.md"""
     vllm: Annotated[VllmConfig, ASIDE] = VllmConfig()

@@ -24,6 +24,7 @@ from grouper.errors import ModelError, as_model_error, did_you_mean, require_ext
 from grouper.models.attention_check import check_logits, check_native_attention
 from grouper.models.device import DTYPES, on_device
 from grouper.models.folders import base_of, looks_local, read_adapter, require_model_folder
+from grouper.models.merging import merged
 from grouper.models.policy import ADAPTER, Policy, ropes_of
 
 log = logging.getLogger(__name__)
@@ -208,7 +209,7 @@ def load_policy(
             with as_model_error(
                 f"the adapter {path!r} cannot be merged", fix="Set model.lora to go on training it."
             ):
-                model, adapter = adapter.merge_and_unload().requires_grad_(True), None
+                model, adapter = merged(adapter, model).requires_grad_(True), None
         else:
             log.info("The adapter %s is continued.", path)
             if saved.get("r") != config.lora.rank:

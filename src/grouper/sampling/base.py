@@ -49,6 +49,13 @@ class ModelSampler(Sampler, Protocol):
         In nats per token; None where nothing is pushed.
         """
 
+    @property
+    def update_share(self) -> float | None:
+        """The part of an adapter's change that merged and rounded weights repeat.
+
+        None where no adapter is merged into weights that are coarser than it.
+        """
+
     def rest(self) -> None:
         """Give back memory that an update needs: nothing is drawn before the weights change."""
 

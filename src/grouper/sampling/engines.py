@@ -16,6 +16,7 @@ from grouper.config.schema import EngineName, Recipe
 from grouper.errors import require_vllm
 from grouper.models.device import DTYPES
 from grouper.models.loading import context_length
+from grouper.models.merging import can_be_added
 from grouper.models.policy import ADAPTER, Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import ModelSampler
@@ -29,7 +30,7 @@ from grouper.sampling.vllm import (
     write_shape,
 )
 from grouper.sampling.vllm_server import ServerEngine, ServerProcess, shared_secret
-from grouper.sampling.weights import SamplingWeights, can_be_added, copy_dtype
+from grouper.sampling.weights import SamplingWeights, copy_dtype, keeps_adapter
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,18 @@ class Samplers:
         wanted = self.recipe.sampling.dtype
         return wanted if wanted in DTYPES else computed
 
+    def pushes_adapter(self, policy: Policy, computed: str) -> bool:
+        """Whether vLLM is given the adapter beside the weights, and not weights with it merged.
+
+        So it is wherever a merge would round a small update away, unless the recipe names a dtype
+        for merged weights or the adapter is of a kind that vLLM does not take.
+        """
+        if policy.adapter is None or self.recipe.sampling.dtype in DTYPES:
+            return False
+        if self.recipe.sampling.dtype == "same":
+            return True
+        return keeps_adapter(DTYPES[self.dtype(computed)]) and vllm_takes_adapter(policy)
+
     def served(
         self, policy: Policy, folder: Path, *, computed: str, device: str
     ) -> tuple[str, dict[str, Any]]:
@@ -92,7 +105,7 @@ class Samplers:
         sampling, length = self.recipe.sampling, self.max_length(policy.model.config)
         dtype = self.dtype(computed)
         arguments = engine_arguments(sampling, dtype=dtype, device=device, max_length=length)
-        if self.recipe.model.lora is not None and sampling.dtype == "same":
+        if self.pushes_adapter(policy, computed):
             made = policy.adapter.peft_config[ADAPTER]  # a loaded one keeps its own rank
             rank = max(8, made.r, *made.rank_pattern.values())
             room = 1 << (rank - 1).bit_length()  # a power of two
@@ -123,6 +136,24 @@ class Samplers:
         self._started = None
 
 
+# The largest rank that vLLM has kernels for.
+VLLM_MAX_RANK = 512
+
+
+def vllm_takes_adapter(policy: Policy) -> bool:
+    """Whether every adapted layer is a plain LoRA of a linear layer that vLLM can run beside."""
+    from peft.tuners.lora import Linear, LoraLayer
+
+    ends = {policy.model.get_input_embeddings(), policy.model.get_output_embeddings()}
+    for module in policy.model.modules():
+        if not isinstance(module, LoraLayer):
+            continue
+        plain = type(module) is Linear and not module.lora_variant and module not in ends
+        if not plain or max(module.r.values()) > VLLM_MAX_RANK:
+            return False
+    return True
+
+
 def _native(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
     sampling = samplers.recipe.sampling
     dtype = copy_dtype(sampling, samplers.recipe.model, policy.device.type)
@@ -140,7 +171,8 @@ def _native(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
 def _vllm(samplers: Samplers, policy: Policy, _copy_now: bool) -> ModelSampler:
     # No copy: the weights are gathered at every push.
     sampling, computed = samplers.recipe.sampling, _name(policy)
-    exact = samplers.dtype(computed) == computed == "float32"
+    dtype = samplers.dtype(computed)
+    exact = dtype == computed == "float32"
     return VllmSampler(
         policy,
         samplers.engine_of_vllm(policy),
@@ -149,7 +181,8 @@ def _vllm(samplers: Samplers, policy: Policy, _copy_now: bool) -> ModelSampler:
         max_length=samplers.max_length(policy.model.config),
         tolerance=sampling.vllm.tolerance or TOLERANCE[exact],
         temperature=sampling.temperature,
-        adapter=sampling.dtype == "same",
+        adapter=samplers.pushes_adapter(policy, computed),
+        rounded=DTYPES[dtype] if keeps_adapter(DTYPES[dtype]) else None,
         processes=samplers.processes,
     )
 

@@ -85,6 +85,8 @@ class NativeSampler:
         """Of all sampling so far, those that were spent on prompts."""
         self.gap = None
         """The weights are the trainer's own, or a copy made in this process."""
+        self.update_share = None
+        """No adapter is merged into weights that are coarser than it."""
         self.captured: list[float] = []
         """Seconds that recording took, of each step recorded so far."""
         _SAMPLERS.add(self)

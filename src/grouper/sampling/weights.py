@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from grouper.errors import ModelError
 from grouper.models.device import DTYPES, has_bfloat16, on_device
-from grouper.models.policy import ADAPTER, Policy
+from grouper.models.merging import require_sums, whole, whole_weights
+from grouper.models.policy import Policy
 
 if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
     from grouper.config.schema import ModelConfig, SamplingConfig
@@ -22,11 +21,9 @@ if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
 def copy_dtype(sampling: SamplingConfig, model: ModelConfig, device: str) -> torch.dtype | None:
     """The dtype of the copy that samples; None: the weights that are trained.
 
-    `auto` makes a copy where that is known to be faster: of a model with LoRA, whose adapters cost
-    more than its own products where they run beside them (on the CPU 1.2 to 2.7 times the time,
-    `benchmarks/lora_sampling.py`), and on CUDA of weights that are not in the dtype of the
-    products, for they would be read and rounded again for every token. Quantised weights cannot be
-    merged without loss.
+    `auto` makes a copy where that is known to be faster: of a model with LoRA, whose float32
+    adapters would be rounded again for every token, and on CUDA of weights that are not in the
+    dtype of the products, for the same reason. Quantized weights are never copied.
 
     Args:
         sampling: names the dtype.
@@ -36,9 +33,9 @@ def copy_dtype(sampling: SamplingConfig, model: ModelConfig, device: str) -> tor
     if sampling.dtype in DTYPES:
         return DTYPES[sampling.dtype]
     compute = on_device(model, device).compute_dtype
-    merged = model.lora is not None and device in {"cpu", "cuda"}
+    adapted = model.lora is not None and device in {"cpu", "cuda"}
     rounded = device == "cuda" and compute != model.dtype
-    wanted = sampling.dtype == "auto" and model.quantization is None and (merged or rounded)
+    wanted = sampling.dtype == "auto" and model.quantization is None and (adapted or rounded)
     return DTYPES[compute] if wanted else None
 
 
@@ -50,8 +47,14 @@ def describe_dtypes(sampling: SamplingConfig, model: ModelConfig) -> str:
     adapters = " with float32 adapters" if model.lora else ""
     source = "the weights themselves"
     if made is not None:
-        merged = " with the adapters merged" if model.lora else ""
-        source = f"a {str(made).removeprefix('torch.')} copy{merged}"
+        name = str(made).removeprefix("torch.")
+        source = f"a {name} copy"
+        if model.lora and not keeps_adapter(made):
+            source += " with the adapters merged"
+        elif model.lora and name == model.dtype:
+            source = f"the weights themselves with {name} adapters"
+        elif model.lora:
+            source += " with the adapters beside it"
     text = f"On CUDA: {weights} weights{adapters}, products in {compute}, samples from {source}."
     if has_bfloat16():
         return text
@@ -63,10 +66,16 @@ def describe_dtypes(sampling: SamplingConfig, model: ModelConfig) -> str:
 class SamplingWeights:
     """The policy to sample from, always at the trainer's version.
 
+    A copy in float32 has LoRA merged into it: the sum loses nothing that could be seen, and one
+    product is faster than three. In a coarser dtype a merge would lose the update: a step of 5e-6
+    is far below the distance of two bfloat16 numbers of the size of a weight, so most weights would
+    round back to what they were. There the adapter stays beside the weights, rounded for itself, as
+    the trainer's autocast rounds it, and frozen weights of that dtype are shared, not copied.
+
     Args:
         policy: the policy being trained. It is never changed here: nothing is merged in place.
         dtype: None samples the training weights themselves (LoRA runs side by side); otherwise a
-            full copy in this dtype, with LoRA merged into the copy, refreshed after each update.
+            copy in this dtype, refreshed after each update.
         copy_now: make a copy at once, in the training dtype where `dtype` is None. For weights
             that are about to be split over processes: afterwards they cannot be copied.
     """
@@ -89,17 +98,20 @@ class SamplingWeights:
             self._copy.version = self._policy.version
         return self._copy
 
+    @property
+    def _merges(self) -> bool:
+        """Whether adapters are added to the weights of the copy."""
+        return self._policy.adapter is not None and not keeps_adapter(self._dtype)
+
     def _make(self) -> Policy:
-        _require_sums(self._policy)
-        # Weights are rounded before they are copied, one by one; buffers (the frequencies of rotary
-        # embeddings) stay as they are, for they are never as coarse as a dtype of weights.
-        memo = {
-            id(p): nn.Parameter(whole(p.detach()).to(self._dtype or p.dtype, copy=True), False)
-            for p in self._policy.model.parameters()
-            if p.is_floating_point()
-        }
-        model = copy.deepcopy(self._policy.adapter or self._policy.model, memo)
-        model = model if self._policy.adapter is None else model.unload()
+        if self._merges:
+            require_sums(self._policy)
+        memo = {id(p): self._copied(p) for p in self._policy.model.parameters()}
+        model: Any
+        if self._merges:
+            model = copy.deepcopy(self._policy.adapter, memo).unload()
+        else:
+            model = copy.deepcopy(self._policy.model, memo)
         made = Policy(
             model.requires_grad_(False),
             native=self._policy.native,
@@ -111,64 +123,51 @@ class SamplingWeights:
         self._refresh(made)
         return made
 
+    def _copied(self, parameter: nn.Parameter) -> nn.Parameter:
+        """The copy's parameter: one that nothing changes is shared where its dtype allows.
+
+        Weights are rounded before they are copied, one by one; buffers (the frequencies of rotary
+        embeddings) stay as they are, for they are never as coarse as a dtype of weights.
+        """
+        if not parameter.is_floating_point():
+            return parameter
+        values = whole(parameter.detach())
+        if is_shared(parameter, self._dtype):
+            return nn.Parameter(values, False)
+        return nn.Parameter(values.to(self._dtype or values.dtype, copy=True), False)
+
     @torch.no_grad()
     def _refresh(self, target: Policy) -> None:
-        """Copy every weight, LoRA deltas added in the training dtype before rounding."""
+        """Copy every weight that may have changed, LoRA deltas added before rounding."""
         held = dict(target.model.named_parameters())
-        for name, value in whole_weights(self._policy):
-            held[name].copy_(value)
+        if self._merges:
+            for name, value in whole_weights(self._policy):
+                held[name].copy_(value)
+            return
+        # Tied weights come once; split ones are gathered, so that each process goes through all.
+        for name, parameter in self._policy.model.named_parameters():
+            if parameter.requires_grad:
+                held[name].copy_(whole(parameter))
 
 
-# Settings of PEFT with which an adapter is more than products that are added.
-_NO_SUMS = {"use_dora", "use_bdlora", "kasa_config", "lora_bias"}
-_NO_SUMS |= {"modules_to_save", "trainable_token_indices"}
+def keeps_adapter(dtype: torch.dtype | None) -> bool:
+    """Whether sampling in this dtype keeps LoRA beside the weights: a merge would round it away.
 
-
-def can_be_added(policy: Policy) -> bool:
-    """Whether a sum of weights and products is all that adapters do."""
-    made = () if policy.adapter is None else policy.adapter.peft_config.values()
-    return not any(getattr(config, name, None) for config in made for name in _NO_SUMS)
-
-
-def _require_sums(policy: Policy) -> None:
-    if not can_be_added(policy):
-        raise ModelError(
-            "an adapter with modules or tokens of its own, DoRA or biases is more than a sum, and "
-            "cannot be merged into weights to sample from",
-            where="sampling.dtype",
-            fix="Sample with sampling.engine=native, sampling.dtype=same and parallel=ddp.",
-        )
-
-
-@torch.no_grad()
-def whole_weights(policy: Policy, *, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every weight of a policy under the name that the plain model has for it.
-
-    With `merged`, adapters are added; else they are left out.
-
-    Tied weights come once. Weights that are split over processes are gathered one by one, so every
-    process has to go through all of them.
-
-    Raises:
-        ModelError: the adapters are of a kind that cannot be added.
+    Args:
+        dtype: of the copy; None: the trained weights themselves are sampled.
     """
-    if merged:
-        _require_sums(policy)
-    seen = set[int]()
-    for name, module in policy.model.named_modules():
-        if name.endswith(".base_layer") or ".lora_" in name:
-            continue  # part of the layer around it
-        base, deltas = module, dict[str, Callable[[str], torch.Tensor]]()
-        while hasattr(base, "base_layer"):  # experts have one adapter around the other
-            deltas[getattr(base, "parameter_name", "weight")] = base.get_delta_weight
-            base = base.base_layer
-        for key, parameter in base.named_parameters(recurse=False):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                value = whole(parameter)
-                if merged and key in deltas:
-                    value = value + whole(deltas[key](ADAPTER))
-                yield f"{name}.{key}".replace(".base_layer", "").lstrip("."), value
+    return dtype is None or torch.finfo(dtype).eps > torch.finfo(torch.float32).eps
+
+
+def is_shared(parameter: nn.Parameter, dtype: torch.dtype | None) -> bool:
+    """Whether a sampling copy in this dtype reads the policy's own parameter: nothing changes it.
+
+    Args:
+        parameter: of the policy being trained.
+        dtype: of the copy; None: that of the weights.
+    """
+    same = dtype in {None, parameter.dtype}
+    return same and keeps_adapter(dtype) and not parameter.requires_grad
 
 
 def adapter_saver(policy: Policy) -> Callable[[str], None]:
@@ -178,8 +177,3 @@ def adapter_saver(policy: Policy) -> Callable[[str], None]:
     # PEFT's names: it wraps the model in two layers.
     pieces = {f"base_model.model.{name}": whole(p.detach()) for name, p in names.items()}
     return partial(policy.adapter.save_pretrained, state_dict=pieces)
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that is split over processes in one piece; every process takes part."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -39,10 +39,10 @@ from grouper.evaluation.statistics import Interval
 from grouper.files import dumps, refusing, remove_folder, whole_folder, write_atomic
 from grouper.models.folders import ADAPTER_FILE, RECIPE_FILE
 from grouper.models.loading import save_policy
+from grouper.models.merging import whole
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.runs.folder import OUR_FOLDERS, STATE_FILE, RunFolder
-from grouper.sampling.weights import whole
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes

@@ -543,9 +543,11 @@ def _report(
     if config.dynamic_sampling_rounds:
         tallies["groups/replaced"] = Tally.of([len(rollouts.replaced)])
         tallies["resample_rounds"] = Tally.of([rollouts.rounds])
-    gap = run.sampler(state.replica.policy).gap
-    if gap is not None:
-        tallies["sampler_push_gap"] = Tally.of([gap])
+    sampler = run.sampler(state.replica.policy)
+    if sampler.gap is not None:
+        tallies["sampler_push_gap"] = Tally.of([sampler.gap])
+    if sampler.update_share is not None:
+        tallies["sampler_update_share"] = Tally.of([sampler.update_share])
     if state.difficulty is not None:
         band, epoch = state.difficulty, state.position // state.stream.size
         left_out = sum(not band.allows(problem.id, epoch) for problem, _ in run.prepared.train)

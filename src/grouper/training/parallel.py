@@ -23,9 +23,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from grouper.algorithms.batching import TrainBatch, micro_batches
 from grouper.errors import GrouperError
 from grouper.models.device import find_device
+from grouper.models.merging import whole
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.models.process_group import ProcessGroup
-from grouper.sampling.weights import whole
 
 # --- the processes that torchrun started ---------------------------------------------------------
 

@@ -33,9 +33,9 @@ from grouper.algorithms.losses import (
 )
 from grouper.algorithms.weighting import token_mean
 from grouper.errors import ModelError, first_line, is_out_of_memory
+from grouper.models.merging import whole
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.sampling.native import keep_no_engines
-from grouper.sampling.weights import whole
 from grouper.training.optimizers import Optimizer
 from grouper.training.parallel import ParallelPolicy, Slice
 from grouper.types import Demonstration, Tally, merge_tallies
