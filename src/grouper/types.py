@@ -119,6 +119,8 @@ class AnswerFormat:
     format's own chat template, which is put into the tokenizer."""
     plain: str = "{system}\n\nUser: {question}\nAssistant:\n"
     """The prompt without a chat template, `prefix` left out."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Values for variables of the model's own chat template, such as `enable_thinking`."""
 
     def __post_init__(self) -> None:
         places = ("{reasoning}" in self.template, "{answer}" in self.template)

@@ -189,7 +189,7 @@ HINTS = [
     ("data_seed=3", "data_seed has no counterpart"),
     ("grpo.loss_scale=2", "`grouper recipes fields` lists all settings"),
     ("nonsense.nothing=3", "`grouper recipes fields` lists all settings"),
-    ("prompt.nonsense=3", "Known names: format, "),
+    ("prompt.nonsense=3", "Known names: chat_template_kwargs, format, "),
     ("grpo.nonsense=3", "`grouper recipes fields` lists all settings"),
     # A value that is long, or would not be shown as it is.
     (f"lora.rank={'8' * 80}", "Write model.lora.rank=...."),

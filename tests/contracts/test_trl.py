@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 import torch
 from datasets import Dataset
+from prompts.tokenizer_fixtures import qwen25
 
 from grouper.api import train
 from grouper.config.loading import load_recipe
@@ -26,7 +27,7 @@ from grouper.data import load_problems
 from grouper.grading import Grader
 from grouper.models.new_model import make_new_model
 from grouper.prompts import make_format
-from grouper.prompts.rendering import right_completion
+from grouper.prompts.rendering import install_template, render, right_completion
 from grouper.rewards import REWARDS, Group, build_rewards
 from grouper.training.run import Run
 from grouper.types import AnswerFormat, Completion, FinishReason, Problem, Prompt
@@ -206,3 +207,38 @@ def test_a_run_of_ours_learns_from_a_reward_of_trl(tmp_path: Path) -> None:
         train(run)
     lines = (tmp_path / "demo" / "metrics.jsonl").read_text(encoding="utf-8")
     assert "reward/think_format_reward" in lines
+
+
+HYBRIDS = [("qwen3", False), ("qwen3", True), ("qwen3_5_think", False), ("qwen3_5_think", True)]
+HYBRIDS += [("qwen3_5_nothink", False), ("qwen3_5_nothink", True), ("qwen3_6", False)]
+
+
+@pytest.mark.parametrize(("name", "thinking"), HYBRIDS)
+def test_hybrid_models_are_asked_as_their_published_templates_write_it(
+    name: str, thinking: bool
+) -> None:
+    """M12: TRL ships the templates of Qwen3, 3.5 and 3.6 as they were published."""
+    tokenizer = qwen25().tokenizer
+    file = Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja"
+    published = file.read_text(encoding="utf-8")
+    tokenizer.chat_template = published
+    messages = [
+        {"role": "system", "content": "Answer in a box."},
+        {"role": "user", "content": "2+2?"},
+    ]
+    expected = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+    )
+    kwargs = {"enable_thinking": thinking}
+    fmt = make_format(
+        PromptConfig(format="boxed", system="Answer in a box.", chat_template_kwargs=kwargs)
+    )
+    install_template(fmt, tokenizer)
+    problem = Problem(id="a", question="2+2?", answer="4", source="test")
+    assert render(problem, fmt, tokenizer).text == expected
+    # Without the setting: as the template writes it, but for a block that it leaves open.
+    tokenizer.chat_template = published
+    usual = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    plain = make_format(PromptConfig(format="boxed", system="Answer in a box."))
+    install_template(plain, tokenizer)
+    assert render(problem, plain, tokenizer).text == usual.removesuffix("<think>\n")

@@ -132,6 +132,130 @@ def test_a_thinking_block_opened_by_the_template_is_left_to_the_format(format_na
     assert render(problem, fmt, tokenizer).text.endswith("<|im_start|>assistant\n")
 
 
+# As SmolLM3 does it: the variable gets a default in the template itself, and the instruction may
+# turn thinking off as well.
+SMOLLM3_LIKE = (
+    "{%- if enable_thinking is not defined -%}{%- set enable_thinking = true -%}{%- endif -%}"
+    "{%- set ns = namespace(think=enable_thinking) -%}"
+    "{%- if messages[0].role == 'system' and '/no_think' in messages[0].content -%}"
+    "{%- set ns.think = false -%}{%- endif -%}"
+    "<|im_start|>system\nToday is {{ strftime_now('%d %B %Y') }}. Mode: "
+    "{{ '/think' if ns.think else '/no_think' }}<|im_end|>\n"
+    "{%- for m in messages -%}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant\n"
+    "{%- if not ns.think -%}{{ '<think>\n\n</think>\n' }}{%- endif -%}{%- endif -%}"
+)
+MODES = [
+    # The template, what is set, how the prompt ends.
+    ("opens", {}, "assistant\n"),
+    ("opens", {"enable_thinking": True}, "assistant\n<think>\n"),
+    ("opens", {"enable_thinking": False}, "assistant\n<think>\n\n</think>\n\n"),
+    ("smollm3", {}, "assistant"),
+    ("smollm3", {"enable_thinking": True}, "assistant"),
+    ("smollm3", {"enable_thinking": False}, "assistant<think>\n\n</think>\n"),
+]
+
+
+@pytest.mark.parametrize(("template", "kwargs", "ending"), MODES)
+def test_a_setting_chooses_the_mode_of_a_template(template, kwargs, ending):
+    """M12: there was no counterpart of `enable_thinking`."""
+    tokenizer = fixtures.thinks_by_default().tokenizer
+    if template == "smollm3":
+        tokenizer.chat_template = SMOLLM3_LIKE
+    turn = [{"role": "user", "content": "2+2?"}]
+    expected = tokenizer.apply_chat_template(
+        turn, tokenize=False, add_generation_prompt=True, **kwargs
+    )
+    fmt = make_format(PromptConfig(format="boxed", system="", chat_template_kwargs=kwargs))
+    for _ in range(2):  # the second time as it is read from a checkpoint
+        install_template(fmt, tokenizer)
+        text = render(PROBLEM, fmt, tokenizer).text
+        assert text.endswith(ending)
+        if template == "opens" and kwargs:
+            assert text == expected
+        # Whatever loads the saved tokenizer writes the same, without being told of the mode, and
+        # can be told of another.
+        saved = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        assert text == (saved if kwargs else saved.removesuffix("<think>\n"))
+        if template == "opens":
+            other = tokenizer.apply_chat_template(
+                turn, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            )
+            assert other.endswith("</think>\n\n")
+    # Another recipe's mode replaces this one.
+    install_template(make_format(PromptConfig(format="boxed", system="")), tokenizer)
+    assert "chat_template_kwargs" not in tokenizer.chat_template
+
+
+def test_an_empty_block_that_a_template_closes_stays():
+    """M12: Qwen3.5 without thinking was asked as it was never trained or served."""
+    tokenizer = fixtures.qwen25().tokenizer
+    tokenizer.chat_template += "{{- '<think>\n\n</think>\n\n' -}}"
+    fmt = make_format(PromptConfig(format="boxed"))
+    assert render(PROBLEM, fmt, tokenizer).text.endswith("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"chat_template_kwargs": {"enable_thinkin": False}}, "Did you mean 'enable_thinking'"),
+        ({"chat_template_kwargs": {"qqq": 1}}, "reads no variable 'qqq'"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}, "template": "plain"},
+            "and none is used",
+        ),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}, "template": "install"},
+            "and none is used",
+        ),
+    ],
+)
+def test_variables_that_change_nothing_are_refused(settings, message):
+    tokenizer = fixtures.thinks_by_default().tokenizer
+    fmt = make_format(PromptConfig(system="", **settings))
+    with pytest.raises(PromptError, match=message):
+        install_template(fmt, tokenizer)
+
+
+def test_two_thinking_blocks_are_refused():
+    tokenizer = fixtures.thinks_by_default().tokenizer
+    kwargs = {"enable_thinking": True}
+    fmt = make_format(PromptConfig(format="think", chat_template_kwargs=kwargs))
+    install_template(fmt, tokenizer)
+    with pytest.raises(PromptError, match="opens a thinking block"):
+        render(PROBLEM, fmt, tokenizer)
+
+
+def test_values_of_any_json_kind_reach_the_template():
+    tokenizer = fixtures.qwen25().tokenizer
+    tokenizer.chat_template = "{{ a }} {{ b }} {{ c }} {{ d }} {{ messages[-1]['content'] }}"
+    kwargs = {"a": None, "b": [True, "x'\"y"], "c": {"k": 1.5}, "d": "ä"}
+    fmt = make_format(PromptConfig(format="boxed", system="", chat_template_kwargs=kwargs))
+    install_template(fmt, tokenizer)
+    text = render(PROBLEM, fmt, tokenizer).text
+    assert text == f"None {[True, chr(120) + chr(39) + chr(34) + 'y']} {{'k': 1.5}} ä 2+2?"
+
+
+@pytest.mark.parametrize(("format_name", "prefix"), [("xml", "<reasoning>\n"), ("boxed", "")])
+def test_an_installed_template_opens_the_first_tag(format_name, prefix, caplog):
+    """M4: `install` with xml opened no tag, and dropped the model's own template in silence."""
+    tokenizer = fixtures.qwen25().tokenizer
+    fmt = make_format(PromptConfig(format=format_name, template="install"))
+    install_template(fmt, tokenizer)
+    prompt = render(PROBLEM, fmt, tokenizer)
+    assert prompt.text.endswith(f"2+2?\n{prefix}")
+    assert prompt.prefix == prefix
+    assert "replaces the model's own chat template" in caplog.text
+    caplog.clear()
+    install_template(fmt, tokenizer)  # as it is read from a checkpoint
+    assert not caplog.text
+    # A demonstration is the whole text, its beginning in the prompt.
+    shown = demonstrate(replace(PROBLEM, solution="2+2=4"), fmt, tokenizer, 0)
+    written = tokenizer.decode(shown.token_ids[:-1])
+    whole = fmt.template.replace("{reasoning}", "2+2=4").replace("{answer}", "4")
+    assert prompt.prefix + written == whole
+
+
 def test_a_question_that_ends_in_a_thinking_tag_is_kept():
     tokenizer = fixtures.mistral().tokenizer
     tokenizer.chat_template = "{{ messages[-1]['content'] }}"

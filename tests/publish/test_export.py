@@ -291,7 +291,7 @@ CHATS = {
     "shuts thinking": "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]<think>\n\n</think>\n\n{% endif %}",
     "thinks of sums": "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-    "{% if '+' in messages[-1].content %}<think>\n{% else %}<think></think>{% endif %}",
+    "{% if '+' in messages[-1].content %}<think>\n{% else %}<think>{% endif %}",
 }
 
 
@@ -338,3 +338,31 @@ def test_a_format_that_adds_nothing_leaves_the_template_alone(finished_run: Path
         tokenizer = AutoTokenizer.from_pretrained(source)
         assert export._make_portable(prepared, tokenizer)
     assert tokenizer.chat_template == AutoTokenizer.from_pretrained(source).chat_template
+
+
+def test_a_mode_of_the_chat_template_is_exported(finished_run: Path, tmp_path: Path) -> None:
+    """M12: what serves the export asks as in training, and can still be told otherwise."""
+    chat = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{{ '<think></think>' if enable_thinking is "
+        "defined and not enable_thinking else '<think>' }}{% endif %}"
+    )
+    source = str(shutil.copytree(finished_run / "grpo" / "final", tmp_path / "model"))
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.chat_template = chat
+    tokenizer.save_pretrained(source)
+    ends = {False: "[assistant]<think></think>", True: "[assistant]<think>"}
+    for thinking, end in ends.items():
+        setting = f"{{enable_thinking: {json.dumps(thinking)}}}"
+        prompt = f"prompt={{format: boxed, chat_template_kwargs: {setting}}}"
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        recipe = grouper.load_recipe("demo", [prompt])
+        with Prepared(recipe, ProblemSets(), model=source, quiet=True) as prepared:
+            assert export._make_portable(prepared, tokenizer)
+        turn = [{"role": "user", "content": "1+1?"}]
+        text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        assert text.endswith(end)
+        other = tokenizer.apply_chat_template(
+            turn, tokenize=False, add_generation_prompt=True, enable_thinking=not thinking
+        )
+        assert other.endswith(ends[not thinking])

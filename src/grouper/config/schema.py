@@ -222,6 +222,9 @@ class PromptConfig(Section):
     template: Literal["auto", "chat", "plain", "install"] = "auto"
     """auto: the tokenizer's chat template where it has one; install: give it another, which holds
     the instruction, opens the format's first tag, and is saved along"""
+    chat_template_kwargs: Params = {}
+    """variables of the model's own chat template, such as enable_thinking: false; its thinking
+    block then stands in the prompt as the template writes it"""
     max_prompt_tokens: Positive = 512
     """longer prompts are dropped and listed"""
     max_percentile: Annotated[float, Field(gt=0, le=100)] | None = None

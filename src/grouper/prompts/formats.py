@@ -78,7 +78,11 @@ def make_format(config: PromptConfig) -> AnswerFormat:
         fmt,
         system=fmt.system if config.system is None else config.system,
         chat=fmt.chat if config.template == "auto" else config.template,
+        template_kwargs=dict(config.chat_template_kwargs),
     )
+    if fmt.chat == "install" and fmt.tags and not fmt.prefix:
+        # An installed template opens the first tag: then a model that knows no tag is in one.
+        fmt = replace(fmt, prefix=fmt.template.partition("{reasoning}")[0])
     plain = fmt.chat == "plain"
     if plain and fmt.system and "{system}" not in fmt.plain:
         what = f"the format {fmt.name} has no place for an instruction in plain text"

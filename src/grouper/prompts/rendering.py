@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import re
 import unicodedata
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
-from grouper.errors import PromptError
+from grouper.errors import PromptError, nearest
 from grouper.types import AnswerFormat, AnswerKind, Demonstration, Message, Problem, Prompt
 
-# Some templates open (or open and close) a thinking block in the generation prompt. Whether
-# there is one is the format's decision, never the template's.
-OPENED_THINKING = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
+log = logging.getLogger(__name__)
+
+# Some templates open a thinking block in the generation prompt. Whether there is one is the
+# format's decision, unless the recipe has chosen the template's mode
+# (prompt.chat_template_kwargs). A block that is empty and closed is the template's way to say that
+# the model answers without thinking, as it was trained and is served: it stays.
+OPENED_THINKING = re.compile(r"<think>\s*\Z")
 
 
 class Tokenizer(Hashable, Protocol):
@@ -83,7 +88,7 @@ def render(
     if problem.prompt is not None:
         text, question = problem.prompt, ""  # rendered already: its special tokens are meant
     elif uses_chat(fmt, tokenizer):
-        text, messages = _render_chat(tokenizer, fmt.system, question, tuple(earlier))
+        text, messages = _render_chat(tokenizer, fmt, question, tuple(earlier))
         if not text.endswith(fmt.prefix):  # a template may have opened it already
             text += fmt.prefix
     elif earlier:
@@ -134,18 +139,94 @@ def uses_chat(fmt: AnswerFormat, tokenizer: Tokenizer) -> bool:
 # Llama 3.2 and others write the date into every prompt: theirs where there is no clock.
 _NO_CLOCK = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"
 
+# Between these stand the values of prompt.chat_template_kwargs in a template that has them.
+_KWARGS_BEGIN = "{#- prompt.chat_template_kwargs -#}"
+_KWARGS_END = "{#- end of prompt.chat_template_kwargs -#}"
+
 
 def install_template(fmt: AnswerFormat, tokenizer: Any) -> None:
-    """Give the tokenizer the format's own chat template, if the recipe wants it installed.
+    """Give the tokenizer the recipe's chat template, so that whatever loads it renders the same.
 
-    Any other template is kept, but shows a fixed date in place of today's: a prompt must be the
-    same tomorrow, in a resumed run, in the evaluation and in what is exported.
+    That is the format's own where the recipe wants it installed. Any other template is kept, with
+    two changes. It shows a fixed date in place of today's: a prompt must be the same tomorrow, in a
+    resumed run, in the evaluation and in what is exported. And its variables have the values of
+    `prompt.chat_template_kwargs` unless a caller gives others.
+
+    Raises:
+        PromptError: a variable that the template does not read, or there is no template to read it.
     """
     template = tokenizer.chat_template
     if fmt.chat == "install":
-        tokenizer.chat_template = own_chat_template(fmt, tokenizer)
-    elif isinstance(template, str) and "strftime_now" in template.removeprefix(_NO_CLOCK):
-        tokenizer.chat_template = _NO_CLOCK + template.removeprefix(_NO_CLOCK)
+        own = own_chat_template(fmt, tokenizer)
+        if template and template != own:
+            log.warning(
+                "prompt.template: install replaces the model's own chat template, which its "
+                "training had in every example. prompt.template: auto keeps it."
+            )
+        _require_variables(fmt, "")
+        tokenizer.chat_template = own
+        return
+    if not isinstance(template, str):
+        _require_variables(fmt, template)
+        return
+    plain = _without_additions(template)
+    _require_variables(fmt, "" if fmt.chat == "plain" else plain)
+    additions = _NO_CLOCK if "strftime_now" in plain else ""
+    tokenizer.chat_template = additions + _jinja_defaults(fmt.template_kwargs) + plain
+
+
+def _without_additions(template: str) -> str:
+    """A chat template as the model brought it."""
+    plain = template.removeprefix(_NO_CLOCK)
+    if plain.startswith(_KWARGS_BEGIN):
+        plain = plain.partition(_KWARGS_END)[2]
+    return plain
+
+
+def _jinja_defaults(values: Mapping[str, Any]) -> str:
+    """Statements that set variables of a template where its caller does not."""
+    if not values:
+        return ""
+    lines = [
+        f"{{%- set {name} = {name} if {name} is defined else {_jinja_literal(value)} -%}}"
+        for name, value in values.items()
+    ]
+    return _KWARGS_BEGIN + "".join(lines) + _KWARGS_END
+
+
+def _jinja_literal(value: object) -> str:
+    """A JSON value as Jinja writes it: as JSON does, but for null."""
+    if value is None:
+        return "none"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_jinja_literal, value)) + "]"
+    if isinstance(value, Mapping):
+        rows = (f"{json.dumps(key)}: {_jinja_literal(one)}" for key, one in value.items())
+        return "{" + ", ".join(rows) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _require_variables(fmt: AnswerFormat, template: Any) -> None:
+    """Refuse variables that a chat template does not read: they would change nothing.
+
+    Raises:
+        PromptError: there is such a variable.
+    """
+    if not fmt.template_kwargs:
+        return
+    where = "prompt.chat_template_kwargs"
+    if not isinstance(template, str) or not template:
+        what = "these are variables of the model's own chat template, and none is used"
+        if isinstance(template, dict):
+            what = "the tokenizer has several chat templates, and variables are for one"
+        raise PromptError(what, where=where, fix="Leave it out, or use prompt.template: chat.")
+    names = set(re.findall(r"[A-Za-z_]\w*", template))
+    for name in fmt.template_kwargs:
+        if name not in names:
+            near = nearest(name, names)
+            hint = f"Did you mean {near!r}?" if near else "Its text says which ones it has."
+            what = f"the model's chat template reads no variable {name!r}"
+            raise PromptError(what, where=where, fix=hint)
 
 
 # How a first turn is laid out.
@@ -188,7 +269,7 @@ def own_chat_template(fmt: AnswerFormat, tokenizer: Tokenizer, layout: str = _LA
 
 
 def _render_chat(
-    tokenizer: Tokenizer, system: str, question: str, earlier: tuple[Message, ...] = ()
+    tokenizer: Tokenizer, fmt: AnswerFormat, question: str, earlier: tuple[Message, ...] = ()
 ) -> tuple[str, tuple[Message, ...]]:
     """The rendered text up to where the assistant begins, and the messages that gave it.
 
@@ -198,6 +279,7 @@ def _render_chat(
     Raises:
         PromptError: the template cannot render even one user message, or loses the question.
     """
+    system = fmt.system
     messages: tuple[Message, ...] = (*earlier, Message(role="user", content=question))
     if system:
         messages = (Message(role="system", content=system), *messages)
@@ -214,9 +296,26 @@ def _render_chat(
             where="the tokenizer",
             fix="Use `prompt.template: plain`.",
         ) from cause
-    if not text.rstrip().endswith(question.strip()):  # a tag at its own end stays
+    # A tag at the end of the question itself stays, and so does a mode that the recipe has chosen.
+    if not fmt.template_kwargs and not text.rstrip().endswith(question.strip()):
         text = OPENED_THINKING.sub("", text)
+    _require_one_block(fmt, text)
     return text, messages
+
+
+def _require_one_block(fmt: AnswerFormat, text: str) -> None:
+    """Refuse a prompt that opens a thinking block for a format that opens one itself.
+
+    Raises:
+        PromptError: it does.
+    """
+    if OPENED_THINKING.search(text) and fmt.tags is not None and "<think>" in fmt.tags:
+        raise PromptError(
+            f"the chat template opens a thinking block (prompt.chat_template_kwargs), and the "
+            f"format {fmt.name} wants one of its own inside it",
+            where="prompt.format",
+            fix="Use prompt.format: boxed, or leave prompt.chat_template_kwargs out.",
+        )
 
 
 def _apply_template(

@@ -33,7 +33,13 @@ from grouper.models.folders import (
 )
 from grouper.models.loading import load_policy, load_tokenizer, save_policy
 from grouper.models.policy import Policy
-from grouper.prompts.rendering import OPENED_THINKING, own_chat_template, render, uses_chat
+from grouper.prompts.rendering import (
+    OPENED_THINKING,
+    install_template,
+    own_chat_template,
+    render,
+    uses_chat,
+)
 from grouper.publish.card import CURVES_FILE, model_card, results_of
 from grouper.report.curves import draw_curves
 from grouper.runs.folder import RunFolder
@@ -180,9 +186,11 @@ def _make_portable(prepared: Prepared, tokenizer: Any) -> bool:
     fmt, before = prepared.format, tokenizer.chat_template
     problems = [Problem(id="q", question=q, answer="?", source="export") for q in _QUESTIONS]
     prompts = [render(problem, fmt, prepared.tokenizer) for problem in problems]
+    install_template(fmt, tokenizer)
+    chat = tokenizer.chat_template
     if not uses_chat(fmt, prepared.tokenizer):
         tokenizer.chat_template = own_chat_template(fmt, tokenizer, fmt.plain)
-    elif fmt.chat == "install" or not isinstance(before, str):
+    elif fmt.chat == "install" or not isinstance(chat, str):
         tokenizer.chat_template = prepared.tokenizer.chat_template
     else:
         first = f"[{{'role': 'system', 'content': {json.dumps(fmt.system, ensure_ascii=False)}}}]"
@@ -197,8 +205,9 @@ def _make_portable(prepared: Prepared, tokenizer: Any) -> bool:
             joined = "messages[0]['content'] + '\n\n' + messages[1]['content']"
             first = f"[{{'role': 'user', 'content': {joined}}}]"
             instructed += f"{{%- set messages = {first} + messages[2:] -%}}"
-        template = instructed + before if fmt.system else before
-        if opened := OPENED_THINKING.search(text):  # which training leaves out
+        template = instructed + chat if fmt.system else chat
+        opened = OPENED_THINKING.search(text)
+        if opened and not fmt.template_kwargs:  # which training leaves out
             shut = f"written.removesuffix({json.dumps(opened[0])}) if add_generation_prompt"
             template = f"{{% set written %}}{template}{{% endset %}}{{{{- {shut} else written -}}}}"
         if fmt.prefix:
