@@ -167,6 +167,8 @@ class Problem:
     prompt: str | None = None
     """A whole prompt in a layout of its own, where the source has one: the model reads it word for
     word. None: a prompt format renders the question."""
+    earlier: tuple[Message, ...] = ()
+    """Turns before the question, a system message first, where the source has conversations."""
     subject: str | None = None
     level: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)

@@ -72,9 +72,10 @@ def test_rows_of_verl_are_read_as_they_are(tmp_path):
     found = load("file", written(tmp_path / "train.jsonl", rows)).problems
     assert [(p.question, p.answer) for p in found] == [("What is 2+2?", "4"), (asked, "4")]
     instructed = [{"role": "system", "content": "Be brief."}, *row["prompt"]]
-    # Which turn asks is the user's to say; the first is an instruction.
-    with pytest.raises(DataError, match=r"holds a conversation.*`prompt\.-1\.content` asks"):
-        load("file", written(tmp_path / "other.jsonl", [row | {"prompt": instructed}]))
+    (problem,) = load(
+        "file", written(tmp_path / "other.jsonl", [row | {"prompt": instructed}])
+    ).problems
+    assert (problem.question, problem.earlier) == (asked, tuple(instructed[:1]))
     answered = [*instructed, {"role": "assistant", "content": "4"}]
     path = written(tmp_path / "m.jsonl", [{"messages": answered, "answer": "4"}])
     with pytest.raises(DataError, match=r"`messages\.-2\.content` asks"):

@@ -519,3 +519,18 @@ def test_no_stop_token_is_refused_with_what_to_do():
     fixture = fixtures.no_template(eos=None)
     with pytest.raises(PromptError, match=r"no stop token.*generation_config\.json"):
         find_stop_tokens(fixture.tokenizer, (), FORMATS["xml"])
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|im_end|>\n", "<|endoftext|>", "<|endoftext|> "])
+def test_an_end_that_a_row_has_already_is_trained_once(end):
+    """M14: a row in the stop token was refused, and one in another end of text trained both."""
+    tokenizer = fixtures.qwen25().tokenizer
+    fmt = make_format(PromptConfig(format="boxed"))
+    stop = find_stop_tokens(tokenizer, (), fmt)[0]
+    plain = replace(PROBLEM, response=r"So \boxed{4}.")
+    expected = demonstrate(plain, fmt, tokenizer, stop)
+    shown = demonstrate(replace(plain, response=plain.response + end), fmt, tokenizer, stop)
+    assert shown.token_ids == expected.token_ids
+    inside = replace(plain, response=f"So <|im_end|> {plain.response}")
+    with pytest.raises(PromptError, match="in its middle"):
+        demonstrate(inside, fmt, tokenizer, stop)

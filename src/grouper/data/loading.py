@@ -12,6 +12,7 @@ import numpy as np
 
 from grouper.config.schema import RowsConfig, SourceConfig
 from grouper.data.arithmetic import arithmetic_options, generate
+from grouper.data.conversations import before_turn, with_question
 from grouper.data.problems import (
     ProblemSet,
     Quarantined,
@@ -25,7 +26,7 @@ from grouper.data.reading import UnreadableRow, find_file, iterate_files, read_h
 from grouper.data.references import check_references
 from grouper.data.sources import FIELDS, SOURCES, Columns, Row, Source, choose_columns, read_fields
 from grouper.errors import ConfigError, DataError, did_you_mean, raise_all, require_known
-from grouper.types import AnswerFormat, Problem
+from grouper.types import AnswerFormat, Message, Problem
 
 Item = TypeVar("Item")
 
@@ -150,12 +151,14 @@ def _read(config: RowsConfig, split: str, keep_unreadable: bool) -> ProblemSet:
     for number, row in _part(enumerate(chain(first, rows)), config):
         try:
             fields = _fields(row, columns, SOURCES[config.source])
+            earlier = _earlier(row, columns)
         except ValueError as error:
             invalid.append(Quarantined(row=number, reason=str(error)))
             continue
         own = fields.pop("id")
         made = f"{label}/{own}" if own else f"{name}/{number}"
-        read.append((number, Problem(id=made, source=label, columns=row, **fields)))
+        problem = Problem(id=made, source=label, columns=row, earlier=earlier, **fields)
+        read.append((number, problem))
     # What `numeric_only` will leave out needs no check.
     answers = [p.answer for _, p in read if not config.numeric_only or is_numeric(p.answer)]
     reasons = _reasons(answers, where)
@@ -211,6 +214,13 @@ def _columns(config: RowsConfig, first: Sequence[Row], name: str) -> Columns:
             where=config.path or name,
             fix="Save one JSON object per line, or name the file by its kind (.csv, .parquet).",
         )
+    readable = [_with_question(row) for row in readable]
+    if config.source == "prompt-response" and isinstance(readable[0].get("prompt"), list):
+        raise DataError(
+            "its rows are conversations, and prompt-response reads whole prompts as text",
+            where=name,
+            fix="Set `source: file`: conversations are rendered by the model's chat template.",
+        )
     columns = choose_columns(SOURCES[config.source], config.columns, readable, where=name)
     if config.only_correct and "response" in columns and "answer" not in columns:
         raise DataError(
@@ -241,13 +251,30 @@ def _fields(row: Row, columns: Columns, source: Source) -> dict[str, Any]:
     """The fields of a problem. Raises `ValueError` with the reason where a row cannot be used."""
     if isinstance(row, UnreadableRow):
         raise ValueError(row.reason)  # noqa: TRY004 - `_read` lists the rows that raise it
-    fields = source.parse_row(read_fields(row, columns))
+    fields = source.parse_row(read_fields(with_question(row)[0], columns))
     answer = (fields["answer"] or "").strip()
     if not (fields["question"] or "").strip():
         raise ValueError("the question is empty")
     if not answer:
         raise ValueError("the answer is empty")
     return {**fields, "answer": answer}
+
+
+def _with_question(row: Row) -> Row:
+    """As `with_question`; a conversation that cannot be read is as it was, and is listed later."""
+    try:
+        return with_question(row)[0]
+    except ValueError:
+        return row
+
+
+def _earlier(row: Row, columns: Columns) -> tuple[Message, ...]:
+    """The turns before the question: of a turn that is named, or of a whole conversation."""
+    for column in columns["question"]:
+        turns = before_turn(row, column)
+        if turns is not None:
+            return turns
+    return with_question(row)[1]
 
 
 def _reasons(answers: Sequence[str], where: str) -> dict[str, str | None]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from grouper.config.schema import RowsConfig
+from grouper.data.conversations import EARLIER
 from grouper.data.overlap import question_words
 from grouper.data.sources import BOXED, FIELDS
 from grouper.errors import DataError, RunFolderError
@@ -65,6 +66,7 @@ class ProblemSet:
         for p in self.problems:
             fields = [p.id, p.question, p.answer, p.solution, p.subject, p.level, dict(p.columns)]
             fields += [text for text in (p.response, p.prompt) if text is not None]
+            fields += [list(p.earlier)] if p.earlier else []
             digest.update(json.dumps(fields, sort_keys=True, default=repr).encode() + b"\n")
         return digest.hexdigest()[:16]
 
@@ -148,7 +150,10 @@ def write_problems(
 
 def _row_of(problem: Problem) -> dict[str, Any]:
     fields = {name: getattr(problem, name) for name in FIELDS}
-    return {**problem.columns, **{name: text for name, text in fields.items() if text is not None}}
+    row = {**problem.columns, **{name: text for name, text in fields.items() if text is not None}}
+    if problem.earlier:
+        row[EARLIER] = list(problem.earlier)
+    return row
 
 
 def apply_filters(

@@ -139,7 +139,11 @@ def _boxed_answer(row: Fields) -> Fields:
         return _gsm8k({**row, "answer": text})
     is_number = len(text) < _SHORT and read_number(tidy(text)) is not None
     if row["answer"] is None and not is_number:
-        raise ValueError(f"no answer, and in the solution: {found.reason}")
+        tagged = extract(text, RESPONSE_CONTRACT)
+        if tagged.answer is None:
+            raise ValueError(f"no answer, and in the solution: {found.reason}")
+        # In the tags of a format already, as an assistant's turn of a conversation may be.
+        return {**row, "answer": tagged.answer, "solution": None, "response": text}
     same = (solution or "").strip() == text.strip()
     return {**row, "answer": text, "solution": None if same else solution}
 

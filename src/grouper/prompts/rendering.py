@@ -12,6 +12,7 @@ import logging
 import re
 import unicodedata
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from grouper.errors import PromptError, nearest
@@ -85,16 +86,18 @@ def render(
     """
     messages: tuple[Message, ...] | None = None
     question = problem.question
+    fmt, earlier = _with_own_system(fmt, (*problem.earlier, *earlier))
     if problem.prompt is not None:
         text, question = problem.prompt, ""  # rendered already: its special tokens are meant
     elif uses_chat(fmt, tokenizer):
-        text, messages = _render_chat(tokenizer, fmt, question, tuple(earlier))
+        text, messages = _render_chat(tokenizer, fmt, question, earlier)
         if not text.endswith(fmt.prefix):  # a template may have opened it already
             text += fmt.prefix
     elif earlier:
         raise PromptError(
-            "the model was trained on single questions in plain text, without turns",
+            "turns come before the question, and plain text has no place for them",
             where="prompt.template",
+            fix="Use a model with a chat template, or prompt.template: install.",
         )
     else:
         text = fmt.plain_prompt(question)
@@ -113,6 +116,20 @@ def render(
         messages=messages,
         prefix=fmt.prefix if text.endswith(fmt.prefix) else "",
     )
+
+
+def _with_own_system(
+    fmt: AnswerFormat, turns: tuple[Message, ...]
+) -> tuple[AnswerFormat, tuple[Message, ...]]:
+    """The format with the conversation's own system message before its instruction.
+
+    Both are said: what the data asks of the assistant, and how the answer is written.
+    """
+    if not turns or turns[0]["role"] != "system":
+        return fmt, turns
+    own = turns[0]["content"].strip()
+    parts = [own] if fmt.system.strip() in own else [own, fmt.system]
+    return replace(fmt, system="\n\n".join(part for part in parts if part)), turns[1:]
 
 
 def uses_chat(fmt: AnswerFormat, tokenizer: Tokenizer) -> bool:
@@ -390,16 +407,32 @@ def demonstrate(
 
     Raises:
         PromptError: no worked solution, its text does not survive the tokenizer, or it holds
-            the stop token.
+            the stop token in its middle.
     """
     prompt = render(problem, fmt, tokenizer)
-    ids = [*encode_completion(tokenizer, completion_text(problem, fmt), problem.id), stop_token_id]
+    text = _without_end(tokenizer, completion_text(problem, fmt), stop_token_id)
+    ids = [*encode_completion(tokenizer, text, problem.id), stop_token_id]
     if ids.count(stop_token_id) > 1:
         raise PromptError(
-            f"the worked solution of {problem.id} holds the stop token itself",
+            f"the worked solution of {problem.id} holds the stop token itself in its middle",
             where="data.sft",
         )
     return Demonstration(prompt=prompt, token_ids=tuple(map(_SHARED.setdefault, ids, ids)))
+
+
+def _without_end(tokenizer: Tokenizer, text: str, stop_token_id: int) -> str:
+    """A completion without special tokens at its end, as rows of other trainers have them.
+
+    The stop token is put there; a second one, or another end of text before it, would be trained.
+    """
+    ends = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    ends.append(tokenizer.decode([stop_token_id], skip_special_tokens=False))
+    while True:
+        shorter = text.rstrip()
+        end = next((end for end in ends if end.strip() and shorter.endswith(end)), None)
+        if end is None:
+            return text
+        text = shorter.removesuffix(end)
 
 
 def completion_text(problem: Problem, fmt: AnswerFormat) -> str:
@@ -424,10 +457,11 @@ def completion_text(problem: Problem, fmt: AnswerFormat) -> str:
             )
         repeated = fmt.prefix and response.lstrip().startswith(fmt.prefix)
         return response.lstrip().removeprefix(fmt.prefix) if repeated else response
-    if not (problem.solution or "").strip():
+    solution = problem.solution or ""
+    if not solution.strip():
         raise PromptError(f"problem {problem.id} has no worked solution", where="data.sft")
     tags = [tag for tag in fmt.tags or () if len(tag.strip()) > 1]  # not a line break, or a point
-    held = [repr(tag) for tag in tags if tag in (problem.solution or "")]
+    held = [repr(tag) for tag in tags if tag in solution]
     if held:  # they would stand there twice
         raise PromptError(
             f"the worked solution of {problem.id} holds {', '.join(held)}, which the format "

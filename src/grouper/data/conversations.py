@@ -1,0 +1,174 @@
+"""Rows that hold a conversation, read whole: the layouts that other trainers' data come in.
+
+    messages        [{role, content}, ...]                 OpenAI, TRL, chat sets on the Hub
+    prompt          the same, with or without `completion`     TRL's and verl's prompts
+    conversations   [{from, value}, ...]                       ShareGPT
+    instruction     with `input`, `output`, `system`, `history`    Alpaca
+
+The last turn of the user is the question, the assistant's answer to it the worked solution, and
+what comes before, a system message first, is kept: the chat template renders it in front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from grouper.types import Message
+
+Row = Mapping[str, Any]
+
+# ShareGPT's names of those who speak, and the field's usual ones.
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bard": "assistant",
+    "bing": "assistant",
+    "model": "assistant",
+}
+# Columns that hold a question as text: a row that has one is no conversation to be read.
+QUESTIONS = ("question", "Question", "problem", "Problem")
+TURNS = ("messages", "conversations", "conversation", "prompt")
+"""Columns that may hold a list of turns, in the order in which they are looked for."""
+
+EARLIER = "earlier"
+"""The column in which the turns before the question are written and read back."""
+
+
+def is_conversation(value: object) -> bool:
+    """Whether a value is a list of turns, each with a role and a text."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        return False
+    return all(
+        isinstance(turn, Mapping) and ({"role", "content"} <= turn.keys() or _is_sharegpt(turn))
+        for turn in value
+    )
+
+
+def _is_sharegpt(turn: Mapping[str, Any]) -> bool:
+    return {"from", "value"} <= turn.keys()
+
+
+def with_question(row: Row) -> tuple[Row, tuple[Message, ...]]:
+    """A row with `question` and `solution` out of its conversation, and the turns before them.
+
+    A row that has a question as text, or none of the layouts, comes back as it is.
+
+    Raises:
+        ValueError: the reason why a conversation cannot be read.
+
+    >>> row = {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant",
+    ...     "content": "2"}]}
+    >>> read, earlier = with_question(row)
+    >>> read["question"], read["solution"], earlier
+    ('1+1?', '2', ())
+    """
+    if _has_question(row):
+        return row, _turns(row[EARLIER], EARLIER) if row.get(EARLIER) else ()
+    for name in TURNS:
+        if is_conversation(row.get(name)):
+            return _from_turns(row, name)
+    if isinstance(row.get("instruction"), str) and "output" in row:
+        return _from_alpaca(row)
+    return row, ()
+
+
+def _has_question(row: Row) -> bool:
+    if any(isinstance(row.get(name), str) and row[name].strip() for name in QUESTIONS):
+        return True
+    more = row.get("extra_info")  # verl's, without the instruction that its prompt has
+    return isinstance(more, Mapping) and isinstance(more.get("question"), str)
+
+
+def before_turn(row: Row, column: str) -> tuple[Message, ...] | None:
+    """The turns before the one that a column names, as `messages.-2.content` does.
+
+    None where it names no turn.
+
+    Raises:
+        ValueError: a turn before it cannot be rendered.
+    """
+    name, _, rest = column.partition(".")
+    place, _, field = rest.partition(".")
+    turns = row.get(name)
+    is_turn = place.removeprefix("-").isdecimal() and field in {"content", "value"}
+    if not is_turn or turns is None or not is_conversation(turns):
+        return None
+    return _turns(turns[: int(place)], name)
+
+
+def _from_turns(row: Row, name: str) -> tuple[Row, tuple[Message, ...]]:
+    turns = _turns(row[name], name)
+    completion = row.get("completion")
+    if name == "prompt" and is_conversation(completion):
+        turns += _turns(completion, "completion")
+    elif name == "prompt" and isinstance(completion, str):
+        turns += (Message(role="assistant", content=completion),)
+    answered = turns[-1]["role"] == "assistant"
+    asked = turns[:-1] if answered else turns
+    if not asked or asked[-1]["role"] != "user":
+        raise ValueError(f"column {name!r} holds a conversation whose last question is no user's")
+    read = {**row, "question": asked[-1]["content"]}
+    if answered:
+        read["solution"] = turns[-1]["content"]
+    return read, asked[:-1]
+
+
+def _from_alpaca(row: Row) -> tuple[Row, tuple[Message, ...]]:
+    """`history` is a list of pairs of a question and its answer, as LLaMA-Factory writes it."""
+    earlier: list[Message] = []
+    if system := str(row.get("system") or "").strip():
+        earlier.append(Message(role="system", content=system))
+    for pair in row.get("history") or ():
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise ValueError("column 'history' holds something other than pairs of texts")
+        question, answer = pair
+        earlier.append(Message(role="user", content=str(question)))
+        earlier.append(Message(role="assistant", content=str(answer)))
+    parts = (row["instruction"], row.get("input"))
+    question = "\n\n".join(part.strip() for part in parts if isinstance(part, str) and part.strip())
+    return {**row, "question": question, "solution": row["output"]}, tuple(earlier)
+
+
+def _turns(values: Any, column: str) -> tuple[Message, ...]:
+    """The turns of a list, by the field's names of roles.
+
+    Raises:
+        ValueError: a role that no prompt has, a text that is none, or a system message that is not
+            the first.
+    """
+    if not is_conversation(values) and values:
+        raise ValueError(f"column {column!r} holds something other than turns of a conversation")
+    turns = []
+    for number, value in enumerate(values):
+        sharegpt = _is_sharegpt(value)
+        given = value["from" if sharegpt else "role"]
+        text = value["value" if sharegpt else "content"]
+        role = ROLES.get(str(given).lower())
+        if role is None:
+            raise ValueError(
+                f"column {column!r} holds a turn of {given!r}: only system, user and assistant are "
+                "rendered"
+            )
+        if isinstance(text, Sequence) and not isinstance(text, str):  # parts, as of images
+            text = _text_of_parts(text, column)
+        if not isinstance(text, str):
+            raise ValueError(f"column {column!r} holds a turn without text")  # noqa: TRY004 - a reason for a row
+        if role == "system" and number > 0:
+            raise ValueError(f"column {column!r} holds a system message after the first turn")
+        turns.append(Message(role=role, content=text))
+    return tuple(turns)
+
+
+def _text_of_parts(parts: Sequence[Any], column: str) -> str:
+    texts = []
+    for part in parts:
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            raise ValueError(f"column {column!r} holds a turn with something other than text")
+        texts.append(str(part.get("text", "")))
+    return "".join(texts)
