@@ -69,7 +69,7 @@ def _outside_brackets(separator: str) -> re.Pattern[str]:
 
 
 _CONJUNCTION = _outside_brackets(r",? (?:and|or) (?=\S)|(?<=[)\]}]) ?(?:and|or) ?(?=[(\[{\\])|[,;]")
-_EQUALS = _outside_brackets("=")
+EQUALS = _outside_brackets("=")
 COLON = _outside_brackets(":")
 
 
@@ -471,7 +471,7 @@ def chain_of(text: str) -> Chain:
     before, sign, after = text.partition(r"\approx")
     if sign and before.strip():
         text = f"{before}={after}" if is_label(before.strip()) else before.strip()
-    sides = [side.strip() for side in split(text, _EQUALS)]
+    sides = [side.strip() for side in split(text, EQUALS)]
     if len(sides) == 1 or not (sides[0] and sides[-1]) or _NO_CHAIN.search(text):
         return Chain("", (text,))
     sides = [side for side in sides if side]
