@@ -23,7 +23,7 @@ from grouper.types import AnswerContract
 
 
 def extract_lenient(text: str, contract: AnswerContract) -> Extraction:
-    r"""Find the answer by the contract, in a tag, `\boxed{}`, `####`, a sentence, or the last value.
+    r"""Find the answer by the contract, in a tag, `\boxed{}`, `####`, a sentence or the last value.
 
     The first of these that is found is the answer, right or wrong.
 
