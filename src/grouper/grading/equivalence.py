@@ -245,13 +245,9 @@ class Comparison:
         """Two values without labels."""
         if canonical(prediction).removeprefix("+") == canonical(reference).removeprefix("+"):
             return True, "same text"
-        try:
-            right = read_number(reference)
-            left = read_number(prediction) or (right and read_number(choice_of(prediction)[1]))
-        except TooLargeError:
-            return _same_large(prediction, reference)
-        if left is not None and right is not None:
-            return same_number(left, right)
+        left, right, compared = _as_numbers(prediction, reference)
+        if compared is not None:
+            return compared
         if decided := _same_words(prediction, reference, left, right):
             return decided
         (core, unit), (expected_core, expected_unit) = split_unit(prediction), split_unit(reference)
@@ -293,6 +289,20 @@ class Comparison:
     def regions(self, prediction: str, reference: str) -> bool | None:  # noqa: ARG002 - as above
         """Sets written in different shapes, `x > 3` and `(3, oo)`; left to the worker."""
         return None
+
+
+def _as_numbers(
+    prediction: str, reference: str
+) -> tuple[Number | None, Number | None, tuple[bool, str] | None]:
+    """Read two values as numbers; where both are, also whether they are the same, and why."""
+    try:
+        right = read_number(reference)
+        left = read_number(prediction) or (right and read_number(choice_of(prediction)[1]))
+    except TooLargeError:
+        return None, None, _same_large(prediction, reference)
+    if left is None or right is None:
+        return left, right, None
+    return left, right, same_number(left, right)
 
 
 def _same_large(prediction: str, reference: str, *, on_the_way: bool = False) -> tuple[bool, str]:

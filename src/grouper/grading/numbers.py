@@ -370,7 +370,12 @@ _PYTHON = {
     r"\frac": "frac", r"\sqrt": "sqrt",
 }  # fmt: skip
 _SPACED_MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)", re.ASCII)
-_JUXTAPOSED = re.compile(r"(?<=[\d)}!]) ?(?=\()|(?<=[)}]) ?(?=\\frac)", re.ASCII)
+# What multiplies without a sign: a bracket, and a number or root beside a power (`2^{3} 3^{2}`).
+_JUXTAPOSED = re.compile(
+    r"(?<=[\d)}!]) ?(?=\()|(?<=[)}]) ?(?=\\frac)|(?<=\d) (?=\d+ ?(?:\^|\*\*))"
+    r"|(?P<power>(?:\^|\*\*) ?(?:\{ ?-?\d+ ?\}|\( ?-?\d+ ?\)|\d+(?= ))) ?(?=\d|\\sqrt)",
+    re.ASCII,
+)
 # A sum, two quotients or factorials, a power of a power or root, a zeroth or first power of
 # anything but ten (`6.2*10^1` is a number).
 _ARITHMETIC = re.compile(
@@ -425,7 +430,7 @@ class _Arithmetic(NamedTuple):
 
 
 def _arithmetic_of(text: str) -> _Arithmetic | None:
-    text = _JUXTAPOSED.sub("*", _SPACED_MIXED.sub(r"\1\\frac{\2}{\3}", text))
+    text = _JUXTAPOSED.sub(r"\g<power>*", _SPACED_MIXED.sub(r"\1\\frac{\2}{\3}", text))
     spelled = unmixed(text)
     tokens = _TOKEN.findall(spelled)
     if _TOKEN.sub("", spelled).strip() or len(tokens) > _MAX_TOKENS:
@@ -559,20 +564,22 @@ def _remainder(node: ast.expr, prime: int) -> int:
             if times.denominator != 1 or times.numerator.bit_length() > _MAX_EXPONENT_BITS:
                 raise ValueError("not a power that is worked out here")
             return pow(_remainder(base, prime), times.numerator, prime)
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            return _remainder(left, prime) * pow(_remainder(right, prime), -1, prime) % prime
+        case ast.BinOp(left=left, op=sign, right=right):
+            return _REMAINDERS[type(sign)](_remainder(left, prime), _remainder(right, prime), prime)
         case ast.Call(func=ast.Call(func=ast.Name(id="frac"), args=[top]), args=[bottom]):
             return _remainder(top, prime) * pow(_remainder(bottom, prime), -1, prime) % prime
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return (_remainder(left, prime) + _remainder(right, prime)) % prime
-        case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            return (_remainder(left, prime) - _remainder(right, prime)) % prime
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _remainder(left, prime) * _remainder(right, prime) % prime
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_remainder(operand, prime) % prime
     value = _value(node)
     return value.numerator * pow(value.denominator, -1, prime) % prime
+
+
+_REMAINDERS: dict[type[ast.operator], Callable[[int, int, int], int]] = {
+    ast.Add: lambda left, right, prime: (left + right) % prime,
+    ast.Sub: lambda left, right, prime: (left - right) % prime,
+    ast.Mult: lambda left, right, prime: left * right % prime,
+    ast.Div: lambda left, right, prime: left * pow(right, -1, prime) % prime,
+}
 
 
 def same_large(prediction: LargeNumber, reference: LargeNumber) -> tuple[bool, str]:
