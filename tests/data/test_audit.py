@@ -78,6 +78,21 @@ def test_kinds_of_answers(answer: str, kind: str) -> None:
     assert answer_type(answer) == kind
 
 
+@pytest.mark.parametrize("column", ["answer", "solution"])
+def test_a_large_power_ends_no_data_set(tmp_path: Path, column: str) -> None:
+    """One such row ended the whole set; now it is read, or set aside if nothing can be known."""
+    answers = ["4", "2^{100000}", "7^{7^7}", "2024^{4046}", "9**9**9**9", r"\sqrt{2^{99999}+1}"]
+    file = tmp_path / "set.jsonl"
+    rows = [json.dumps({"question": f"Number {i}?", column: a}) for i, a in enumerate(answers)]
+    file.write_text("\n".join(rows))
+    loaded = load_problems(SourceConfig(source="file", path=str(file)), seed=0)
+    assert [problem.answer for problem in loaded.problems] == answers[:4]
+    assert [row.row for row in loaded.quarantined] == [4, 5]
+    assert all("too large" in row.reason for row in loaded.quarantined)
+    assert audit(loaded).problems == loaded
+    assert {answer_type(answer) for answer in answers[:4]} == {"integer"}
+
+
 def test_gsm8k_has_nothing_to_hide(shared_data: Path) -> None:
     path = str(shared_data / "gsm8k")
     test = load_problems(SourceConfig(source="gsm8k", path=path, split="test"), seed=0)

@@ -12,6 +12,7 @@ from equivalence_table import ROWS as FIRST_ROWS
 from equivalence_table_audit import AUDIT_ROWS
 from equivalence_table_real import REAL_ROWS
 from equivalence_table_second import SECOND_ROWS
+from equivalence_table_third import THIRD_ROWS
 
 from grouper.config.schema import GradingConfig
 from grouper.data.references import check_references
@@ -19,7 +20,7 @@ from grouper.grading import Grader
 from grouper.grading.equivalence import exact
 from grouper.types import AnswerContract, AnswerKind, Verdict
 
-ROWS = [*FIRST_ROWS, *REAL_ROWS, *AUDIT_ROWS, *SECOND_ROWS]
+ROWS = [*FIRST_ROWS, *REAL_ROWS, *AUDIT_ROWS, *SECOND_ROWS, *THIRD_ROWS]
 VERDICTS = {
     "+": {Verdict.CORRECT},
     # How a wrong answer is wrong (different, or no mathematics at all) is not what a row claims.

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from grouper.config.schema import GradingConfig
-from grouper.grading import Grader, extract, extract_lenient
-from grouper.types import AnswerContract, AnswerKind, Verdict
+from grouper.grading import extract
+from grouper.types import AnswerContract, AnswerKind
 
 TAG = AnswerContract(
     kind=AnswerKind.TAG, open="<answer>", close="</answer>", turn_markers=("\nUser:",)
@@ -17,7 +16,6 @@ TAG = AnswerContract(
 BOXED = AnswerContract(kind=AnswerKind.BOXED, turn_markers=("Human:",))
 HASHES = AnswerContract(kind=AnswerKind.HASHES)
 LAST = AnswerContract(kind=AnswerKind.LAST_NUMBER)
-TWO_MARKERS = replace(TAG, turn_markers=("\nUser:", "Human:"))
 
 
 @pytest.mark.parametrize(
@@ -232,120 +230,3 @@ def test_a_megabyte_is_fast(contract: AnswerContract, text: str) -> None:
 )
 def test_signs_and_exponents_belong_to_the_last_number(text: str, answer: str) -> None:
     assert extract(text, AnswerContract(kind=AnswerKind.LAST_NUMBER)).answer == answer
-
-
-# --- lenient: the maths of a completion whatever its format, and never less than strict ---------
-
-
-@pytest.mark.parametrize(
-    ("text", "answer", "how"),
-    [
-        ("<answer>42</answer>", "42", "in the format"),
-        ("<answer>1</answer> then 7", "1", "in the format"),
-        ("<answer>42", "42", "not closed"),
-        ("<answer>42</ans", "42", "not closed"),
-        ("<Answer>42</ANSWER>", "42", "last <answer>"),
-        ("<solution>42</solution> 7", "42", "last <solution>"),
-        ("<result>41</result><result>42</result>", "42", "last <result>"),
-        ("<think>41</think> it is 42", "42", "last number"),
-        (r"so \boxed{\frac{1}{2}}, 7", r"\frac{1}{2}", "boxed"),
-        ("9*8\n#### 72\nand 5", "72", "####"),
-        ("The answer is 18. Check: 18/2 = 9", "18", "the answer is"),
-        ("The final answer is: **18**", "18", "the answer is"),
-        ("**Answer:** 18 dollars\n\nDone in 3 steps.", "18 dollars", "the answer is"),
-        ("The answer to the question is 18, because 9+9=18 and 3", "18", "the answer is"),
-        ("The answer is that he has 18 apples left. Bye 3", "18", "the answer is"),
-        ("the answer is $2\\sqrt{3}$.", "$2\\sqrt{3}$", "the answer is"),
-        ("the answer is 3.5. Good", "3.5", "the answer is"),
-        ("it makes 42 apples", "42", "last number"),
-        ("<answer>so he has 42 apples in all</answer>", "42", "last number of a sentence"),
-        (r"<answer>we find that it is \boxed{7} of 9</answer>", "7", "of a sentence"),
-        ("<answer>two parallel lines</answer>", "two parallel lines", "in the format"),
-        (r"<answer>\text{two lines}</answer>", r"\text{two lines}", "in the format"),
-        ("<solution>7</result> so 42", "42", "last number"),  # the tags do not match
-        ("<result> of 7 times 6 is 42", "42", "last number"),  # only the format's may stay open
-        ("<solution>so he has 42 apples in all</solution>", "42", "last number of a sentence"),
-        ("The answer is " + "not easy to say " * 20 + "42", "42", "last number"),
-        (r"<answer>\sin(x) + \cos(x) + \tan(x) + \log(x)</answer>", None, "in the format"),
-    ],
-)
-def test_any_way_of_answering(text: str, answer: str | None, how: str) -> None:
-    found = extract_lenient(text, TWO_MARKERS)
-    assert found.answer == (answer if answer is not None else extract(text, TWO_MARKERS).answer)
-    assert how in found.reason
-
-
-def test_tags_of_ones_own_may_be_written_in_another_case() -> None:
-    own = AnswerContract(kind=AnswerKind.TAG, open="<final>", close="</final>")
-    assert extract_lenient("<FINAL>42</Final> 7", own) == (
-        "42",
-        "not in the format: last <final>",
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "no <answer>, and no other answer either"),
-        ("none", "no <answer>, and no other answer either"),
-        ("<answer></answer>", "the answer is empty, and no other answer either"),
-        ("\nUser: 42", "no <answer>, and no other answer either"),
-        ("thinking Human: 42", "no <answer>, and no other answer either"),
-    ],
-)
-def test_no_answer_at_all(text: str, reason: str) -> None:
-    assert extract_lenient(text, TWO_MARKERS) == (None, reason)
-
-
-@pytest.mark.parametrize("marker", ["\nProblem:", "\nQ:", "\nUser:"])
-def test_another_problem_is_not_answered_for_this_one(marker: str) -> None:
-    assert (
-        extract_lenient(f"It makes 42.{marker} what is 3+4?\nThe answer is 7.", TWO_MARKERS).answer
-        == "42"
-    )
-    assert extract_lenient("\n\nProblem: 3+4\nThe answer is 7.", TWO_MARKERS).answer == "7"
-
-
-@pytest.mark.parametrize("contract", [TWO_MARKERS, BOXED, HASHES, LAST], ids=lambda c: c.kind.value)
-def test_what_is_as_asked_is_taken_as_asked(contract: AnswerContract) -> None:
-    text = {
-        AnswerKind.TAG: r"\boxed{1} #### 2 <answer>7</answer> 3",
-        AnswerKind.BOXED: r"<answer>1</answer> #### 2 \boxed{7} 3",
-        AnswerKind.HASHES: "<answer>1</answer> \\boxed{2} 3\n#### 7\nbye 4",
-        AnswerKind.LAST_NUMBER: r"<answer>1</answer> \boxed{2} 7",
-    }[contract.kind]
-    assert extract_lenient(text, contract).answer == "7"
-
-
-@pytest.mark.parametrize("contract", [TWO_MARKERS, BOXED, HASHES, LAST], ids=lambda c: c.kind.value)
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<answer>" * 120_000,
-        "<answer>" + "word " * 200_000,
-        "the answer is " * 70_000,
-        "answer of " * 100_000,
-        "a" * 1_000_000 + "(",
-        "<" * 1_000_000,
-        r"\boxed{" * 150_000,
-        "\u202eÀ<Answer>\x00" * 80_000,
-    ],
-    ids=["tags", "words", "says", "of", "letters", "angles", "boxes", "binary"],
-)
-def test_a_megabyte_is_read_leniently_fast(contract: AnswerContract, text: str) -> None:
-    started = time.perf_counter()
-    extract_lenient(text, contract)
-    assert time.perf_counter() - started < 2.0
-
-
-def test_lenient_grade_is_about_the_maths_alone() -> None:
-    with Grader(TWO_MARKERS, GradingConfig()) as grader:
-        strict = grader.submit("The answer is 18.", "18").result()
-        lenient = grader.submit("The answer is 18.", "18", lenient=True).result()
-        assert (strict.verdict, lenient.verdict) == (Verdict.NO_ANSWER, Verdict.CORRECT)
-        assert lenient.extracted == "18"
-        assert "the answer is" in lenient.reason
-        wrong = grader.submit("The answer is 17.", "18", lenient=True).result()
-        assert wrong.verdict is Verdict.INCORRECT
-        root = grader.submit(r"we get \boxed{\sqrt{12}}", r"2\sqrt{3}", lenient=True).result()
-        assert (root.verdict, root.stage) == (Verdict.CORRECT, "symbolic")

@@ -166,6 +166,83 @@ def test_lenient_extraction_finds_what_strict_finds(text: str, contract: AnswerC
         assert found.answer is None or (found.answer and found.answer in text)
 
 
+# Prose from the pieces that the lenient reading tells apart.
+prose = st.lists(
+    st.sampled_from(
+        [
+            *(
+                "$",
+                "$ ",
+                "$$",
+                r"\(",
+                r"\)",
+                r"\[",
+                r"\]",
+                r"\a",
+                r"\text{",
+                "{",
+                "}",
+                "(",
+                ")",
+                "[",
+            ),
+            *(
+                " ",
+                "\n",
+                ", ",
+                ". ",
+                "; ",
+                ": ",
+                "! ",
+                "**",
+                "*",
+                "`",
+                "=",
+                "=>",
+                "\\\\",
+                "\\",
+                "-",
+            ),
+            *(
+                "5",
+                "12.5",
+                "1,234",
+                "9^{9^{9^9}}",
+                "x",
+                "ab",
+                "B",
+                "½",
+                "%",
+                "\ue000",
+                "\ud800",
+                "3rd",
+            ),
+            *("and ", "the answer is ", "Answer", "So ", "Therefore, ", "Check: ", "which ", "in "),
+            *(
+                "hours ",
+                "million ",
+                "per ",
+                "1. ",
+                "- ",
+                "> ",
+                "# ",
+                r"\begin{align}",
+                r"\end{align}",
+            ),
+        ]
+    ),
+    max_size=40,
+).map("".join)
+
+
+@settings(FAST, max_examples=1000)
+@given(prose)
+def test_any_prose_is_read(text: str):
+    found = extract_lenient(text, CONTRACTS[1])
+    assert found.reason
+    assert found.answer is None or (found.answer and found.answer in text)
+
+
 @pytest.fixture(scope="module")
 def grader() -> Iterator[Grader]:
     with Grader(TAG, GradingConfig(timeout_seconds=DEADLINE), workers=2) as grader:

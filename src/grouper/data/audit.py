@@ -17,7 +17,7 @@ from grouper.data.overlap import Overlap, question_words
 from grouper.data.problems import ProblemSet
 from grouper.grading import grade
 from grouper.grading.normalise import tidy
-from grouper.grading.numbers import read_number
+from grouper.grading.numbers import TooLargeError, read_number
 from grouper.grading.shapes import candidates
 from grouper.types import AnswerContract, AnswerKind, Problem
 
@@ -118,7 +118,10 @@ def answer_type(answer: str) -> str:
     if node.kind != "atom":
         return node.kind
     _, equals, value = node.text.rpartition("=")
-    number = read_number(value.strip())
+    try:
+        number = read_number(value.strip())
+    except TooLargeError:
+        return "integer"  # a power too large to write down
     if number is None:
         plain = re.sub(r"\\[A-Za-z]+", " ", tidied)
         kinds = {

@@ -24,7 +24,7 @@ from grouper.files import cache_folder, processors, write_atomic
 from grouper.grading import Grader, require_symbolic
 from grouper.grading.equivalence import unreadable
 from grouper.grading.normalise import tidy
-from grouper.grading.numbers import read_number
+from grouper.grading.numbers import is_number
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def check_references(answers: Iterable[str]) -> Verdicts:
     {'1,234': None, '\\frac{1}{2': 'unbalanced braces'}
     """
     found: Verdicts = {answer: unreadable(answer) for answer in dict.fromkeys(answers)}
-    hard = [a for a, why in found.items() if why is None and read_number(tidy(a)) is None]
+    hard = [a for a, why in found.items() if why is None and not is_number(tidy(a))]
     if not hard:
         return found
     try:

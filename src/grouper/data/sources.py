@@ -18,7 +18,7 @@ from grouper.errors import DataError, did_you_mean, raise_all
 from grouper.files import table
 from grouper.grading import extract
 from grouper.grading.normalise import tidy
-from grouper.grading.numbers import read_number
+from grouper.grading.numbers import is_number
 from grouper.prompts import FORMATS
 from grouper.types import AnswerContract, AnswerKind
 
@@ -137,8 +137,8 @@ def _boxed_answer(row: Fields) -> Fields:
         return {**row, "answer": found.answer, "solution": solution or (text if worked else None)}
     if hashed:
         return _gsm8k({**row, "answer": text})
-    is_number = len(text) < _SHORT and read_number(tidy(text)) is not None
-    if row["answer"] is None and not is_number:
+    short_number = len(text) < _SHORT and is_number(tidy(text))
+    if row["answer"] is None and not short_number:
         tagged = extract(text, RESPONSE_CONTRACT)
         if tagged.answer is None:
             raise ValueError(f"no answer, and in the solution: {found.reason}")

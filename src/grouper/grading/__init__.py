@@ -7,7 +7,7 @@ raises on it or runs it.
 """
 
 from grouper.grading.extract import extract as extract
-from grouper.grading.extract import extract_lenient as extract_lenient
+from grouper.grading.lenient import extract_lenient as extract_lenient
 from grouper.grading.pool import TEXT_ALONE as TEXT_ALONE
 from grouper.grading.pool import Grader as Grader
 from grouper.grading.pool import by_text_alone as by_text_alone

@@ -19,8 +19,11 @@ from grouper.grading.numbers import (
     ROUNDED_FROM,
     Number,
     TooLargeError,
+    is_number,
     matched,
+    read_large,
     read_number,
+    same_large,
     same_number,
     split_unit,
 )
@@ -242,10 +245,9 @@ class Comparison:
         """Two values without labels."""
         if canonical(prediction).removeprefix("+") == canonical(reference).removeprefix("+"):
             return True, "same text"
-        right = read_number(reference)
-        left = read_number(prediction) or (right and read_number(choice_of(prediction)[1]))
-        if left is not None and right is not None:
-            return same_number(left, right)
+        left, right, compared = _as_numbers(prediction, reference)
+        if compared is not None:
+            return compared
         if decided := _same_words(prediction, reference, left, right):
             return decided
         (core, unit), (expected_core, expected_unit) = split_unit(prediction), split_unit(reference)
@@ -272,7 +274,10 @@ class Comparison:
 
     def sides(self, prediction: str, reference: str) -> bool | None:
         """Two values on the way to an answer: arithmetic may be left to be done."""
-        left, right = read_number(prediction), read_number(reference)
+        try:
+            left, right = read_number(prediction), read_number(reference)
+        except TooLargeError:
+            return _same_large(prediction, reference, on_the_way=True)[0]
         if left is not None and right is not None:
             return same_number(left._replace(unevaluated=False), right)[0]
         return True if canonical(prediction) == canonical(reference) else None
@@ -284,6 +289,39 @@ class Comparison:
     def regions(self, prediction: str, reference: str) -> bool | None:  # noqa: ARG002 - as above
         """Sets written in different shapes, `x > 3` and `(3, oo)`; left to the worker."""
         return None
+
+
+def _as_numbers(
+    prediction: str, reference: str
+) -> tuple[Number | None, Number | None, tuple[bool, str] | None]:
+    """Read two values as numbers; where both are, also whether they are the same, and why."""
+    try:
+        right = read_number(reference)
+        left = read_number(prediction) or (right and read_number(choice_of(prediction)[1]))
+    except TooLargeError:
+        return None, None, _same_large(prediction, reference)
+    if left is None or right is None:
+        return left, right, None
+    return left, right, same_number(left, right)
+
+
+def _same_large(prediction: str, reference: str, *, on_the_way: bool = False) -> tuple[bool, str]:
+    """Compare two values of which one is a number too large to write down.
+
+    Args:
+        prediction: tidy text.
+        reference: tidy text.
+        on_the_way: it is no answer yet, so that arithmetic may be left to be done.
+
+    Raises:
+        TooLargeError: one of them is more than powers of whole numbers.
+    """
+    left, right = read_large(prediction), read_large(reference)
+    if left is None or right is None:
+        raise TooLargeError
+    if on_the_way:
+        left = left._replace(unevaluated=False)
+    return same_large(left, right)
 
 
 def _misstated(prediction: Chain, reference: Chain) -> str | None:
@@ -298,7 +336,7 @@ def _misstated(prediction: Chain, reference: Chain) -> str | None:
     labels = prediction.label, reference.label
     if all(labels) and not same_label(*labels):
         # `y = 2x` may be `x = y/2`; `y = 2` is not `x = 2`, nor `f(x) = 2x` the same of `g(x)`.
-        turned = all(map(_UNKNOWN.fullmatch, labels)) and not read_number(reference.values[-1])
+        turned = all(map(_UNKNOWN.fullmatch, labels)) and not is_number(reference.values[-1])
         return None if turned else f"{labels[0]} instead of {labels[1]}"
     return None
 
@@ -365,14 +403,20 @@ def unreadable(reference: str) -> str | None:
         return why
     if len(reference.split()) > 40 and len(re.findall(r"[A-Za-z]{3,}", reference)) > 20:
         return "it is an explanation, not an answer"
-    try:
-        for node in candidates(bare_value(reference)):
-            for atom in atoms_of(node):
-                chain_of(atom)
-                read_number(atom)
-    except TooLargeError:
-        return "a number too large to write down"
+    for node in candidates(bare_value(reference)):
+        for atom in atoms_of(node):
+            if any(map(_is_too_large, chain_of(atom).values)):
+                return "a number too large to write down"
     return None
+
+
+def _is_too_large(value: str) -> bool:
+    """Whether a value is a number of which not even the remainders are known."""
+    try:
+        read_number(value)
+    except TooLargeError:
+        return read_large(value) is None
+    return False
 
 
 # Three powers of numbers on top of each other: 9^{9^{9^9}}, 9**9**9**9.

@@ -1,15 +1,13 @@
 r"""Find the answer that a completion commits to.
 
 `extract` is strict: the answer is where the prompt format's `AnswerContract` says, or there is
-none. `extract_lenient` accepts an answer in any known notation, so that a report can separate what
-a model knows from how well it follows the format; it never decides a reward. Neither looks at what
-an answer means. Every miss has a reason, and all scans are linear: a megabyte takes milliseconds.
+none. (`lenient.py` reads an answer in any notation.) It does not look at what an answer means.
+Every miss has a reason, and all scans are linear: a megabyte takes milliseconds.
 """
 
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -42,7 +40,7 @@ def extract(text: str, contract: AnswerContract) -> Extraction:
     >>> extract("9 - 2 = 7\n#### 7", AnswerContract(kind=AnswerKind.HASHES)).answer
     '7'
     """
-    turn = _first_turn(text, contract.turn_markers, _before_markers(text, contract))
+    turn = first_turn(text, contract.turn_markers, _before_markers(text, contract))
     if contract.kind is AnswerKind.TAG:
         found = _in_tags(turn, contract)
     elif contract.kind is AnswerKind.PATTERN:
@@ -53,7 +51,7 @@ def extract(text: str, contract: AnswerContract) -> Extraction:
     return Extraction(None, "the answer is empty") if found.answer == "" else found
 
 
-def _first_turn(text: str, markers: tuple[str, ...], start: int = 0) -> str:
+def first_turn(text: str, markers: tuple[str, ...], start: int = 0) -> str:
     """The text before the earliest marker from `start` on, where an invented turn begins."""
     found = (text.find(marker, start) for marker in markers)
     return text[: min((at for at in found if at >= 0), default=len(text))]
@@ -75,7 +73,7 @@ def _before_markers(text: str, contract: AnswerContract) -> int:
         return closed + len(contract.close) if closed >= 0 else len(text)
     if contract.kind is AnswerKind.BOXED:
         opened = text.find(_THINK[0])
-        marked = opened > 0 and len(_first_turn(text, contract.turn_markers)) < opened
+        marked = opened > 0 and len(first_turn(text, contract.turn_markers)) < opened
         return 0 if marked else _reasoned(text, _THINK, "")
     return 0
 
@@ -116,7 +114,7 @@ _BOX_OR_BRACE = re.compile(r"\\{1,2}f?box(?:ed)?(?![A-Za-z])(?:\s*(\{)|[ \t]*)|\
 _BARE = re.compile(r"[^\s$]+")
 
 
-def _in_box(text: str) -> Extraction:
+def in_box(text: str) -> Extraction:
     r"""The outermost closed box around the last `\boxed` or `\fbox`.
 
     `\boxed{\boxed{310}, 527}` commits to both.
@@ -158,7 +156,8 @@ def _boxes(text: str) -> tuple[re.Match[str] | None, dict[int, int]]:
     return last, closed
 
 
-def _after_hashes(text: str) -> Extraction:
+def after_hashes(text: str) -> Extraction:
+    """The rest of the line after the last `####`."""
     start = text.rfind("####")
     if start < 0:
         return Extraction(None, "no ####")
@@ -196,106 +195,7 @@ _NUMBER = re.compile(
 )
 
 _NOTATIONS: dict[AnswerKind, Callable[[str], Extraction]] = {
-    AnswerKind.BOXED: _in_box,
-    AnswerKind.HASHES: _after_hashes,
+    AnswerKind.BOXED: in_box,
+    AnswerKind.HASHES: after_hashes,
     AnswerKind.LAST_NUMBER: _last_number,
 }
-
-
-# --- lenient -------------------------------------------------------------------------------------
-
-
-def extract_lenient(text: str, contract: AnswerContract) -> Extraction:
-    r"""The answer by the contract, or in a tag, `\boxed{}`, `####`, a sentence, or the last number.
-
-    The first of these that is found is the answer, right or wrong.
-
-    >>> xml = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
-    >>> extract_lenient("<answer>7</answer>", xml)
-    Extraction(answer='7', reason='in the format: last <answer>')
-    >>> extract_lenient(r"so \boxed{7}. Check: 14/2 = 7", xml)
-    Extraction(answer='7', reason='not in the format: last \\boxed{}')
-    >>> extract_lenient("The answer is 18. Check: 18/2 = 9", xml)
-    Extraction(answer='18', reason='not in the format: "the answer is"')
-    >>> extract_lenient("no idea", xml)
-    Extraction(answer=None, reason='no <answer>, and no other answer either')
-    """
-    if contract.flexible:
-        turn = _first_turn(text, contract.turn_markers)
-        last = deque(re.finditer(contract.flexible, turn), maxlen=1)
-        return Extraction(last[0].group(), "last match") if last else Extraction(None, "no match")
-    strict = extract(text, contract)
-    if strict.answer is not None:
-        inside = _inside_a_sentence(strict.answer)
-        return inside or Extraction(strict.answer, f"in the format: {strict.reason}")
-    begin = len(text) - len(text.lstrip())
-    turn = _first_turn(_first_turn(text, contract.turn_markers), _NEXT_PROBLEM, begin)
-    found = _in_answer_tag(turn, contract)
-    for find in (_in_box, _after_hashes, _sentence, _last_number):
-        found = found if found.answer else find(turn)
-    if not found.answer:
-        return Extraction(None, f"{strict.reason}, and no other answer either")
-    return Extraction(found.answer, f"not in the format: {found.reason}")
-
-
-# Where a model moves on to another problem. Strictly, these may be words of the first.
-_NEXT_PROBLEM = ("\nProblem:", "\nQ:")
-_NONE = Extraction(None, "")
-_ANSWER_TAGS = ("answer", "final_answer", "solution", "result")
-_TAG = re.compile(r"<\s*(/?)\s*([A-Za-z_]{1,40})\s*>", re.ASCII)
-_HALF_A_TAG = re.compile(r"\s*</?[A-Za-z_]*\Z", re.ASCII)
-# Characters after the last open tag that can still be an answer that was cut off.
-_LONG_TAIL = 4_000
-
-
-def _in_answer_tag(text: str, contract: AnswerContract) -> Extraction:
-    """The last closed answer tag, in any case; the contract's own may be left open."""
-    own = [name for _, name in _TAG.findall(contract.open.lower())][-1:]
-    found, name, start = _NONE, "", -1
-    for match in _TAG.finditer(text):
-        tag = match[2].lower()
-        if tag not in _ANSWER_TAGS and tag not in own:
-            continue
-        if not match[1]:
-            name, start = tag, match.end()
-        elif tag == name and start >= 0:
-            answer = text[start : match.start()].strip()
-            found, start = Extraction(answer, f"last <{tag}>") if answer else found, -1
-    rest = _HALF_A_TAG.sub("", text[start:].strip()) if start >= 0 and name in own else ""
-    if 0 < len(rest) <= _LONG_TAIL:
-        found = Extraction(rest, f"<{name}> not closed")
-    return (found.answer and _inside_a_sentence(found.answer)) or found
-
-
-_SAYS = re.compile(
-    r"\b(?:answer|result|total|solution)(?: (?:to|of|for) [^.\n:=]{1,60}?)?(?:\*\*)?"
-    r"(?: ?(?:is|are|was|equals|=)\b:?|:)(?:\*\*)?[ \t]*(?:therefore |thus |simply |equal to )?",
-    re.IGNORECASE,
-)
-# Characters from the end in which a sentence still states the result.
-_CONCLUSION = 20_000
-_CLAUSE = re.compile(r"[^\n]*?(?=[.!?;](?:\s|$)|,\s+(?:so|because|since|which|and then)\b|\n|$)")
-
-
-def _sentence(text: str) -> Extraction:
-    """What the last "the answer is" (or "Answer:") says, to the end of its sentence."""
-    text = text[-_CONCLUSION:]
-    last = deque(_SAYS.finditer(text), maxlen=1)
-    clause = _CLAUSE.match(text, last[0].end()) if last else None
-    stated = clause.group().strip(" *_") if clause is not None else ""
-    if not stated or len(stated) > 200:
-        return _NONE
-    inside = _inside_a_sentence(stated)
-    return Extraction(inside.answer if inside else stated, '"the answer is"')
-
-
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z({])", re.ASCII)
-_MANY_WORDS = 4
-
-
-def _inside_a_sentence(answer: str) -> Extraction | None:
-    """The answer in a sentence, if the text is a whole sentence rather than an answer."""
-    if len(_WORD.findall(answer)) < _MANY_WORDS:
-        return None
-    found = next((way for find in (_in_box, _last_number) if (way := find(answer)).answer), None)
-    return found and Extraction(found.answer, f"{found.reason} of a sentence")

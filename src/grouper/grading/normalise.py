@@ -186,6 +186,8 @@ def _without_dollars(text: str) -> str:
 
 
 _SCRIPT = re.compile(r"([\^_]) ?(-?\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+)(?![^{}]*\\begin)", re.ASCII)
+# LaTeX takes one digit for the exponent: `2^33^2` is a product.
+_POWER_BESIDE = re.compile(r"\^ ?(\d)([1-9]\d*)(?= ?\^)", re.ASCII)
 _ARGUMENT = r"(\d|[A-Za-z]|\\pi(?![A-Za-z]))"
 _FIRST = re.compile(
     rf"(\\(?:frac|binom)) ?{_ARGUMENT} ?(?=[\dA-Za-z{{]|\\pi(?![A-Za-z]))", re.ASCII
@@ -203,6 +205,8 @@ def braced(text: str) -> str:
     if "\\" in text:
         text = _SECOND.sub(r"\1{\2}", _FIRST.sub(r"\1{\2}", text))
         text = _SQRT.sub(r"\\sqrt\1{\2}", text)
+    if "^" in text:
+        text = _POWER_BESIDE.sub(r"^{\1}\2", text)
     return _SCRIPT.sub(r"\1{\2}", text) if "^" in text or "_" in text else text
 
 

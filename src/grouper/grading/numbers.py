@@ -370,7 +370,12 @@ _PYTHON = {
     r"\frac": "frac", r"\sqrt": "sqrt",
 }  # fmt: skip
 _SPACED_MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)", re.ASCII)
-_JUXTAPOSED = re.compile(r"(?<=[\d)}!]) ?(?=\()|(?<=[)}]) ?(?=\\frac)", re.ASCII)
+# What multiplies without a sign: a bracket, and a number or root beside a power (`2^{3} 3^{2}`).
+_JUXTAPOSED = re.compile(
+    r"(?<=[\d)}!]) ?(?=\()|(?<=[)}]) ?(?=\\frac)|(?<=\d) (?=\d+ ?(?:\^|\*\*))"
+    r"|(?P<power>(?:\^|\*\*) ?(?:\{ ?-?\d+ ?\}|\( ?-?\d+ ?\)|\d+(?= ))) ?(?=\d|\\sqrt)",
+    re.ASCII,
+)
 # A sum, two quotients or factorials, a power of a power or root, a zeroth or first power of
 # anything but ten (`6.2*10^1` is a number).
 _ARITHMETIC = re.compile(
@@ -385,6 +390,18 @@ class TooLargeError(Exception):
     """A power or factorial with too many digits to write down: `9^{9^{9^9}}`, `100000!`."""
 
 
+def is_number(text: str) -> bool:
+    """Whether a tidy text spells one exact number, however large.
+
+    >>> [is_number(text) for text in ("1,234", "2^{100000}", "x")]
+    [True, True, False]
+    """
+    try:
+        return read_number(text) is not None
+    except TooLargeError:
+        return True
+
+
 def _evaluated(text: str) -> Number | None:
     r"""The exact value of arithmetic on plain numbers, or None where there is anything else.
 
@@ -394,7 +411,26 @@ def _evaluated(text: str) -> Number | None:
     >>> _evaluated(r"1\frac{4}{5}").value, _evaluated("12+7").unevaluated, _evaluated("2x")
     (Fraction(9, 5), True, None)
     """
-    text = _JUXTAPOSED.sub("*", _SPACED_MIXED.sub(r"\1\\frac{\2}{\3}", text))
+    arithmetic = _arithmetic_of(text)
+    if arithmetic is None:
+        return None
+    try:
+        value = _value(arithmetic.tree)
+    except (ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+    return Number(value, unevaluated=arithmetic.unevaluated)
+
+
+class _Arithmetic(NamedTuple):
+    """Arithmetic that Python's parser has read."""
+
+    tree: ast.expr
+    unevaluated: bool
+    """It is more than a way to write a number: `12+7`."""
+
+
+def _arithmetic_of(text: str) -> _Arithmetic | None:
+    text = _JUXTAPOSED.sub(r"\g<power>*", _SPACED_MIXED.sub(r"\1\\frac{\2}{\3}", text))
     spelled = unmixed(text)
     tokens = _TOKEN.findall(spelled)
     if _TOKEN.sub("", spelled).strip() or len(tokens) > _MAX_TOKENS:
@@ -405,12 +441,12 @@ def _evaluated(text: str) -> Number | None:
         f"n{t.replace('.', '_')}" if t[0] in ".0123456789" else _PYTHON.get(t, t) for t in tokens
     )
     try:
-        value = _value(ast.parse(" ".join(names), mode="eval").body)
-    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
+        tree = ast.parse(" ".join(names), mode="eval").body
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
     # `3*2^5` and `1.5*10^3` are ways to write a number; `6*7` and `6*7*1^2` are left to be done.
     product = len(_PRODUCT.findall(text)) > text.count("^") + text.count("**")
-    return Number(value, unevaluated=bool(product or _ARITHMETIC.search(text)))
+    return _Arithmetic(tree, bool(product or _ARITHMETIC.search(text)))
 
 
 def _value(node: ast.AST) -> Fraction:
@@ -482,3 +518,73 @@ def _factorial(value: Fraction) -> Fraction:
     if value > _MAX_FACTORIAL:
         raise TooLargeError
     return Fraction(math.factorial(int(value)))
+
+
+# --- numbers too large to write down --------------------------------------------------------------
+
+# Safe primes: a power of a number repeats only after half as many steps, so that two expressions
+# with the same remainders for both are the same number, but for one chance in 10^70.
+_PRIMES = (60000000000000000000000000000000028427, 140000000000000000000000000000000224919)
+_MAX_EXPONENT_BITS = 1_000
+
+
+class LargeNumber(NamedTuple):
+    """What is known of a number that cannot be written down: `2^{100000} - 1`."""
+
+    remainders: tuple[int, ...]
+    """What is left over by each of two large primes; equal for equal numbers."""
+    unevaluated: bool = False
+
+
+@lru_cache(maxsize=1024)
+def read_large(text: str) -> LargeNumber | None:
+    r"""The remainders of a tidy text that is arithmetic with powers, or None.
+
+    >>> read_large("4^{50000}").remainders == read_large("2^{100000}").remainders
+    True
+    >>> read_large("2^{100000}").remainders == read_large("2^{100000} + 1").remainders
+    False
+    """
+    core = split_unit(text)[0]
+    arithmetic = _arithmetic_of(braced(ungrouped(core)))
+    if arithmetic is None:
+        return None
+    try:
+        remainders = tuple(_remainder(arithmetic.tree, prime) for prime in _PRIMES)
+    except (ValueError, ZeroDivisionError, RecursionError, MemoryError, TooLargeError):
+        return None
+    return LargeNumber(remainders, arithmetic.unevaluated)
+
+
+def _remainder(node: ast.expr, prime: int) -> int:
+    """The remainder of an expression; of a fraction, of its numerator times the inverse."""
+    match node:
+        case ast.BinOp(left=base, op=ast.Pow(), right=exponent):
+            times = _value(exponent)
+            if times.denominator != 1 or times.numerator.bit_length() > _MAX_EXPONENT_BITS:
+                raise ValueError("not a power that is worked out here")
+            return pow(_remainder(base, prime), times.numerator, prime)
+        case ast.BinOp(left=left, op=sign, right=right):
+            return _REMAINDERS[type(sign)](_remainder(left, prime), _remainder(right, prime), prime)
+        case ast.Call(func=ast.Call(func=ast.Name(id="frac"), args=[top]), args=[bottom]):
+            return _remainder(top, prime) * pow(_remainder(bottom, prime), -1, prime) % prime
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_remainder(operand, prime) % prime
+    value = _value(node)
+    return value.numerator * pow(value.denominator, -1, prime) % prime
+
+
+_REMAINDERS: dict[type[ast.operator], Callable[[int, int, int], int]] = {
+    ast.Add: lambda left, right, prime: (left + right) % prime,
+    ast.Sub: lambda left, right, prime: (left - right) % prime,
+    ast.Mult: lambda left, right, prime: left * right % prime,
+    ast.Div: lambda left, right, prime: left * pow(right, -1, prime) % prime,
+}
+
+
+def same_large(prediction: LargeNumber, reference: LargeNumber) -> tuple[bool, str]:
+    """Whether two numbers, of which one or both cannot be written down, are the same; and why."""
+    if prediction.unevaluated and not reference.unevaluated:
+        return False, "the arithmetic is left to be done"
+    same = prediction.remainders == reference.remainders
+    return same, "equal numbers" if same else "different numbers"

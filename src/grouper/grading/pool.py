@@ -31,7 +31,8 @@ from grouper.config.schema import GradingConfig
 from grouper.errors import GradingError
 from grouper.files import processors
 from grouper.grading.equivalence import Equivalence, exact
-from grouper.grading.extract import extract, extract_lenient
+from grouper.grading.extract import extract
+from grouper.grading.lenient import extract_lenient
 from grouper.grading.normalise import canonical, tidy, tidy_reference
 from grouper.types import AnswerContract, Grade, Verdict
 

@@ -13,7 +13,14 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from grouper.grading.normalise import CONSTANTS, GREEK
-from grouper.grading.numbers import read_number, split_unit, ungrouped
+from grouper.grading.numbers import (
+    TooLargeError,
+    Unit,
+    is_number,
+    read_number,
+    split_unit,
+    ungrouped,
+)
 
 AtomTest = Callable[[str, str], bool | None]
 """(prediction, reference) -> equal, not equal, or not decided here."""
@@ -69,7 +76,7 @@ def _outside_brackets(separator: str) -> re.Pattern[str]:
 
 
 _CONJUNCTION = _outside_brackets(r",? (?:and|or) (?=\S)|(?<=[)\]}]) ?(?:and|or) ?(?=[(\[{\\])|[,;]")
-_EQUALS = _outside_brackets("=")
+EQUALS = _outside_brackets("=")
 COLON = _outside_brackets(":")
 
 
@@ -137,7 +144,7 @@ def candidates(text: str) -> tuple[Node, ...]:
         return (Node("atom", text),)
     if "," in text and not text.startswith(_OPENERS):
         plain = ungrouped(text)  # of `x = 1,234`; a number may have commas of other kinds, too
-        number = read_number(text) is not None
+        number = is_number(text)
         if number or not ("," in plain or re.search(r"[(\[{][^)\]}]*,", text)):
             readings = (Node("atom", text),) if number else candidates(plain)
             return readings if ",0" in text else (*readings, _listed(split(text, _CONJUNCTION)))
@@ -200,11 +207,19 @@ def is_unsolved(text: str) -> bool:
 def _listed(parts: Sequence[str]) -> Node:
     """Values without brackets around them; one of them is that value."""
     items = _collection("list", "", parts).items
-    units = {number and number.unit for number in (read_number(item.text) for item in items)}
+    units = {_unit_of(item.text) for item in items}
     measured = {unit and unit.kind for unit in units}
     kind: Kind = "quantity" if len(units) > len(measured) == 1 else "list"
     one = len(items) == 1 and len(parts) <= _MAX_PARTS
     return items[0] if one else Node(kind, "", items)
+
+
+def _unit_of(text: str) -> Unit | None:
+    try:
+        number = read_number(text)
+    except TooLargeError:
+        return None
+    return number and number.unit
 
 
 def _enclosed(text: str) -> Node | None:
@@ -425,7 +440,7 @@ def variables(text: str) -> set[str]:
     >>> sorted(variables(r"2x\theta")), variables(r"2\sqrt{3} cm"), variables("e")
     (['\\theta', 'x'], set(), set())
     """
-    if read_number(text) is not None:
+    if is_number(text):
         return set()
     names = {*re.findall(r"\\?[A-Za-z]+", split_unit(text)[0])} - CONSTANTS
     letters = {letter for name in names if name[0] != "\\" for letter in name}
@@ -471,7 +486,7 @@ def chain_of(text: str) -> Chain:
     before, sign, after = text.partition(r"\approx")
     if sign and before.strip():
         text = f"{before}={after}" if is_label(before.strip()) else before.strip()
-    sides = [side.strip() for side in split(text, _EQUALS)]
+    sides = [side.strip() for side in split(text, EQUALS)]
     if len(sides) == 1 or not (sides[0] and sides[-1]) or _NO_CHAIN.search(text):
         return Chain("", (text,))
     sides = [side for side in sides if side]

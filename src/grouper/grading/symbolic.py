@@ -35,7 +35,14 @@ from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no t
 
 from grouper.grading.equivalence import Comparison, Equivalence, Outcome, bare_value
 from grouper.grading.normalise import braced, tidy, tidy_reference, unmixed
-from grouper.grading.numbers import ROUNDED_FROM, TooLargeError, matched, read_number, split_unit
+from grouper.grading.numbers import (
+    ROUNDED_FROM,
+    TooLargeError,
+    is_number,
+    matched,
+    read_number,
+    split_unit,
+)
 from grouper.grading.shapes import Chain, atoms_of, candidates, chain_of, variables, without_builder
 from grouper.types import Verdict
 
@@ -196,7 +203,7 @@ def why_unreadable(reference: str) -> str | None:
 
 def _problem(atom: str) -> str | None:
     for value in chain_of(atom).values:
-        if read_number(value) is None and not _is_prose(value):
+        if not is_number(value) and not _is_prose(value):
             try:
                 _require_grammar(split_unit(value)[0])
             except UnreadError as error:
@@ -369,8 +376,11 @@ def _in_proportion(*sides: Any) -> tuple[bool, str]:
         return False, "equations that cannot be compared"
     left, right = sides[0] - sides[1], sides[2] - sides[3]
     symbols = sorted(left.free_symbols, key=str)
+    if sympy.Add(left, -right) == 0:
+        return True, "the same equation"
+    digits = _DIGITS + _written_digits(left, right)
     for point in _points(symbols) if symbols else ():
-        a, b = _value_at(left, point), _value_at(right, point)
+        a, b = _value_at(left, point, digits), _value_at(right, point, digits)
         if a and b and a[1] == b[1] == 0 and min(abs(a[0]), abs(b[0])) > _TINY:
             same = bool(_agree(left, right * (a[0] / b[0])))
             return same, "the same equation" if same else "different equations"
@@ -401,6 +411,9 @@ def _agree(prediction: Any, reference: Any, decimals: int = -1) -> bool | None:
 
     With variables they are evaluated at several points to 30 digits; without, once, to 110 or
     more: `\sqrt{10^{40}+1}` and `10^{20}` agree to forty.
+
+    Raises:
+        TooLargeError: digits that count would be past those that are worked out.
     """
     if not (isinstance(prediction, sympy.Expr) and isinstance(reference, sympy.Expr)):
         return None
@@ -409,15 +422,39 @@ def _agree(prediction: Any, reference: Any, decimals: int = -1) -> bool | None:
     if not (prediction.has(sympy.I) or reference.has(sympy.I)):
         prediction, reference = _with_real_roots(prediction), _with_real_roots(reference)
     symbols = sorted(prediction.free_symbols | reference.free_symbols, key=str)
-    digits = (_DIGITS if symbols else _CONFIRMING) + _written_digits(prediction, reference)
+    try:
+        written = _written_digits(prediction, reference)
+    except TooLargeError:
+        if sympy.Add(prediction, -reference) == 0:  # the same terms in another order
+            return True
+        raise
+    digits = (_DIGITS if symbols else _CONFIRMING) + written
     agreed = 0
     for point in _points(symbols):
         left, right = _value_at(prediction, point, digits), _value_at(reference, point, digits)
+        if not symbols and (more := _digits_before_point(left, right, digits)):
+            digits += 2 * more
+            left, right = _value_at(prediction, point, digits), _value_at(reference, point, digits)
         outcome = _close(left, right, decimals, digits, real=bool(symbols))
         if outcome is False and not (symbols and _on_branches(point, prediction, reference)):
             return False
         agreed += outcome is True
     return True if agreed >= (3 if symbols else 1) else None
+
+
+def _digits_before_point(left: Any, right: Any, digits: int) -> int:
+    """Digits before the point of two values, where they are most of those worked out; else 0.
+
+    Raises:
+        TooLargeError: `e^{100000}`, of which a difference of one would not be seen.
+    """
+    largest = max((abs(part) for value in (left, right) if value for part in value), default=0)
+    if largest < 10 ** (digits // 3):
+        return 0
+    size = int(sympy.N(sympy.log(largest, 10), 10))
+    if size > _MAX_DIGITS:
+        raise TooLargeError
+    return size
 
 
 def _points(symbols: Sequence[Any]) -> Iterable[dict[Any, Any]]:
@@ -476,7 +513,11 @@ def _on_branches(point: dict[Any, Any], *expressions: Any) -> bool:
 
 
 def _written_digits(*expressions: Any) -> int:
-    """Extra digits of precision for the numbers written in both, so that every digit counts."""
+    """Extra digits of precision for the numbers written in both, so that every digit counts.
+
+    Raises:
+        TooLargeError: they have more digits than are ever worked out, as `2^{20000}` has.
+    """
     sizes = [_bits(n) for side in expressions for n in side.atoms(sympy.Rational)]
     sizes += [
         min(_bits(power.base) * abs(int(power.exp)), 10 * _MAX_DIGITS)
@@ -485,6 +526,8 @@ def _written_digits(*expressions: Any) -> int:
         if power.base.is_Rational and power.exp.is_Integer
     ]
     written = max(sizes, default=0) * 3 // 10
+    if written > 2 * _MAX_DIGITS // 3:
+        raise TooLargeError
     return min(3 * written, _MAX_DIGITS) if written > _COMMON_SIZE else 0
 
 
