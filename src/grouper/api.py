@@ -47,12 +47,12 @@ from grouper.files import append_line, dumps, write_atomic
 from grouper.grading import extract
 from grouper.models.folders import (
     identity_of,
-    model_in,
     recipe_for,
     require_model_folder,
     with_sampling,
 )
 from grouper.models.policy import Policy
+from grouper.models.trained import model_in
 from grouper.prompts.rendering import render
 from grouper.publish.hub import PushCheckpoints
 from grouper.report.page import draw_pictures
@@ -598,6 +598,7 @@ def load_generator(
     temperature: float | None = None,
     max_new_tokens: int | None = None,
     seed: int | None = None,
+    checkpoint: int | str | None = None,
 ) -> Generator:
     """Load a trained model to ask it questions.
 
@@ -608,11 +609,13 @@ def load_generator(
         temperature: 0 is greedy; left out: as the recipe evaluates.
         max_new_tokens: longest answer; left out: as the recipe evaluates.
         seed: of the draws; left out: the recipe's.
+        checkpoint: of a run folder: `best` by the accuracy in validation, `last`, or a step; left
+            out: its result, or of a run that is not finished the newest checkpoint, with a warning.
 
     Raises:
         GrouperError: it cannot be loaded, or its prompt format is not known.
     """
-    model = model_in(str(path))
+    model = model_in(str(path), checkpoint=None if checkpoint is None else str(checkpoint))
     given = load_recipe(recipe) if isinstance(recipe, str | Path) else recipe
     own = recipe_for(model, given, format)
     own = with_sampling(own, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)

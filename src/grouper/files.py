@@ -21,6 +21,8 @@ import yaml
 
 from grouper.errors import FULL, RunFolderError
 
+# What is wrong with brackets that Python's parsers cannot follow.
+TOO_DEEP = "it is nested too deeply"
 # Microseconds of processor time, and of the period in which a container may take them.
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
@@ -218,6 +220,8 @@ def reading(path: Path, what: str, fix: str) -> Iterator[None]:
     """Raise what is wrong with the content of `path`, while it is read, as `RunFolderError`."""
     try:
         yield
+    except RecursionError as error:
+        raise RunFolderError(f"{what} ({TOO_DEEP})", where=str(path), fix=fix) from error
     except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
         raise RunFolderError(f"{what} ({error})", where=str(path), fix=fix) from error
 

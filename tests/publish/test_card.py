@@ -11,9 +11,10 @@ from drawn_runs import make_run, result
 from tiny_models import tiny_model
 
 from grouper.config.loading import load_recipe
+from grouper.models.folders import STATE_FILE
 from grouper.publish.card import license_of, model_card
 from grouper.publish.export import recipe_record
-from grouper.training.checkpoint import _KEYS, STATE_FILE
+from grouper.training.checkpoint import _KEYS
 
 
 def test_a_model_of_unknown_origin_gets_a_short_card(tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ from grouper.models.folders import (
     on_this_machine,
     recipe_for,
     require_model_folder,
-    trained_model,
 )
 from grouper.models.folders import run_of as run_of_model
+from grouper.models.trained import trained_model
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.runs.lock import is_running
 from grouper.runs.samples import in_words, printable
@@ -74,6 +74,7 @@ def evaluate(
     overrides: tuple[str, ...],
     *,
     models: tuple[str, ...],
+    checkpoint: str | None,
     on: str | None,
     prompts: tuple[str, ...],
     split: str,
@@ -90,6 +91,8 @@ def evaluate(
     """Measure models, and print the results side by side."""
     given = {name: value for name, value in sampling.items() if value is not None}
     settings = [] if seed is None else [f"seed={seed}"]
+    if models and checkpoint is not None:
+        raise click.UsageError("--model names a model, --checkpoint one of the run: give one.")
     if on is None:  # a suite has its own problems and sampling
         if len(prompts) > 1:
             raise click.UsageError("several prompts are tried on suites: add --on.")
@@ -102,7 +105,12 @@ def evaluate(
     # Never in an exported folder, which a later run replaces.
     home = opened.run_folder if is_model(run) else run
     target = (output_dir or home / "eval_runs").expanduser()
-    wanted = list(models) or [model or trained_model(opened, run)]
+    if model is not None and checkpoint is not None:
+        raise click.UsageError(f"{model} is a model itself, and has no --checkpoint.")
+    trained = model or (
+        None if models else trained_model(opened, run, checkpoint=checkpoint, say=warn)
+    )
+    wanted = list(models) or [str(trained)]
     implied = with_base is None and not models
     base = _base(opened, run, fetch=bool(with_base)) if with_base or implied else None
     subjects = _labelled([*filter(None, [base]), *wanted])
@@ -541,7 +549,7 @@ def difficulty(
     """Measure pass rates, and print a histogram."""
     opened = open_recipe(recipe, overrides)
     run = run_of(recipe, opened)
-    subject = model or trained_model(opened, run)
+    subject = model or trained_model(opened, run, say=warn)
     require_model_folder(subject, where="--model")
     path = (output or run / "pass_rates.jsonl").expanduser()
     files.require_writable(path)

@@ -75,6 +75,7 @@ def model_card(
         record=record,
         recipe=recipe,
         phases=phases,
+        checkpoint=checkpoint_line(source),
         data=data,
         info=None if run is None else RunFolder(run).read_info(),
         results=[*compared(tested)] if tested else [],
@@ -90,6 +91,19 @@ def made_by(source: str) -> tuple[str, int]:
         return PHASES[0], 0
     state = read_state(folder)
     return state["phase"], state["step"]
+
+
+def checkpoint_line(source: str) -> str | None:
+    """Which checkpoint of its run a model is; None for the result of a phase and any other."""
+    folder = Path(source).expanduser()
+    if not is_complete(folder) or folder.name == "final":
+        return None
+    state = read_state(folder)
+    phase, step, total = state["phase"], state["step"], state["total"]
+    line = f"This is checkpoint {step} of the {total} steps of {phase.upper()}"
+    if is_complete(folder.parent / "final"):
+        return f"{line}, not the result of its run."
+    return f"{line}, in a run that has not been finished."
 
 
 def results_of(source: str, run: Path | None) -> list[EvaluationResult]:

@@ -27,10 +27,10 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of httpx, 
 
 from grouper.errors import ModelError, first_line, hide
 from grouper.files import dumps, write_atomic
-from grouper.models.folders import EXPORT_FILE, model_in
+from grouper.models.folders import BEST_FILE, EXPORT_FILE, STATE_FILE
+from grouper.models.trained import model_in
 from grouper.publish.export import export_model, recipe_record
-from grouper.runs.folder import STATE_FILE
-from grouper.training.checkpoint import BEST_FILE, OPTIMIZER_FOLDER, TrainState
+from grouper.training.checkpoint import OPTIMIZER_FOLDER, TrainState
 from grouper.training.loop import Hook
 from grouper.training.run import Run
 

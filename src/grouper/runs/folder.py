@@ -49,6 +49,7 @@ from grouper.files import (
     write_atomic,
     write_lines,
 )
+from grouper.models.folders import STATE_FILE
 from grouper.runs import records
 from grouper.runs.lock import LOCK_FILE, RunLock
 from grouper.runs.records import (
@@ -70,8 +71,6 @@ Value = TypeVar("Value")
 # In the order in which they happen; `base` is the model before training.
 PHASES = ("base", "sft", "grpo")
 
-# Written last into checkpoints and final folders: its presence marks a complete one.
-STATE_FILE = "trainer_state.json"
 # What reward functions that vary have answered.
 ANSWERS_FILE = "reward_answers.jsonl"
 

@@ -37,11 +37,11 @@ from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import CheckpointError, RunFolderError, first_line, is_out_of_memory
 from grouper.evaluation.statistics import Interval
 from grouper.files import dumps, refusing, remove_folder, whole_folder, write_atomic
-from grouper.models.folders import ADAPTER_FILE, RECIPE_FILE
+from grouper.models.folders import ADAPTER_FILE, BEST_FILE, RECIPE_FILE, STATE_FILE
 from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
-from grouper.runs.folder import OUR_FOLDERS, STATE_FILE, RunFolder
+from grouper.runs.folder import OUR_FOLDERS, RunFolder
 from grouper.sampling.weights import whole
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
@@ -51,8 +51,6 @@ from grouper.training.update import UpdateResult
 
 log = logging.getLogger(__name__)
 
-# In the folder of the best checkpoint so far; names the evaluation that made it the best.
-BEST_FILE = "best.json"
 # In a checkpoint that training can continue from.
 OPTIMIZER_FOLDER = "optimizer"
 # Beside it: rollouts of the next step that have been drawn already.

@@ -26,13 +26,18 @@ from grouper.evaluation.compare import metrics_line
 from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
 from grouper.models.device import find_device, on_device, use_cpu_threads
-from grouper.models.folders import on_this_machine, read_adapter, require_model_folder
+from grouper.models.folders import (
+    STATE_FILE,
+    on_this_machine,
+    read_adapter,
+    require_model_folder,
+)
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards.calling import code_fingerprints
-from grouper.runs.folder import ANSWERS_FILE, STATE_FILE
+from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, end_logging, setup_logging
 from grouper.runs.recorder import Recorder
 from grouper.runs.records import RunInfo, describe_changes, host, that_differ
