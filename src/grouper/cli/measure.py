@@ -91,8 +91,6 @@ def evaluate(
     """Measure models, and print the results side by side."""
     given = {name: value for name, value in sampling.items() if value is not None}
     settings = [] if seed is None else [f"seed={seed}"]
-    if models and checkpoint is not None:
-        raise click.UsageError("--model names a model, --checkpoint one of the run: give one.")
     if on is None:  # a suite has its own problems and sampling
         if len(prompts) > 1:
             raise click.UsageError("several prompts are tried on suites: add --on.")
@@ -105,12 +103,7 @@ def evaluate(
     # Never in an exported folder, which a later run replaces.
     home = opened.run_folder if is_model(run) else run
     target = (output_dir or home / "eval_runs").expanduser()
-    if model is not None and checkpoint is not None:
-        raise click.UsageError(f"{model} is a model itself, and has no --checkpoint.")
-    trained = model or (
-        None if models else trained_model(opened, run, checkpoint=checkpoint, say=warn)
-    )
-    wanted = list(models) or [str(trained)]
+    wanted = _wanted(opened, run, models or ((model,) if model else ()), checkpoint)
     implied = with_base is None and not models
     base = _base(opened, run, fetch=bool(with_base)) if with_base or implied else None
     subjects = _labelled([*filter(None, [base]), *wanted])
@@ -150,6 +143,15 @@ def evaluate(
             click.echo(click.style(f"\n{name}", bold=True))
         show_results(comparison)
     show(*(f"Items: {target / label / 'evaluations'}" for label in subjects))
+
+
+def _wanted(
+    recipe: Recipe, run: Path, named: Sequence[str], checkpoint: str | None
+) -> Sequence[str]:
+    """The models that are named, else the one that the run has trained."""
+    if named and checkpoint is not None:
+        raise click.UsageError("--checkpoint is one of a run, and a model is named: give one.")
+    return named or [trained_model(recipe, run, checkpoint=checkpoint, say=warn)]
 
 
 def _measured(
