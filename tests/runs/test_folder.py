@@ -179,8 +179,53 @@ def test_a_run_killed_in_its_first_moment_can_be_started_again(tmp_path):
     assert create(tmp_path).read_info().recipe_hash == "aaaa"
 
 
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "base_is_kept"),
+    [
+        ({}, True),
+        ({"recipe_hash": "bbbb", "recipe_yaml": "{seed: 0, grpo: {steps: 9, beta: 1.0}}"}, True),
+        ({"recipe_hash": "bbbb", "recipe_yaml": "{seed: 1, grpo: {steps: 6}}"}, False),
+        ({"fingerprints": {"train": "f2"}}, False),
+        ({"code": {"mine.py": "c2"}}, False),
+    ],
+)
+def test_a_run_that_trained_nothing_stands_in_nobodys_way(tmp_path, changed, base_is_kept, resume):
+    """Its corrected recipe was refused as another run. What still holds of it is kept."""
+    before = {"recipe_yaml": "{seed: 0, grpo: {steps: 6}}", "code": {"mine.py": "c1"}}
+    run = create(tmp_path, **before)
+    run.write_evaluation(make_result("base", "base", 0))
+    (tmp_path / "eval_runs").mkdir()
+    run = create(tmp_path, **before | changed, resume=resume)
+    assert (run.read_evaluation("base") is not None) is base_is_kept
+    assert (tmp_path / "eval_runs").is_dir()
+    info, now = run.read_info(), {"fingerprints": {"train": "f1"}} | before | changed
+    assert info.recipe_hash == now.get("recipe_hash", "aaaa")
+    assert (info.fingerprints, info.code) == (now["fingerprints"], now["code"])
+    assert (run.path / "recipe.yaml").read_text() == now["recipe_yaml"]
+    run.append_metrics(make_report("sft", 1))
+    with pytest.raises(RunFolderError, match="another recipe"):
+        create(tmp_path, recipe_hash="eeee", recipe_yaml="seed: 7")
+
+
+@pytest.mark.parametrize(
+    "left",
+    ["metrics.jsonl", "rollouts/grpo-000001.jsonl.gz", "sft/checkpoint-5", "nan_dump/sft-000003"],
+)
+def test_a_run_that_trained_something_is_never_begun_again_by_itself(tmp_path, left):
+    run = create(tmp_path)
+    assert run.is_untrained()
+    (tmp_path / left).parent.mkdir(exist_ok=True)
+    (tmp_path / left).write_text("x")
+    assert not run.is_untrained()
+    with pytest.raises(RunFolderError, match="another recipe"):
+        create(tmp_path, recipe_hash="bbbb")
+    with pytest.raises(RunFolderError, match=f"`grouper run {tmp_path} --resume`"):
+        create(tmp_path)
+
+
 def test_changed_data_is_refused_and_a_new_data_set_is_added(tmp_path):
-    create(tmp_path)
+    create(tmp_path).append_metrics(make_report("sft", 1))
     with pytest.raises(RunFolderError, match="data changed since this run began: train"):
         create(tmp_path, resume=True, fingerprints={"train": "f2"})
     run = create(tmp_path, resume=True, fingerprints={"test": "f3"})
@@ -188,7 +233,8 @@ def test_changed_data_is_refused_and_a_new_data_set_is_added(tmp_path):
 
 
 def test_another_recipe_is_refused_by_the_settings_that_differ(tmp_path):
-    create(tmp_path, recipe_yaml="grpo: {steps: 6, beta: 0.0}\nthreads: 1\n")
+    run = create(tmp_path, recipe_yaml="grpo: {steps: 6, beta: 0.0}\nthreads: 1\n")
+    run.append_metrics(make_report("sft", 1))
     with pytest.raises(RunFolderError) as caught:
         create(
             tmp_path, recipe_hash="bbbb", recipe_yaml="grpo: {steps: 8, beta: 0.0}\nthreads: 2\n"
@@ -198,7 +244,7 @@ def test_another_recipe_is_refused_by_the_settings_that_differ(tmp_path):
 
 
 def test_changes_that_are_allowed_are_recorded_with_their_place(tmp_path):
-    create(tmp_path, recipe_yaml="grpo: {steps: 6}\n")
+    create(tmp_path, recipe_yaml="grpo: {steps: 6}\n").append_metrics(make_report("sft", 1))
     run = create(
         tmp_path,
         recipe_hash="bbbb",
@@ -232,7 +278,9 @@ def test_changes_that_are_allowed_are_recorded_with_their_place(tmp_path):
 
 
 def test_a_run_is_given_more_steps_without_allowing_changes(tmp_path):
-    create(tmp_path, recipe_yaml="{seed: 0, grpo: {steps: 6}}")
+    create(tmp_path, recipe_yaml="{seed: 0, grpo: {steps: 6}}").append_metrics(
+        make_report("sft", 1)
+    )
     longer = {"recipe_hash": "bbbb", "recipe_yaml": "{seed: 0, grpo: {steps: 8}}"}
     with pytest.raises(RunFolderError, match=r"grpo\.steps 6 -> 8"):
         create(tmp_path, **longer)
@@ -244,7 +292,8 @@ def test_a_run_is_given_more_steps_without_allowing_changes(tmp_path):
 
 def test_fewer_checkpoints_are_kept_without_allowing_changes(tmp_path):
     """As we advise where the disk is full."""
-    create(tmp_path, recipe_yaml="{seed: 0, grpo: {keep_checkpoints: 4}}")
+    run = create(tmp_path, recipe_yaml="{seed: 0, grpo: {keep_checkpoints: 4}}")
+    run.append_metrics(make_report("sft", 1))
     fewer = {"recipe_hash": "bbbb", "recipe_yaml": "{seed: 0, grpo: {keep_checkpoints: 1}}"}
     with pytest.raises(RunFolderError, match="keep_checkpoints 4 -> 1"):
         create(tmp_path, **fewer)
@@ -262,7 +311,7 @@ def test_numbers_that_follow_from_the_data_are_recorded(tmp_path):
 
 def test_changed_code_is_refused_by_name_and_recorded_when_allowed(tmp_path):
     """R1: the source of a reward file is part of what a run is."""
-    create(tmp_path, code={"mine.py": "c1"})
+    create(tmp_path, code={"mine.py": "c1"}).append_metrics(make_report("sft", 1))
     with pytest.raises(RunFolderError, match=r"the code changed since this run began: mine\.py"):
         create(tmp_path, code={"mine.py": "c2"}, resume=True)
     run = create(tmp_path, code={"mine.py": "c2"}, resume=True, allow_changes=True)
@@ -300,7 +349,7 @@ def test_a_run_that_goes_on_after_its_final_model_is_not_finished(tmp_path):
 
 
 def test_allowing_changes_does_not_continue_by_itself(tmp_path):
-    create(tmp_path)
+    create(tmp_path).append_metrics(make_report("sft", 1))
     with pytest.raises(RunFolderError, match="--resume"):
         create(tmp_path, recipe_hash="bbbb", allow_changes=True)
 

@@ -14,10 +14,10 @@ from rich.console import Console
 from tiny_models import tiny_model
 from transformers import AutoTokenizer
 
-from grouper.api import prepare
+from grouper.api import prepare, train
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, ModelError
+from grouper.errors import ConfigError, Interrupted, ModelError
 from grouper.evaluation import evaluate as evaluating
 from grouper.grading import Grader
 from grouper.models.loading import quiet
@@ -64,6 +64,37 @@ def test_another_tokenizer_is_refused_at_the_start(recipe: Recipe, tmp_path: Pat
     tokenizer.add_tokens(["<one-more>"])
     tokenizer.save_pretrained(start)
     refused(recipe.override(f"grpo.start_from={start}"), "would read other tokens")
+
+
+def test_a_run_whose_model_cannot_be_loaded_leaves_nothing(recipe: Recipe, tmp_path: Path) -> None:
+    """Its folder stood in the way of the corrected command, as a run of another recipe."""
+    broken = tmp_path / "broken"
+    shutil.copytree(str(recipe.model.path), broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    wrong = recipe.override(f"model.path={broken}", "grpo.start_from=null")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        train(wrong, display=Progress(quiet=True))
+    assert not wrong.run_folder.exists()
+    with Run(wrong.override("seed=5"), Progress(quiet=True)) as run:  # the folder is free
+        assert run.path == wrong.run_folder
+
+
+def test_a_run_that_was_stopped_before_its_first_step_leaves_what_it_measured(
+    recipe: Recipe,
+) -> None:
+    plain = recipe.override("grpo.start_from=null", "evaluation.max_new_tokens=2")
+    for measured in (False, True):
+        with pytest.raises(Interrupted), Run(plain, Progress(quiet=True)) as run:
+            if measured:
+                run.evaluate(run.prepared.model, phase="base", step=0, split="test")
+            raise Interrupted("stopped on request")
+        assert plain.run_folder.exists() is measured
+    with Run(plain.override("grpo.steps=1"), Progress(quiet=True)) as run:
+        assert run.folder.read_evaluation("base") is not None
+    with pytest.raises(ZeroDivisionError), Run(plain, Progress(quiet=True), overwrite=True):
+        raise ZeroDivisionError
+    assert (plain.run_folder / "training.log").exists(), "of a fault of ours the log is kept"
 
 
 def test_a_run_that_goes_on_needs_its_start_no_more(recipe: Recipe, lora_run: Path) -> None:

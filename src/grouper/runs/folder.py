@@ -24,6 +24,7 @@ import contextlib
 import itertools
 import json
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -80,6 +81,8 @@ OUR_FOLDERS = (*PHASES, "rollouts", "evaluations", "eval_runs", "nan_dump", "tra
 # What may be in a folder without a `run.json`: the run was killed at its very start, or a model was
 # measured before anything was trained.
 _LEFTOVERS = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
+# Settings that nothing before the first step depends on.
+_OF_TRAINING = ("sft.", "grpo.", "skip_sft", "skip_grpo")
 _ROLLOUTS = re.compile(rf"({'|'.join(PHASES)})-(\d+)\.jsonl\.gz")
 _EVALUATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*")
 _DAMAGED = "the summary of the evaluation is damaged"
@@ -158,10 +161,18 @@ class RunFolder:
         with refusing(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             sweep(folder.path)
+        untrained = found and folder.is_untrained()
         if found and intent.get("overwrite"):
             folder._clear()
+        elif (
+            untrained
+            and not intent.get("allow_changes")
+            and not folder._base_still_holds(now, recipe_yaml)
+        ):
+            folder._clear(keep=("eval_runs",))
         if folder._info.exists():
-            info = folder._continued(now, recipe_yaml, intent.get("allow_changes", False))
+            allowed = untrained or intent.get("allow_changes", False)
+            info = folder._continued(now, recipe_yaml, allowed)
             folder._rewrite_metrics(lambda _: True)  # a kill may have cut its last line
             # The new hash goes before the new recipe: after a kill in between, the new recipe can
             # go on, and the old one is refused.
@@ -205,7 +216,8 @@ class RunFolder:
         """Whether `create` would find a run here to continue or delete. Touches nothing.
 
         With `recipe_yaml`, a refusal names the settings that differ. A run that is continued may be
-        given more steps or epochs, and save more or less, without `allow_changes`.
+        given more steps or epochs, and save more or less, without `allow_changes`. One that has
+        trained nothing stands in nobody's way: it is continued, or begun again by another recipe.
 
         Raises:
             RunFolderError: `create` would refuse the folder, but for changed data or code.
@@ -229,6 +241,8 @@ class RunFolder:
         if intent.get("overwrite"):
             return True
         there, before = self.read_info().recipe_hash, self._recipe_text
+        if self.is_untrained():
+            return True
         changes = recipe_changes(before, recipe_yaml) if before and recipe_yaml else {}
         allowed = intent.get("allow_changes") or (intent.get("resume") and are_harmless(changes))
         if there != recipe_hash and not allowed:
@@ -245,10 +259,38 @@ class RunFolder:
             raise RunFolderError(
                 f"the folder already holds a run of this recipe (hash {there})",
                 where=str(self.path),
-                fix="Continue it with --resume, start again with --overwrite, or give this run "
-                "another name.",
+                fix=f"Continue it with `{self.resume_command}`, start again with --overwrite, or "
+                "give this run another name.",
             )
         return True
+
+    @property
+    def resume_command(self) -> str:
+        """The command that continues the run, whatever recipe it was started from."""
+        name = str(self.path)
+        # Without a slash it would be the name of a recipe.
+        return f"grouper run {shlex.quote(name if '/' in name else f'./{name}')} --resume"
+
+    def is_untrained(self) -> bool:
+        """Whether no step has been done: nothing but the base may have been measured."""
+        trained = ("rollouts/*", "nan_dump/*", *(f"{phase}/*" for phase in PHASES[1:]))
+        if self._metrics.exists() and self._metrics.stat().st_size > 0:
+            return False
+        return not any(any(self.path.glob(pattern)) for pattern in trained)
+
+    def is_unmeasured(self) -> bool:
+        """Whether no completion of an evaluation has been kept, finished or not."""
+        return not any((self.path / "evaluations").glob("**/*.jsonl*"))
+
+    def _base_still_holds(self, now: RunInfo, recipe_yaml: str) -> bool:
+        """Whether the base model and its evaluation would be the same in the run as it is now."""
+        info, before = self.read_info(), self._recipe_text
+        if content_changes(info, now):
+            return False
+        if info.recipe_hash == now.recipe_hash:
+            return True
+        changes = recipe_changes(before, recipe_yaml) if before and recipe_yaml else {}
+        return bool(changes) and all(key.startswith(_OF_TRAINING) for key in changes)
 
     def discard(self) -> None:
         """Undo `create` where the folder was new: a run that never began leaves nothing.

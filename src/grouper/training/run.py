@@ -21,7 +21,7 @@ from rich.text import Text
 
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, Interrupted, ModelError, PreflightError, installed
+from grouper.errors import ConfigError, GrouperError, Interrupted, ModelError, installed
 from grouper.evaluation.compare import metrics_line
 from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
@@ -380,7 +380,8 @@ class Run:
             raise Interrupted(
                 "stopped on request",
                 where=str(self.path),
-                fix="Everything up to the last finished step is saved; go on with --resume.",
+                fix="Everything up to the last finished step is saved; continue with "
+                f"`{self.folder.resume_command}`.",
             )
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
@@ -413,7 +414,9 @@ class Run:
         self._beside.shutdown()  # what it was doing ends with the servers
         self.folder.close()
         end_logging(self._logging)  # what the process does next is not of this run
-        if isinstance(raised[1], PreflightError) and not self.has_begun():
+        # A folder that holds nothing would only stand in the way of the corrected recipe.
+        ended = isinstance(raised[1], GrouperError | KeyboardInterrupt)
+        if ended and self.folder.is_untrained() and self.folder.is_unmeasured():
             self.folder.discard()
         if not any(raised) and not self._group_is_callers:
             # After an error the other processes may never get here, and must not be waited for.
