@@ -84,11 +84,16 @@ def test_a_run_that_was_stopped_before_its_first_step_leaves_what_it_measured(
     recipe: Recipe,
 ) -> None:
     plain = recipe.override("grpo.start_from=null", "evaluation.max_new_tokens=2")
-    for measured in (False, True):
-        with pytest.raises(Interrupted), Run(plain, Progress(quiet=True)) as run:
+
+    def stopped(*, measured: bool) -> None:
+        with Run(plain, Progress(quiet=True)) as run:
             if measured:
                 run.evaluate(run.prepared.model, phase="base", step=0, split="test")
             raise Interrupted("stopped on request")
+
+    for measured in (False, True):
+        with pytest.raises(Interrupted):
+            stopped(measured=measured)
         assert plain.run_folder.exists() is measured
     with Run(plain.override("grpo.steps=1"), Progress(quiet=True)) as run:
         assert run.folder.read_evaluation("base") is not None
