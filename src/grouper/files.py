@@ -258,6 +258,19 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     return content
 
 
+# Bytes that are read at a time.
+_CHUNK = 1 << 24
+
+
+def checksum(path: Path) -> str:
+    """The CRC-32 of a file's content, in hex."""
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            value = zlib.crc32(chunk, value)
+    return f"{value:08x}"
+
+
 def delete(path: Path) -> None:
     """Delete a file, if it exists."""
     with refusing(path):

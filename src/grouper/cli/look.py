@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from grouper.cli.text import definitions, show_json, table, warn
+from grouper.cli.text import definitions, show_json, table, warn, warn_of_losses
 from grouper.cli.text import show as print_rich
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
@@ -127,9 +127,10 @@ def watch(run: str, *, every: float) -> None:
 
 
 def _opened(run: str) -> RunFolder:
-    """A run folder that exists."""
+    """A run folder that exists; a warning names what it has lost."""
     folder = RunFolder(Path(run).expanduser())
     folder.read_info()
+    warn_of_losses(folder)
     return folder
 
 
@@ -138,6 +139,7 @@ def diagnose(run: str, *, as_json: bool) -> int:
     from grouper.advice.checks import find, read_record
 
     record = read_record(Path(run).expanduser())
+    warn_of_losses(record.folder)
     findings = find(record)
     for error in record.damaged:
         warn(f"left out: {error.paragraph()}")

@@ -22,7 +22,16 @@ from grouper.cli.opening import (
     sampled_by,
     show_plan,
 )
-from grouper.cli.text import duration, is_follower, short, show, show_json, table, warn
+from grouper.cli.text import (
+    duration,
+    is_follower,
+    short,
+    show,
+    show_json,
+    table,
+    warn,
+    warn_of_losses,
+)
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError, counted
 from grouper.evaluation.result import EvaluationResult
@@ -358,10 +367,7 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
     places = [[Path(part).expanduser() for part in arm.split(",") if part] for arm in arms]
     every = [place for arm in places for place in arm]
     for place in every:
-        if not place.exists():
-            raise ConfigError("there is nothing here", where=str(place), fix="Check the path.")
-        if is_running(place):
-            warn(f"the run in {place} goes on; this is what it has measured so far.")
+        _look_at(place)
     if not all(places):
         raise click.UsageError("there is nothing beside a comma.")
     if len({place.resolve() for place in every}) < len(every):
@@ -383,6 +389,16 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
         return
     show_results(found)
     show_changes(found.results[0], found.results[-1], items)
+
+
+def _look_at(place: Path) -> None:
+    """Warn where a run goes on, or has lost something; raise `ConfigError` if nothing is there."""
+    if not place.exists():
+        raise ConfigError("there is nothing here", where=str(place), fix="Check the path.")
+    if is_running(place):
+        warn(f"the run in {place} goes on; this is what it has measured so far.")
+    elif (place / "run.json").exists():
+        warn_of_losses(RunFolder(place))
 
 
 def stages(runs: Sequence[Path], *, on: str = "test") -> Comparison:

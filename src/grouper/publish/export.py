@@ -102,11 +102,8 @@ def export_model(
     saved.model.to(DTYPES[dtype])
     del original
     tokenizer, gap, alone, record = load_tokenizer(source), 0.0, False, None
-    try:
-        recipe = recipe_for(source)
-    except ConfigError as error:
-        log.info("Nothing is said of how to prompt %s: %s", source, error)
-    else:
+    run, recipe = run_of(source), _recipe_of(source)
+    if recipe is not None:
         with Prepared(recipe, ProblemSets(), model=source, quiet=True) as prepared:
             alone = _make_portable(prepared, tokenizer)
             _set_generation(prepared, saved)
@@ -117,8 +114,9 @@ def export_model(
         if record is not None:
             text = json.dumps(record, indent=2, ensure_ascii=False, default=dict) + "\n"
             (folder / EXPORT_FILE).write_text(text, encoding="utf-8")
-        run = run_of(source)
         if run is not None:
+            for loss in RunFolder(run).losses(recipe):
+                log.warning("%s has lost %s: the card says nothing of it.", run, loss)
             draw_curves(RunFolder(run), folder / CURVES_FILE)
         card = model_card(source, record, place or str(target), run=run, license_id=license_id)
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -132,6 +130,21 @@ def export_model(
                 fix="Export as float32; if it disagrees there, too, please report it.",
             )
     return Exported(gap=gap, prompts_alone=alone)
+
+
+def _recipe_of(source: str) -> Recipe | None:
+    """How a model is prompted; None where nothing is known of it.
+
+    Raises:
+        ConfigError: it lies in a run whose recipe is damaged.
+    """
+    try:
+        return recipe_for(source)
+    except ConfigError as error:
+        if run_of(source) is not None:
+            raise
+        log.info("Nothing is said of how to prompt %s: %s", source, error)
+        return None
 
 
 def _require_portable_adapter(source: str, settings: dict[str, Any] | None) -> None:

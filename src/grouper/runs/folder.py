@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import re
 import shlex
 import shutil
@@ -33,11 +34,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
+from grouper.config.schema import Recipe
 from grouper.errors import RunFolderError
 from grouper.evaluation.items import StoredItems, Unfinished, row_of
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import (
     append_line,
+    checksum,
     delete,
     read_json,
     read_lines,
@@ -64,16 +67,18 @@ from grouper.runs.records import (
     flat,
     numbers_in_words,
     recipe_changes,
+    rollout_of,
 )
 from grouper.types import StepReport
 
-Value = TypeVar("Value")
+log = logging.getLogger(__name__)
 
-# In the order in which they happen; `base` is the model before training.
-PHASES = ("base", "sft", "grpo")
+Value = TypeVar("Value")
 
 # What reward functions that vary have answered.
 ANSWERS_FILE = "reward_answers.jsonl"
+
+PHASES = records.PHASES
 
 PICTURES = ("report.html", "curves.png")
 _FILES = ("recipe.yaml", "metrics.jsonl", "training.log", *PICTURES, ANSWERS_FILE)
@@ -119,6 +124,10 @@ class Intent(TypedDict, total=False):
     """Delete it, whatever its recipe."""
     allow_changes: bool
     """Continue it although recipe, data or code changed; `run.json` lists what did."""
+
+
+class LostItemsError(RunFolderError):
+    """Of an evaluation only its summary is left."""
 
 
 class RunFolder:
@@ -325,6 +334,30 @@ class RunFolder:
         info = self.read_info()
         return {info.recipe_hash, *(change.hash_before for change in info.changes)}
 
+    @cached_property
+    def _signature(self) -> dict[str, str]:
+        """What records of this run carry, so that those of another one are not taken for its own.
+
+        Empty in a folder that is no run, as those of `grouper eval`.
+        """
+        return {"recipe_hash": self.read_info().recipe_hash} if self._info.exists() else {}
+
+    @cached_property
+    def _signatures(self) -> set[str]:
+        """The signatures that records of this run may have; empty: any."""
+        return self.recipe_hashes() if self._info.exists() else set()
+
+    def _require_own(self, signature: object, what: str, file: Path) -> None:
+        """Raise `RunFolderError` if a record carries the signature of another run."""
+        own = self._signatures
+        if own and signature is not None and str(signature) not in own:
+            raise RunFolderError(
+                f"{what} is of another run (recipe hash {signature}, this one has "
+                f"{', '.join(sorted(own))})",
+                where=str(file),
+                fix="Put back the file that was written here, or delete this one.",
+            )
+
     def record_resolved(self, numbers: Mapping[str, int]) -> None:
         """Record settings that followed from the data: `resolved` of `run.json`."""
         info = self.read_info()
@@ -345,6 +378,8 @@ class RunFolder:
         return latest
 
     def _write_info(self, info: RunInfo) -> None:
+        for derived in ("_signature", "_signatures"):
+            self.__dict__.pop(derived, None)
         write_atomic(self._info, f"{info.model_dump_json(indent=2)}\n".encode())
 
     @property
@@ -363,7 +398,8 @@ class RunFolder:
             rows = self._metrics_lines()
             self._elapsed_before = rows[-1][1].elapsed_s if rows else 0.0
         elapsed = self._elapsed_before + time.monotonic() - self._opened
-        append_line(self._metrics, records.metrics_row(report, elapsed=elapsed))
+        row = records.metrics_row(report, elapsed=elapsed)
+        append_line(self._metrics, {**row, **self._signature})
 
     def flush_metrics(self) -> None:
         """Wait until every line of `metrics.jsonl` is on disk; raises as `append_metrics` does."""
@@ -393,7 +429,9 @@ class RunFolder:
         for number, line in enumerate(text.split("\n")[:-1], start=1):
             fix = "It was damaged after it was written; restore the file or delete the line."
             with reading(self._metrics, f"line {number} cannot be read", fix):
-                found.append((line, records.parse_step(line)))
+                row = records.parse_step(line)
+            self._require_own(row.recipe_hash, f"line {number}", self._metrics)
+            found.append((line, row))
         return found
 
     def _rewrite_metrics(self, wanted: Callable[[records.MetricsRow], bool]) -> None:
@@ -406,7 +444,7 @@ class RunFolder:
 
     def write_rollouts(self, phase: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Record every rollout of a step, one line each: the rows of `records.rollout_rows`."""
-        found = [*rows]
+        found = [{**row, **self._signature} for row in rows]
         write_lines(self.path / "rollouts" / f"{phase}-{step:06d}.jsonl.gz", found)
 
     def read_rollouts(
@@ -416,16 +454,45 @@ class RunFolder:
         for file_phase, file_step, file in self.rollout_files():
             if phase in (None, file_phase) and step in (None, file_step):
                 for row in read_lines(file, records.parse_rollout):
+                    self._require_own(row.recipe_hash, "the file", file)
                     yield row.model_dump(exclude_unset=True)
+
+    def shown_rollouts(self, file: Path, text: str = "") -> Iterator[dict[str, Any]]:
+        """The rows of a file of rollouts, of any version, to look at.
+
+        Args:
+            file: one of `rollout_files`.
+            text: leave out lines without it before they are decoded.
+
+        Raises:
+            RunFolderError: it is damaged, or of another run.
+        """
+        for row in read_lines(file, lambda line: rollout_of(line) if text in line else None):
+            if row is not None:
+                self._require_own(row["recipe_hash"], "the file", file)
+                yield row
 
     def has_finished(self, phases: Sequence[str]) -> bool:
         """Whether each of these phases has left its final model, and has not gone on since."""
-        steps = {row.phase: row.step for _, row in self._metrics_lines()}
-        states = {phase: self.path / phase / "final" / STATE_FILE for phase in phases}
+        steps: dict[str, int] = {row.phase: row.step for _, row in self._metrics_lines()}
+        finished = {phase: self._finished_steps(phase) for phase in phases}
         return all(
-            file.is_file() and read_json(file, _NO_STATE).get("step", 0) >= steps.get(phase, 0)
-            for phase, file in states.items()
+            done is not None and done >= steps.get(phase, 0) for phase, done in finished.items()
         )
+
+    def _finished_steps(self, phase: str) -> int | None:
+        """The steps of a phase's final model; None where there is none."""
+        file = self.path / phase / "final" / STATE_FILE
+        if not file.is_file():
+            return None
+        step = read_json(file, _NO_STATE).get("step", 0)
+        if type(step) is not int:
+            raise RunFolderError(
+                f"{_NO_STATE} (step: {step!r} is no whole number)",
+                where=str(file),
+                fix="Restore the file.",
+            )
+        return step
 
     def rollout_files(self) -> list[tuple[str, int, Path]]:
         """(phase, step, file) of every step whose rollouts are stored, in order."""
@@ -447,7 +514,8 @@ class RunFolder:
             delete(summary)
             write_lines(items, map(row_of, result.items))
         # The summary last: an evaluation without one does not exist.
-        text = json.dumps(records.evaluation_summary(result), indent=2)
+        content = {**records.evaluation_summary(result), "items_crc32": checksum(items)}
+        text = json.dumps(content, indent=2)
         write_atomic(summary, (text + "\n").encode())
         Unfinished(summary.parent, result.name, {}).delete()  # not before: it can be gone on with
         self.measuring.close()
@@ -467,10 +535,13 @@ class RunFolder:
         """
         for number in itertools.count(1):
             chosen = name if number == 1 else f"{name}-{number}"
-            summary, _ = self._evaluation_files(chosen)
+            summary, items = self._evaluation_files(chosen)
             unfinished = Unfinished(summary.parent, chosen, card)
             if unfinished.of_others():
                 continue
+            if summary.exists() and not items.exists():
+                log.warning("The items of %s are lost; it is measured again.", summary)
+                delete(summary)
             if not summary.exists():
                 self.measuring.callback(RunLock(unfinished.folder, "evaluation").release)
                 return chosen
@@ -483,23 +554,53 @@ class RunFolder:
         """The evaluation of that name, or None where it was not finished.
 
         Raises:
-            RunFolderError: a file of it is damaged.
+            LostItemsError: only its summary is left.
+            RunFolderError: a file of it is damaged, or of another run or evaluation.
         """
+        return self._evaluation(name)
+
+    def _evaluation(self, name: str) -> EvaluationResult | None:
+        """As `read_evaluation`."""
         summary, items = self._evaluation_files(name)
-        if not (summary.exists() and items.exists()):
+        if not summary.exists():
             return None
         try:
+            if not items.exists():
+                raise LostItemsError(
+                    "the items of this evaluation are lost, and nothing can be said of it",
+                    where=str(items),
+                    fix=f"Restore the file, or delete {summary} and continue the run with "
+                    "--resume, which measures it again.",
+                )
             stored = StoredItems.read(items)
-            return _read(summary, _DAMAGED, lambda found: records.evaluation_of(found, stored))
+            found = _read(summary, _DAMAGED, lambda found: records.evaluation_of(found, stored))
+            self._require_whole(name, found)
         except RunFolderError:
             if not summary.exists():  # a run that goes on has taken it back meanwhile
                 return None
             raise
+        return found
+
+    def _require_whole(self, name: str, found: EvaluationResult) -> None:
+        """Raise `RunFolderError` if the two files of an evaluation do not belong here together."""
+        summary, items = self._evaluation_files(name)
+        self._require_own(found.card.get("recipe_hash"), "the evaluation", summary)
+        what = None
+        if found.name != name:
+            what = f"this is the summary of the evaluation {found.name!r}"
+        elif read_json(summary, _DAMAGED).get("items_crc32", checksum(items)) != checksum(items):
+            what = f"{items.name} is damaged, or holds other items than this summary was made of"
+        if what is not None:
+            raise RunFolderError(
+                what,
+                where=str(summary),
+                fix="Put back the files that were written here, or delete both.",
+            )
 
     def read_evaluations(self) -> list[EvaluationResult]:
         """All evaluations by phase, step and name; raises as `read_evaluation` does."""
         summaries = (self.path / "evaluations").glob("*.json")
-        found = filter(None, [self.read_evaluation(path.stem) for path in summaries])
+        found = filter(None, [self._evaluation(path.stem) for path in summaries])
         return sorted(found, key=lambda r: (PHASES.index(r.phase), r.step, r.name))
 
     def _evaluation_files(self, name: str) -> tuple[Path, Path]:
@@ -529,13 +630,31 @@ class RunFolder:
                 for file in self._evaluation_files(path.stem):
                     delete(file)
 
+    def losses(self, recipe: Recipe | None = None) -> list[str]:
+        """Records of finished phases that are not there, by name.
+
+        Args:
+            recipe: of the run; left out: evaluations are not looked for.
+
+        Raises:
+            RunFolderError: metrics or a state are damaged.
+        """
+        done = {phase: self._finished_steps(phase) for phase in PHASES[1:]}
+        finished = {phase: step for phase, step in done.items() if step is not None}
+        lost = self.holes(finished)
+        if recipe is not None and recipe.data.test is not None and finished:
+            for name in ("base", *finished):
+                if not self._evaluation_files(name)[0].exists():
+                    lost.append(f"the evaluation of {name}")
+        return lost
+
     def holes(self, steps: Mapping[str, int]) -> list[str]:
         """What the record should hold and does not: files and lines that were lost, by name.
 
         Args:
             steps: phase -> the steps that it has done.
         """
-        rows = {(row.phase, row.step) for _, row in self._metrics_lines()}
+        rows: set[tuple[str, int]] = {(row.phase, row.step) for _, row in self._metrics_lines()}
         files = {(phase, step) for phase, step, f in self.rollout_files() if f.stat().st_size}
         lost = {"the lines of metrics.jsonl": rows, "the rollouts": files}
         return [

@@ -32,6 +32,10 @@ from grouper.types import RolloutGroup, StepReport, Tally
 SPREAD = re.compile(r"reward/.+|completion/tokens|policy/(kl|ratio)|sampler_logprob_diff")
 
 
+# In the order in which they happen; `base` is the model before training.
+PHASES = ("base", "sft", "grpo")
+
+
 class MetricsRow(BaseModel, strict=True, frozen=True, extra="allow"):
     """One line of `metrics.jsonl`: a step, with a column for the mean of each metric.
 
@@ -39,7 +43,7 @@ class MetricsRow(BaseModel, strict=True, frozen=True, extra="allow"):
     """
 
     __pydantic_extra__: dict[str, float | None] = Field(init=False)
-    phase: str
+    phase: Literal["base", "sft", "grpo"]
     step: int
     time: str
     """When the step was done: ISO 8601, UTC."""
@@ -47,6 +51,8 @@ class MetricsRow(BaseModel, strict=True, frozen=True, extra="allow"):
     """Seconds that the run had been going on by then, the time between two starts left out."""
     status: str
     events: list[str]
+    recipe_hash: str | None = None
+    """Of the run that has done the step; lines of earlier versions have none."""
 
 
 class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
@@ -84,6 +90,8 @@ class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
     """Of the sampler, in nats."""
     clipped: list[int] | None = None
     """Places of the tokens whose ratio was beyond its bound in some update of the step."""
+    recipe_hash: str | None = None
+    """As in `MetricsRow`."""
 
 
 # Each takes a line, or what `read_json` gave, and raises `ValueError` where it is damaged.
@@ -239,6 +247,8 @@ def evaluation_of(summary: Mapping[str, Any], items: StoredItems) -> EvaluationR
         ValueError: the settings are damaged.
     """
     found = {name: value for name, value in summary.items() if name in _SETTINGS}
+    if found.get("phase") not in PHASES:
+        raise ValueError(f"phase: {found.get('phase')!r} is none of {', '.join(PHASES)}")
     return replace(_parse_result({**found, "items": ()}), items=items)
 
 

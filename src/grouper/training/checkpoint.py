@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -36,7 +35,7 @@ from grouper.config.loading import resolved_yaml
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import CheckpointError, RunFolderError, first_line, is_out_of_memory
 from grouper.evaluation.statistics import Interval
-from grouper.files import dumps, refusing, remove_folder, whole_folder, write_atomic
+from grouper.files import checksum, dumps, refusing, remove_folder, whole_folder, write_atomic
 from grouper.models.folders import ADAPTER_FILE, BEST_FILE, RECIPE_FILE, STATE_FILE
 from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
@@ -60,7 +59,6 @@ AHEAD_FILE = "ahead.json"
 MARGIN = 1.02
 # Bytes of optimizer state that are put together and copied at a time to be written.
 _FILE_BYTES = 1 << 29
-_CHUNK = 1 << 24
 
 
 # What is saved
@@ -337,18 +335,10 @@ def contents(folder: Path) -> dict[str, str]:
     Without the state file, and without the mark of the best one, which comes and goes.
     """
     return {
-        path.relative_to(folder).as_posix(): _checksum(path)
+        path.relative_to(folder).as_posix(): checksum(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name not in (STATE_FILE, BEST_FILE)
     }
-
-
-def _checksum(path: Path) -> str:
-    value = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            value = zlib.crc32(chunk, value)
-    return f"{value:08x}"
 
 
 def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
@@ -364,12 +354,12 @@ def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
         return f"it is incomplete (no {STATE_FILE})"
     name = STATE_FILE
     try:
-        for name, checksum in read_state(folder)["files"].items():
+        for name, written in read_state(folder)["files"].items():
             path = folder / name
             if not path.is_file():
                 return f"its {name} is missing"
             compared = not only_tensors or path.suffix == ".safetensors"
-            if compared and _checksum(path) != checksum:
+            if compared and checksum(path) != written:
                 return f"its {name} is damaged or was edited (other bytes than were written)"
     except CheckpointError as error:
         return error.what
