@@ -215,6 +215,10 @@ def whole_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in whole.split("\n")[:-1]]
 
 
+# Errors of decompressing, decoding and parsing, and of the operating system.
+_OF_CONTENT = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zlib.error)
+
+
 @contextlib.contextmanager
 def reading(path: Path, what: str, fix: str) -> Iterator[None]:
     """Raise what is wrong with the content of `path`, while it is read, as `RunFolderError`."""
@@ -222,7 +226,7 @@ def reading(path: Path, what: str, fix: str) -> Iterator[None]:
         yield
     except RecursionError as error:
         raise RunFolderError(f"{what} ({TOO_DEEP})", where=str(path), fix=fix) from error
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
+    except (*_OF_CONTENT, yaml.YAMLError) as error:
         raise RunFolderError(f"{what} ({error})", where=str(path), fix=fix) from error
 
 

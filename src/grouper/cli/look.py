@@ -33,9 +33,11 @@ def runs(folder: str | None, *, as_json: bool) -> None:
     if not place.is_dir():
         raise ConfigError("there is no folder of this name", where=str(place))
     found = []
-    for path in place.glob(f"*/{RECIPE_FILE}"):
-        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, or a file of it
-            found.append(_run(path.parent))
+    for path in sorted(entry for entry in place.iterdir() if entry.is_dir()):
+        # One of the two may be damaged, or a link to nothing.
+        if any(os.path.lexists(path / name) for name in (RECIPE_FILE, "run.json")):
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                found.append(_run(path))
     found.sort(key=lambda row: row["when"])
     if as_json:
         show_json(found)
@@ -57,13 +59,14 @@ def _run(path: Path) -> dict[str, Any]:
         # Those of a run on its test problems; reading every validation takes seconds.
         tested = [r for phase in PHASES if (r := run.read_evaluation(phase)) is not None]
         state = "finished" if run.has_finished(recipe.phases) else "stopped"
+        warn_of_losses(run)
     except GrouperError as error:  # one of many: the others are listed anyway
         warn(error.paragraph())
         state = "damaged"
     state = "running" if is_running(path) else state
     # The others are gone a moment later, where a run goes on: half-written files, and its lock.
     files = [file for file in path.iterdir() if not file.name.startswith(".")]
-    last = max((file.stat().st_mtime for file in files), default=path.stat().st_mtime)
+    last = max((file.lstat().st_mtime for file in files), default=path.stat().st_mtime)
     return {
         "name": path.name,
         "state": state,

@@ -213,7 +213,7 @@ class RunFolder:
             )
         old, new = info.recipe_hash, now.recipe_hash
         if old != new:
-            changes |= recipe_changes(self._recipe_text, recipe_yaml)
+            changes |= self._changes_to(recipe_yaml)
         if old != new or changes:
             info.changes.append(Change(hash_before=old, hash=new, changes=changes))
         info.recipe_hash = new
@@ -249,10 +249,10 @@ class RunFolder:
             return False
         if intent.get("overwrite"):
             return True
-        there, before = self.read_info().recipe_hash, self._recipe_text
+        there = self.read_info().recipe_hash
         if self.is_untrained():
             return True
-        changes = recipe_changes(before, recipe_yaml) if before and recipe_yaml else {}
+        changes = {} if there == recipe_hash else self._changes_to(recipe_yaml)
         allowed = intent.get("allow_changes") or (intent.get("resume") and are_harmless(changes))
         if there != recipe_hash and not allowed:
             shown = f": {describe_changes(changes)}" if changes else ""
@@ -293,12 +293,12 @@ class RunFolder:
 
     def _base_still_holds(self, now: RunInfo, recipe_yaml: str) -> bool:
         """Whether the base model and its evaluation would be the same in the run as it is now."""
-        info, before = self.read_info(), self._recipe_text
+        info = self.read_info()
         if content_changes(info, now):
             return False
         if info.recipe_hash == now.recipe_hash:
             return True
-        changes = recipe_changes(before, recipe_yaml) if before and recipe_yaml else {}
+        changes = self._changes_to(recipe_yaml)
         return bool(changes) and all(key.startswith(_OF_TRAINING) for key in changes)
 
     def discard(self) -> None:
@@ -382,9 +382,18 @@ class RunFolder:
             self.__dict__.pop(derived, None)
         write_atomic(self._info, f"{info.model_dump_json(indent=2)}\n".encode())
 
-    @property
-    def _recipe_text(self) -> str:
-        return self._recipe.read_text(encoding="utf-8") if self._recipe.exists() else ""
+    def _changes_to(self, recipe_yaml: str) -> Changes:
+        """What another resolved recipe has different; none where one of the two is not known.
+
+        Raises:
+            RunFolderError: the recipe of the run is damaged.
+        """
+        if not recipe_yaml or not self._recipe.exists():
+            return {}
+        fix = "Restore the file: what has changed since can only be told by it."
+        with reading(self._recipe, "the recipe of the run is damaged", fix):
+            return recipe_changes(self._recipe.read_text(encoding="utf-8"), recipe_yaml)
+        raise AssertionError
 
     # --- metrics
 
@@ -423,11 +432,12 @@ class RunFolder:
     def _metrics_lines(self) -> list[tuple[str, records.MetricsRow]]:
         if not self._metrics.exists():
             return []
-        text = self._metrics.read_text(encoding="utf-8", errors="replace")
+        fix = "It was damaged after it was written; restore the file or delete the line."
+        with reading(self._metrics, "the file cannot be read", fix):
+            text = self._metrics.read_text(encoding="utf-8", errors="replace")
         found = []
         # A kill can leave the last line half-written; only lines with their end count.
         for number, line in enumerate(text.split("\n")[:-1], start=1):
-            fix = "It was damaged after it was written; restore the file or delete the line."
             with reading(self._metrics, f"line {number} cannot be read", fix):
                 row = records.parse_step(line)
             self._require_own(row.recipe_hash, f"line {number}", self._metrics)
@@ -485,7 +495,7 @@ class RunFolder:
         file = self.path / phase / "final" / STATE_FILE
         if not file.is_file():
             return None
-        step = read_json(file, _NO_STATE).get("step", 0)
+        step = read_json(file, _NO_STATE).get("step")
         if type(step) is not int:
             raise RunFolderError(
                 f"{_NO_STATE} (step: {step!r} is no whole number)",
@@ -655,7 +665,7 @@ class RunFolder:
             steps: phase -> the steps that it has done.
         """
         rows: set[tuple[str, int]] = {(row.phase, row.step) for _, row in self._metrics_lines()}
-        files = {(phase, step) for phase, step, f in self.rollout_files() if f.stat().st_size}
+        files = {(phase, step) for phase, step, f in self.rollout_files() if _has_content(f)}
         lost = {"the lines of metrics.jsonl": rows, "the rollouts": files}
         return [
             f"{what} of {phase} step {numbers_in_words(missing)}"
@@ -664,6 +674,13 @@ class RunFolder:
             if what != "the rollouts" or phase == "grpo"
             if (missing := [n for n in range(1, last + 1) if (phase, n) not in there])
         ]
+
+
+def _has_content(file: Path) -> bool:
+    try:
+        return file.stat().st_size > 0
+    except OSError:  # a link to nothing
+        return False
 
 
 # --- the record of a run as tables ----------------------------------------------------------------

@@ -22,8 +22,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import BaseModel, Field
 from pydantic_core import to_jsonable_python
 from rich.filesize import decimal
 from safetensors import SafetensorError, safe_open
@@ -34,8 +35,17 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.config.loading import resolved_yaml
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import CheckpointError, RunFolderError, first_line, is_out_of_memory
+from grouper.evaluation.items import checked
 from grouper.evaluation.statistics import Interval
-from grouper.files import checksum, dumps, refusing, remove_folder, whole_folder, write_atomic
+from grouper.files import (
+    TOO_DEEP,
+    checksum,
+    dumps,
+    refusing,
+    remove_folder,
+    whole_folder,
+    write_atomic,
+)
 from grouper.models.folders import ADAPTER_FILE, BEST_FILE, RECIPE_FILE, STATE_FILE
 from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
@@ -173,6 +183,35 @@ _KEYS = (
     *("phase", *_COUNTERS, "difficulty", "best"),
     *("policy_version", "started_from", "recipe_hash", "files"),
 )
+
+
+class _SavedBest(BaseModel, strict=True):
+    step: int | None
+    accuracy: float
+    interval: list[float] | None
+    pending: int | None
+
+
+class _SavedState(BaseModel, strict=True):
+    """The types of what a state file holds."""
+
+    phase: Literal["sft", "grpo"]
+    step: int = Field(ge=0)
+    total: int = Field(ge=0)
+    skipped: int = Field(ge=0)
+    position: int = Field(ge=0)
+    epoch_ended: bool
+    checks: dict[str, Any]
+    asked: dict[str, str]
+    difficulty: dict[str, Any] | None
+    best: _SavedBest
+    policy_version: int
+    started_from: str
+    recipe_hash: str
+    files: dict[str, str]
+
+
+_check_state = checked(_SavedState.model_validate)
 
 
 # Saving
@@ -384,6 +423,10 @@ def read_state(folder: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         missing = [key for key in _KEYS if key not in state]
         what = f"has no {missing[0]!r}" if missing else None
+        if what is None:
+            _check_state(state)
+    except RecursionError:
+        what = f"cannot be read ({TOO_DEEP})"
     except (OSError, ValueError, TypeError) as error:
         what = f"cannot be read ({error})"
     if what is None:
