@@ -40,7 +40,7 @@ from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
 from grouper.errors import DataError, RunFolderError
-from grouper.evaluation.evaluate import settings_name
+from grouper.evaluation.evaluate import few_at_a_time, settings_name
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.suites import Suite
 from grouper.files import append_line, dumps, write_atomic
@@ -234,9 +234,13 @@ def evaluate(
                 display.say(f"Measured before with the same settings: {summary}")
             return chosen
 
-        with display.track(f"evaluating {model}", len(items) * samples) as task:
+        sampler = prepared.samplers.over(policy)
+        with (
+            display.track(f"evaluating {model}", len(items) * samples) as task,
+            few_at_a_time(sampler, policy),
+        ):
             result = prepared.evaluate(
-                prepared.samplers.over(policy),
+                sampler,
                 items=items,
                 name=lambda card: processes.on_rank0(lambda: named(card)),
                 phase=str(state["phase"]),

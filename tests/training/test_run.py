@@ -19,6 +19,8 @@ from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, Interrupted, ModelError
 from grouper.evaluation import evaluate as evaluating
+from grouper.evaluation.items import Unfinished
+from grouper.evaluation.result import EvaluationResult
 from grouper.grading import Grader
 from grouper.models.loading import quiet
 from grouper.models.process_group import ProcessGroup
@@ -100,6 +102,35 @@ def test_a_run_that_was_stopped_before_its_first_step_leaves_what_it_measured(
     with pytest.raises(ZeroDivisionError), Run(plain, Progress(quiet=True), overwrite=True):
         raise ZeroDivisionError
     assert (plain.run_folder / "training.log").exists(), "of a fault of ours the log is kept"
+
+
+def test_an_evaluation_of_a_run_goes_on_where_it_was_killed(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began again: 14 minutes of a large model were lost with the process."""
+    plain = recipe.override("grpo.start_from=null", "evaluation.max_new_tokens=2")
+    written: list[int] = []
+    honest = Unfinished.write
+
+    def write(self: Unfinished, rank: int, place: int, *others: Any) -> None:
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(place)
+        honest(self, rank, place, *others)
+
+    def measured(one: Recipe) -> EvaluationResult:
+        with Run(one, Progress(quiet=True), resume=True) as run:
+            return run.evaluate(run.prepared.model, phase="base", step=0, split="test")
+
+    whole = measured(plain.override("name=whole"))
+    monkeypatch.setattr(Unfinished, "write", write)
+    with pytest.raises(KeyboardInterrupt):
+        measured(plain)
+    assert len(written) == 2
+    written[:] = [-1] * 10
+    assert tuple(measured(plain).items) == tuple(whole.items)
+    assert len(written) == 10 + len(whole.items) - 2
+    assert not [*plain.run_folder.glob("evaluations/.*")]
 
 
 def test_a_run_that_goes_on_needs_its_start_no_more(recipe: Recipe, lora_run: Path) -> None:

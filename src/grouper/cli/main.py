@@ -225,7 +225,7 @@ def _terminated(number: int, _: object) -> None:
 
 
 def _ended(*_: object) -> None:
-    """Do nothing: the process ends already. Unlike an ignored signal, children do not inherit it."""
+    """Do nothing: the process ends already. Children inherit no function, but an ignored signal."""
 
 
 def _run(arguments: list[str]) -> int:

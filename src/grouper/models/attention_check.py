@@ -76,7 +76,7 @@ def check_logits(policy: Policy) -> None:
         raise ModelError(
             "every logit of the model is 0, so that its weights are, too",
             where="the model",
-            fix="The file of its weights was not written, or not copied, completely: copy it again.",
+            fix="The file of its weights was not written or copied completely: copy it again.",
         )
     # Of the tokens that both rows share, the one that moves least: rounding may choose an expert.
     moved = float((theirs[0] - theirs[1])[:shared].abs().amax(-1).min() / theirs.abs().max())

@@ -110,10 +110,10 @@ def rollout_of(line: str) -> dict[str, Any]:
         ValueError: it is not a row.
     """
     row = json.loads(line)
-    if isinstance(row, dict):
+    if isinstance(row, dict) and row.keys() & _KNOWN.keys():
         _check_known(row)
         return {**_UNKNOWN, **row}
-    raise ValueError("a row should be an object")
+    raise ValueError("this is no row of a rollout")
 
 
 _COLUMNS = RolloutRow.model_fields.items()

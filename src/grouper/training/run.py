@@ -23,6 +23,7 @@ from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, GrouperError, Interrupted, ModelError, installed
 from grouper.evaluation.compare import metrics_line
+from grouper.evaluation.evaluate import few_at_a_time, weights_mark
 from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
 from grouper.models.device import find_device, on_device, use_cpu_threads
@@ -250,7 +251,16 @@ class Run:
             moved = partial(self.moved, task, f"evaluation of {phase} on {split}")
             what = {"card": self._loss_card(policy, phase, split), "progress": moved}
             sampler = self.sampler(policy)
-            result = self._measure(sampler, phase, step, split, self.processes, **what)
+            with few_at_a_time(sampler, policy):
+                result = self._measure(
+                    sampler,
+                    phase,
+                    step,
+                    split,
+                    self.processes,
+                    weights=weights_mark(policy),
+                    **what,
+                )
         # An evaluation may need far more cache than a training step.
         sampler.release()
         return self.record(result)
@@ -269,7 +279,12 @@ class Run:
         sampler = self._validators.over(policy)
         assert isinstance(sampler, VllmSampler)
         card = self._loss_card(policy, phase, "validation")
-        measure = partial(self._measure, progress=self.raise_if_ending, card=card)
+        measure = partial(
+            self._measure,
+            progress=self.raise_if_ending,
+            card=card,
+            weights=weights_mark(policy),
+        )
         held = sampler.held()
         return self._begin(lambda: measure(held, phase, step, "validation", ProcessGroup()))
 
@@ -315,6 +330,7 @@ class Run:
             items=items,
             processes=processes,
             folder=self.path / "evaluations",
+            resume=seconds is None,  # what was drawn before would make it seem faster
             seconds=seconds,
             **others,
         )
