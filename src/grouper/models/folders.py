@@ -237,6 +237,9 @@ def recipe_for(model: str, recipe: Recipe | None = None, format_name: str | None
         elif record := export_record(model):
             where = f"{EXPORT_FILE} of {model}"
             recipe = validate_json(Recipe, json.dumps(record.get("recipe")), where=where)
+            if recipe.model.path is not None and "/" not in recipe.model.path:
+                # Of a folder on another machine the record has the name alone.
+                recipe = recipe.override(model={"path": model, "revision": None})
         elif format_name is not None:
             data = DataConfig(train=SourceConfig(source="arithmetic"))
             recipe = Recipe(name="generate", model=ModelConfig(path=model), data=data)

@@ -130,6 +130,9 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
             fix="Copy tokenizer.json and tokenizer_config.json there from the model that it was "
             "made from.",
         )
+    # How it was looked for here is nothing that others should do, and is saved with it otherwise.
+    for name in ("local_files_only", "cache_dir", "token", "force_download"):
+        tokenizer.init_kwargs.pop(name, None)
     # Tokenizers of Llama 3 and others would drop spaces before `,` `.` `?` and `'s` in decoding.
     tokenizer.clean_up_tokenization_spaces = False
     # Read by transformers and not saved: spaces after `<s>` of Llama 2 would not be encoded alike.

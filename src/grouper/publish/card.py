@@ -15,6 +15,7 @@ from grouper.data import SOURCES
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.statistics import CONFIDENCE
 from grouper.models.folders import base_of, looks_local, read_adapter
+from grouper.publish.portable import without_folder
 from grouper.report.page import compared
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.training.checkpoint import is_complete, read_state
@@ -28,6 +29,7 @@ def model_card(
     place: str,
     *,
     run: Path | None = None,
+    base: str | None = None,
     license_id: str | None = None,
 ) -> str:
     """The text of README.md, with the metadata that the Hub reads.
@@ -37,11 +39,12 @@ def model_card(
         record: the content of `grouper.json`; None where the model's recipe is not known.
         place: the folder or Hub name that it will be loaded from.
         run: the run that trained it, if there is one.
+        base: the model it was trained from; left out: that of the record, or its own.
         license_id: the Hub's name of a licence; left out: that of the base model's card.
     """
     recipe = record["recipe"] if record else {}
     model = recipe.get("model", {})
-    base = model.get("path") or base_of(source)
+    base = base or model.get("path") or base_of(source)
     made = made_by(source) if run is not None else None
     tested = [result for result in results_of(source, run) if result.split == "test"]
     of_itself = [result for result in tested if (result.phase, result.step) == made]
@@ -71,7 +74,7 @@ def model_card(
         metadata=metadata,
         name=name,
         place=place,
-        base="a new random model" if model.get("new") else base,
+        base="a new random model" if model.get("new") else without_folder(base),
         record=record,
         recipe=recipe,
         phases=phases,

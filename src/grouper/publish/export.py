@@ -25,6 +25,7 @@ from grouper.models.device import DTYPES
 from grouper.models.folders import (
     ADAPTER_FILE,
     EXPORT_FILE,
+    base_of,
     looks_local,
     read_adapter,
     recipe_for,
@@ -35,6 +36,7 @@ from grouper.models.loading import load_policy, load_tokenizer, save_policy
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import OPENED_THINKING, own_chat_template, render, uses_chat
 from grouper.publish.card import CURVES_FILE, model_card, results_of
+from grouper.publish.portable import without_folders
 from grouper.report.curves import draw_curves
 from grouper.runs.folder import RunFolder
 from grouper.runs.records import evaluation_summary
@@ -80,7 +82,7 @@ def export_model(
         target: must not exist yet.
         dtype: of the saved weights, `float32` or `bfloat16`; merging is done in float32.
         adapter: write the adapter alone instead of merging it into its base.
-        place: where others will load it from, for the card; left out: `target`.
+        place: where others will load it from, for the card; left out: the name of `target`.
         license_id: on the card; left out: that of the base model's card, if it can be read.
 
     Raises:
@@ -118,7 +120,15 @@ def export_model(
             for loss in RunFolder(run).losses(recipe):
                 log.warning("%s has lost %s: the card says nothing of it.", run, loss)
             draw_curves(RunFolder(run), folder / CURVES_FILE)
-        card = model_card(source, record, place or str(target), run=run, license_id=license_id)
+        base = recipe.model.path if recipe is not None and recipe.model.path else base_of(source)
+        card = model_card(
+            source,
+            record,
+            place or f"./{target.name}",
+            run=run,
+            base=base,
+            license_id=license_id,
+        )
         (folder / "README.md").write_text(card, encoding="utf-8")
         if not adapter:
             gap = float((_probe(_load(str(folder))) - expected).abs().max())
@@ -237,9 +247,10 @@ def _set_generation(prepared: Prepared, policy: Policy) -> None:
 
 
 def recipe_record(recipe: Recipe) -> dict[str, Any]:
-    """What `grouper.json` has of every pushed model; folders of this machine are left out."""
+    """What `grouper.json` has of every pushed model, without the folders of this machine."""
     excluded = {"output_dir", "save_path"}
-    return {"format": 1, "recipe": recipe.model_dump(mode="json", exclude=excluded)}
+    settings = recipe.model_dump(mode="json", exclude=excluded)
+    return {"format": 1, "recipe": without_folders(settings)}
 
 
 def _record(prepared: Prepared, source: str, *, in_template: bool) -> dict[str, Any]:
@@ -259,5 +270,7 @@ def _record(prepared: Prepared, source: str, *, in_template: bool) -> dict[str, 
             "in_chat_template": in_template,
         },
         "sampling": asdict(prepared.evaluation_params()),
-        "evaluations": [evaluation_summary(result) for result in results_of(source, run)],
+        "evaluations": [
+            without_folders(evaluation_summary(result)) for result in results_of(source, run)
+        ],
     }
