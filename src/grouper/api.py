@@ -40,19 +40,19 @@ from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
 from grouper.errors import DataError, RunFolderError
-from grouper.evaluation.evaluate import settings_name
+from grouper.evaluation.evaluate import few_at_a_time, settings_name
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.suites import Suite
 from grouper.files import append_line, dumps, write_atomic
 from grouper.grading import extract
 from grouper.models.folders import (
     identity_of,
-    model_in,
     recipe_for,
     require_model_folder,
     with_sampling,
 )
 from grouper.models.policy import Policy
+from grouper.models.trained import model_in
 from grouper.prompts.rendering import render
 from grouper.publish.hub import PushCheckpoints
 from grouper.report.page import draw_pictures
@@ -234,9 +234,13 @@ def evaluate(
                 display.say(f"Measured before with the same settings: {summary}")
             return chosen
 
-        with display.track(f"evaluating {model}", len(items) * samples) as task:
+        sampler = prepared.samplers.over(policy)
+        with (
+            display.track(f"evaluating {model}", len(items) * samples) as task,
+            few_at_a_time(sampler, policy),
+        ):
             result = prepared.evaluate(
-                prepared.samplers.over(policy),
+                sampler,
                 items=items,
                 name=lambda card: processes.on_rank0(lambda: named(card)),
                 phase=str(state["phase"]),
@@ -598,6 +602,7 @@ def load_generator(
     temperature: float | None = None,
     max_new_tokens: int | None = None,
     seed: int | None = None,
+    checkpoint: int | str | None = None,
 ) -> Generator:
     """Load a trained model to ask it questions.
 
@@ -608,11 +613,13 @@ def load_generator(
         temperature: 0 is greedy; left out: as the recipe evaluates.
         max_new_tokens: longest answer; left out: as the recipe evaluates.
         seed: of the draws; left out: the recipe's.
+        checkpoint: of a run folder: `best` by the accuracy in validation, `last`, or a step; left
+            out: its result, or of a run that is not finished the newest checkpoint, with a warning.
 
     Raises:
         GrouperError: it cannot be loaded, or its prompt format is not known.
     """
-    model = model_in(str(path))
+    model = model_in(str(path), checkpoint=None if checkpoint is None else str(checkpoint))
     given = load_recipe(recipe) if isinstance(recipe, str | Path) else recipe
     own = recipe_for(model, given, format)
     own = with_sampling(own, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)

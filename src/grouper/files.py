@@ -21,6 +21,8 @@ import yaml
 
 from grouper.errors import FULL, RunFolderError
 
+# What is wrong with brackets that Python's parsers cannot follow.
+TOO_DEEP = "it is nested too deeply"
 # Microseconds of processor time, and of the period in which a container may take them.
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
@@ -213,12 +215,18 @@ def whole_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in whole.split("\n")[:-1]]
 
 
+# Errors of decompressing, decoding and parsing, and of the operating system.
+_OF_CONTENT = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zlib.error)
+
+
 @contextlib.contextmanager
 def reading(path: Path, what: str, fix: str) -> Iterator[None]:
     """Raise what is wrong with the content of `path`, while it is read, as `RunFolderError`."""
     try:
         yield
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
+    except RecursionError as error:
+        raise RunFolderError(f"{what} ({TOO_DEEP})", where=str(path), fix=fix) from error
+    except (*_OF_CONTENT, yaml.YAMLError) as error:
         raise RunFolderError(f"{what} ({error})", where=str(path), fix=fix) from error
 
 
@@ -252,6 +260,19 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise TypeError("it holds no object")
     return content
+
+
+# Bytes that are read at a time.
+_CHUNK = 1 << 24
+
+
+def checksum(path: Path) -> str:
+    """The CRC-32 of a file's content, in hex."""
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            value = zlib.crc32(chunk, value)
+    return f"{value:08x}"
 
 
 def delete(path: Path) -> None:

@@ -349,7 +349,7 @@ def test_a_run_that_was_stopped_is_not_compared_in_silence(grouper, run, tmp_pat
     summary = other / "evaluations" / "sft.json"
     assert "phase" not in grouper("compare", run, summary).err
     summary.with_suffix(".jsonl.gz").unlink()
-    grouper("compare", run, summary).refused("no evaluation on test problems")
+    grouper("compare", run, summary).refused("the items of this evaluation are lost")
 
 
 def test_what_has_the_same_name_elsewhere_is_compared_too(grouper, run, tmp_path):

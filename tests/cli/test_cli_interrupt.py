@@ -60,6 +60,41 @@ def test_a_signal_saves_exits_with_130_and_resume_finishes(grouper, small, tmp_p
     assert (run / "grpo" / "final").is_dir()
 
 
+TIDIES = """
+import os, signal, sys, time
+from grouper.cli import main, measure
+from grouper.cli.main import _tell
+
+def work(*_, **__):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("tidied", flush=True)
+
+def telling(error):
+    code = _tell(error)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT if "int" in sys.argv else signal.SIGTERM)
+    return code
+
+measure.plan = work
+sys.modules["grouper.cli.main"]._tell = telling
+main(["plan", "demo"])
+"""
+
+
+@pytest.mark.parametrize("last", ["int", "term"])
+def test_a_signal_that_comes_again_is_no_traceback_and_ends_no_tidying(last):
+    """`timeout` sends it twice: to the process and to its group."""
+    command = [sys.executable, "-c", TIDIES, last]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert (done.returncode, done.stdout) == (130, "tidied\n")
+    assert done.stderr.startswith("Stopped"), done.stderr
+
+
 @pytest.mark.slow
 def test_a_signal_that_the_user_ignores_is_left_ignored(finished_run):
     """`nohup` has the hang-up ignored, and the run goes on."""

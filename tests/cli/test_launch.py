@@ -114,11 +114,17 @@ def test_more_processes_than_gpus_are_refused(device: str, monkeypatch: pytest.M
         require_devices(3, device)
 
 
-def test_processes_may_share_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    require_devices(8, "auto")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    require_devices(8, "cpu")
+@pytest.mark.parametrize(("there", "most"), [(1, 2), (2, 2), (6, 6)])
+@pytest.mark.parametrize(("device", "gpus"), [("auto", 0), ("cpu", 2)])
+def test_more_processes_than_processors_are_refused(
+    device: str, gpus: int, there: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two may share one, so that several can be tried anywhere."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(train, "processors", lambda: there)
+    require_devices(most, device)
+    with pytest.raises(ConfigError, match=f"{most + 1} processes .* Use --nproc {most} or fewer"):
+        require_devices(most + 1, device)
 
 
 def test_the_command_asks_before_it_starts_any(

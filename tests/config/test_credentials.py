@@ -19,6 +19,18 @@ from grouper.runs.progress import end_logging, setup_logging
 from grouper.runs.trackers import check_trackers, find_trackers
 
 SECRET = "sk-live-0123456789"
+HEX = "0123456789abcdef" * 2 + "01234567"
+VALUES = (
+    "hf_" + "aB3" * 11,
+    "ghp_" + "aB3" * 12,
+    "github_pat_" + "aB3_" * 12,
+    "glpat-" + "aB3-" * 5,
+    "sk-proj-" + "aB3" * 12,
+    "xoxb-" + "123-" * 6,
+    "AKIA" + "ABCD" * 4,
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abcdefghijkl",
+    "https://me:hunter2@host.example/v1",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +55,13 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"client_secret": {"value": SECRET}}, "client_secret.value", "VALUE"),
         ({1: {"token": SECRET}}, "1.token", "TOKEN"),
         ({"hf_token": SECRET}, "hf_token", "HF_TOKEN"),
+        ({"auth": SECRET}, "auth", "AUTH"),
+        ({"bearer": SECRET}, "bearer", "BEARER"),
+        ({"db_pwd": SECRET}, "db_pwd", "DB_PWD"),
+        ({"github-pat": SECRET}, "github-pat", "GITHUB_PAT"),
+        ({"headers": {"Cookie": SECRET}}, "headers.Cookie", "COOKIE"),
+        *(({"judge": value}, "judge", "JUDGE") for value in VALUES),
+        ({"wandb": {"login": HEX}}, "wandb.login", "LOGIN"),
     ],
 )
 def test_a_secret_in_plain_text_is_refused_and_not_repeated(
@@ -53,12 +72,39 @@ def test_a_secret_in_plain_text_is_refused_and_not_repeated(
     told = str(caught.value)
     assert told.startswith(f"{key} looks like a secret, and recipes are shared: ")
     assert told.endswith(f"write ${{{variable}}} instead and set {variable} in the environment")
-    assert SECRET not in told
+    assert not any(secret in told for secret in (SECRET, HEX, *VALUES))
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize(
+    "override",
+    [
+        "note=%s",
+        "sampling={engine: vllm, vllm: {mode: server, servers: ['%s']}}",
+        "data.train.options={mirror: '%s'}",
+        "hooks=['%s']",
+        "push_to=%s",
+    ],
+)
+def test_a_secret_that_can_be_recognized_is_stored_under_no_name(override: str, value: str) -> None:
+    if "servers" in override and not value.startswith("https"):
+        value = f"http://host/{value}"
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("demo", [override % value])
+    assert "looks like a secret" in str(caught.value)
+    assert value not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "params",
     [
+        {"pattern": "x", "author": "y", "path": "z", "keyword": "hf_model", "revision": HEX},
+        {
+            "base_url": "https://host:8080/v1",
+            "user": "https://me@host",
+            "why": "risk-averse-prompt-x",
+        },
+        {"base_url": "https://me:${JUDGE_PASSWORD}@host/v1"},
         {"tokenizer": "gpt2", "max_tokens": 12, "monkey": "x", "keyword": "y"},
         {"token": "${JUDGE_TOKEN}", "headers": {"authorization": "Bearer ${JUDGE_TOKEN}"}},
         {"key": "", "secret": None, "max_token": 12},

@@ -150,6 +150,25 @@ def test_what_an_alias_names_is_a_copy():
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        # Each of six lists holds the one before three times; the first is long.
+        (f"a: &0 [{'x, ' * 2_000}]\n"
+         + "".join(f"b{n}: &{n + 1} [*{n}, *{n}, *{n}]\n" for n in range(6)), "too much text"),
+        (f"a: &a {'x' * 90_000}\nb: &b [*a, *a, *a, *a]\nc: [*b, *b, *b]\n", "too much text"),
+        ("a: &a [*a]\n", "nested too deeply"),
+        ("- 1\n" * 300_000, "is it a file of data"),
+        ("[" + "*a," * 300_000 + "]", "more than 20 aliases"),
+    ],
+)  # fmt: skip
+def test_a_recipe_that_would_take_minutes_is_refused_at_once(text, why):
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=why):
+        parse_yaml(text, "mine.yaml")
+    assert time.monotonic() - started < 10
+
+
 def test_twenty_aliases_are_read_and_a_date_beside_them():
     text = "a: &a 1\nwhen: 2026-01-01\nb: [" + "*a, " * 20
     assert parse_yaml(f"{text}]", "mine.yaml") == {"a": 1, "when": "2026-01-01", "b": [1] * 20}

@@ -10,19 +10,24 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from evaluation.test_evaluate import FakeGrader, make_items
-from tiny_models import ScriptedSampler
+from tiny_models import ScriptedSampler, tiny_model
 
 from grouper.errors import RunFolderError
-from grouper.evaluation.evaluate import evaluate
+from grouper.evaluation.evaluate import evaluate, few_at_a_time, weights_mark
 from grouper.evaluation.items import StoredItems, Unfinished
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import write_lines
+from grouper.models.policy import Policy
 from grouper.runs.folder import RunFolder
 from grouper.sampling.base import SampleRequest
+from grouper.sampling.native import NativeSampler
+from grouper.sampling.weights import SamplingWeights
 from grouper.types import Completion, SamplingParams
 
 PART = ".test-greedy.part"
@@ -85,6 +90,69 @@ def test_what_was_drawn_before_a_kill_is_not_drawn_again(tmp_path):
     sampler = Counting()
     assert measure(tmp_path, sampler) == measure(None)
     assert sampler.drawn == 3
+
+
+NESTED = b'{"place":3,"completion":' + b"[" * 200_000
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        bytes(80),
+        b"\xff\xfe not text",
+        b'{"place":7,"completion":[[2],"=1","stop_token",0]}',
+        b'{"place":-3,"completion":[]}',
+        b'{"place":3,"completion":[[2],"=1","stop_token",0],"grade":{},"lenient":"correct"}',
+        b'{"place":3,"completion":[[2],"=1","no such reason",0]}',
+        b'{"place":3,',
+        b"[]",
+        b"",
+        NESTED,
+    ],
+)
+def test_a_damaged_line_of_what_was_drawn_is_drawn_again(tmp_path, damage):
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path, Counting(limit=4))
+    part = tmp_path / PART / "0.jsonl"
+    lines = part.read_bytes().split(b"\n")
+    lines[1] = damage
+    part.write_bytes(b"\n".join(lines))
+    sampler = Counting()
+    assert measure(tmp_path, sampler) == measure(None)
+    assert sampler.drawn == 3
+
+
+def test_what_other_weights_have_drawn_is_drawn_again(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        measure(tmp_path, Counting(limit=4), weights="a")
+    for weights, drawn in (("a", 2), ("b", 6)):
+        sampler = Counting()
+        measure(tmp_path, sampler, weights=weights)
+        assert sampler.drawn == drawn
+
+
+def test_the_weights_of_a_model_are_told_from_those_a_step_later():
+    first, second = (Policy(tiny_model()) for _ in range(2))
+    assert weights_mark(first) == weights_mark(second)
+    with torch.no_grad():
+        for parameter in second.model.parameters():
+            parameter.add_(1e-3 * torch.sign(parameter))
+    assert weights_mark(first) != weights_mark(second)
+
+
+@pytest.mark.parametrize(("size", "slots"), [(10**5, 64), (5 * 10**8, 12), (7 * 10**9, 8)])
+def test_of_a_large_model_few_are_drawn_at_a_time_on_a_cpu(size, slots):
+    """All of 45 completions of 300 tokens ended at once, after the kill."""
+    policy = Policy(tiny_model())
+    sampler = NativeSampler(SamplingWeights(policy), None, stop_token_ids=[2], max_slots=64)
+    big = SimpleNamespace(parameters=lambda: [torch.empty(size, device="meta")])
+    fake = SimpleNamespace(device=torch.device("cpu"), model=big)
+    with few_at_a_time(sampler, fake):
+        assert sampler.max_slots == slots
+    assert sampler.max_slots == 64
+    with few_at_a_time(sampler, fake):
+        sampler.max_slots = 4  # memory ran out
+    assert sampler.max_slots == 4
 
 
 def test_a_kill_before_the_summary_is_written_loses_nothing(tmp_path):

@@ -18,10 +18,11 @@ from run_records import record
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.errors import CheckpointError, Interrupted, RunFolderError
+from grouper.models.folders import STATE_FILE
 from grouper.runs import folder as run_folder
 from grouper.runs.progress import Progress
 from grouper.training import checkpoint, loop
-from grouper.training.checkpoint import STATE_FILE, is_complete
+from grouper.training.checkpoint import is_complete
 from grouper.training.run import Run
 
 OPTIMIZER_FILE = "optimizer/0.safetensors"

@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 
 from grouper.config.loading import load_recipe, resolved_yaml
-from grouper.errors import ConfigError, ModelError, RunFolderError
+from grouper.errors import RunFolderError
 from grouper.models.folders import (
     base_of,
     identity_of,
     local_model,
-    model_in,
     on_this_machine,
     recipe_for,
-    trained_model,
 )
 
 
@@ -32,29 +30,6 @@ def test_what_no_model_can_be_called_is_not_here() -> None:
 def run(tmp_path):
     (tmp_path / "recipe.yaml").write_text(resolved_yaml(load_recipe("demo")))
     return tmp_path
-
-
-def test_a_run_means_what_it_trained_last(run):
-    recipe = load_recipe("demo")
-    with pytest.raises(ConfigError, match="has not been run yet"):
-        trained_model(recipe, run)
-    for made in ("base", "sft/final", "grpo/final"):
-        (run / made).mkdir(parents=True)
-        with pytest.raises(ModelError, match="holds neither a model"):
-            model_in(str(run))
-        (run / made / "config.json").write_text("{}")
-        assert model_in(str(run)) == trained_model(recipe, run) == str(run / made)
-    elsewhere = recipe.override("model.new=null", "model.path=owner/model")
-    assert trained_model(elsewhere, run / "empty") == "owner/model"
-
-
-@pytest.mark.parametrize("file", ["config.json", "adapter_config.json"])
-def test_a_folder_that_holds_a_model_means_itself(run, file):
-    (run / "sft" / "final").mkdir(parents=True)
-    (run / file).write_text("{}")
-    assert model_in(str(run)) == trained_model(load_recipe("demo"), run) == str(run)
-    assert recipe_for(str(run)).name == "demo"
-    assert model_in("owner/model") == "owner/model"
 
 
 def _adapter(folder: Path, base: Path) -> str:

@@ -11,9 +11,10 @@ from drawn_runs import make_run, result
 from tiny_models import tiny_model
 
 from grouper.config.loading import load_recipe
+from grouper.models.folders import STATE_FILE
 from grouper.publish.card import license_of, model_card
 from grouper.publish.export import recipe_record
-from grouper.training.checkpoint import _KEYS, STATE_FILE
+from grouper.training.checkpoint import _KEYS
 
 
 def test_a_model_of_unknown_origin_gets_a_short_card(tmp_path: Path) -> None:
@@ -63,7 +64,14 @@ def test_a_card_has_what_was_measured_up_to_its_model(
     run = make_run(tmp_path / "run")
     model = run.path / phase / "final"
     tiny_model("qwen3").save_pretrained(model)
-    state = dict.fromkeys(_KEYS) | {"phase": phase, "step": step}
+    best = {"step": None, "accuracy": -1.0, "interval": None, "pending": None}
+    state: dict[str, object] = dict.fromkeys(_KEYS, 0) | {
+        "phase": phase,
+        "step": step,
+        "best": best,
+    }
+    state |= {"checks": {}, "asked": {}, "files": {}, "difficulty": None, "epoch_ended": False}
+    state |= {"started_from": "", "recipe_hash": ""}
     (model / STATE_FILE).write_text(json.dumps(state))
     record = {
         **recipe_record(load_recipe("demo")),

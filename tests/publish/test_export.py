@@ -186,6 +186,50 @@ def test_an_export_knows_how_it_is_prompted(exported: Path, finished_run: Path) 
     assert str(finished_run.parent) not in (exported / EXPORT_FILE).read_text()
 
 
+def test_an_export_names_no_folder_of_this_machine(
+    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of the model, nor of data, rewards, hooks and trackers; it is loaded anywhere."""
+    home = tmp_path / "home"
+    run = home / "outputs" / "mine"
+    shutil.copytree(finished_run, run)
+    shutil.copytree(run / "base", home / "models" / "my-base")
+    (home / "mine.py").write_text("def f(completions, **_):\n    return [1.0] * len(completions)\n")
+    settings = yaml.safe_load((run / "recipe.yaml").read_text())
+    settings["model"] |= {"path": str(home / "models" / "my-base"), "new": None}
+    settings["rewards"].append({"name": f"{home}/mine.py:f", "params": {"table": f"{home}/t.csv"}})
+    settings["hooks"] = [f"{home}/mine.py:f"]
+    settings["tracking"]["trackers"] = [{"name": f"{home}/mine.py:f"}]
+    settings["grpo"]["start_from"] = str(run / "sft" / "final")
+    settings["save_path"] = str(home / "saved")
+    for part in ("train", "test"):
+        settings["data"][part] = {"source": "file", "path": f"{home}/data/{part}.jsonl"}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(settings))
+    export_model(str(run / "grpo" / "final"), home / "out")
+    files = [file for file in (home / "out").rglob("*") if file.is_file()]
+    assert len(files) >= 7
+    for file in files:
+        content = file.read_bytes()
+        for private in (
+            str(tmp_path),
+            str(finished_run.parent),
+            "local_files_only",
+            'start_from": "/',
+        ):
+            assert private.encode() not in content, (file.name, private)
+    card = (home / "out" / "README.md").read_text()
+    assert "Trained from my-base by" in card
+    assert "| data.train | train.jsonl" in card
+    assert "mine.py:f" in card
+    (tmp_path / "elsewhere").mkdir()
+    (home / "out").rename(tmp_path / "elsewhere" / "model")
+    shutil.rmtree(home)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with grouper.load_generator("./model", max_new_tokens=2) as generator:
+        assert generator.recipe.model.path == "./model"
+        assert len(grouper.solve("What is 3 + 4?", generator).response) >= 0
+
+
 def test_the_card_has_the_results_with_their_intervals(exported: Path, finished_run: Path) -> None:
     card = (exported / "README.md").read_text()
     assert card.startswith("---\n")
@@ -199,7 +243,7 @@ def test_the_card_has_the_results_with_their_intervals(exported: Path, finished_
     low, high = 100 * result.interval.low, 100 * result.interval.high
     assert f"| GRPO | {100 * result.accuracy:.1f} [{low:.1f}, {high:.1f}] |" in card
     assert "| GRPO - base |" in card
-    assert f'pipeline("text-generation", "{exported}")' in card
+    assert f'pipeline("text-generation", "./{exported.name}")' in card
     assert "![" in card
     assert (exported / "curves.png").is_file()
     assert "load_generator(" in card

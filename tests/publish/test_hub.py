@@ -18,7 +18,7 @@ from small_run import SMALL
 import grouper
 from grouper.errors import ModelError
 from grouper.models.folders import EXPORT_FILE
-from grouper.publish.hub import PushCheckpoints, export_and_push, push
+from grouper.publish.hub import PushCheckpoints, _forget_folders, export_and_push, push
 from grouper.runs.progress import Progress
 
 REPO = f"{OWNER}/small"
@@ -252,3 +252,15 @@ def test_a_disk_without_links_stops_no_run(
     state = SimpleNamespace(phase="grpo", step=3)
     PushCheckpoints(REPO).checkpoint_saved(run, state, folder)
     assert "grpo-000003 was not pushed" in caplog.text
+
+
+def test_a_pushed_adapter_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+    """Its configuration is a link to that of the checkpoint, which stays as it is."""
+    ours = tmp_path / "adapter_config.json"
+    ours.write_text(json.dumps({"base_model_name_or_path": f"{tmp_path}/models/base", "r": 4}))
+    before = ours.read_text()
+    link = tmp_path / "pushed.json"
+    link.hardlink_to(ours)
+    _forget_folders(link)
+    assert json.loads(link.read_text()) == {"base_model_name_or_path": "base", "r": 4}
+    assert ours.read_text() == before

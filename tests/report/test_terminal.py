@@ -13,6 +13,7 @@ from grouper.errors import RunFolderError
 from grouper.files import write_lines
 from grouper.report import terminal
 from grouper.report.terminal import changes, frame, in_words, rollouts
+from grouper.runs import folder
 
 
 def printed(*things):
@@ -25,9 +26,9 @@ def printed(*things):
 def test_the_newest_step_comes_first_and_no_other_file_is_opened(tmp_path, monkeypatch):
     run = make_run(tmp_path / "demo")
     opened = []
-    real = terminal.read_lines
+    real = folder.read_lines
     monkeypatch.setattr(
-        terminal, "read_lines", lambda file, parse: (opened.append(file.name), real(file, parse))[1]
+        folder, "read_lines", lambda file, parse: (opened.append(file.name), real(file, parse))[1]
     )
     found = rollouts(run)
     assert next(found)["step"] == 5

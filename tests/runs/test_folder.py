@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+from collections import deque
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pandas as pd
 import pytest
 
 from grouper.api import Solution, append_jsonl
+from grouper.config.loading import load_recipe
 from grouper.errors import RunFolderError
 from grouper.evaluation.evaluate import settings_name
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
@@ -179,8 +183,53 @@ def test_a_run_killed_in_its_first_moment_can_be_started_again(tmp_path):
     assert create(tmp_path).read_info().recipe_hash == "aaaa"
 
 
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "base_is_kept"),
+    [
+        ({}, True),
+        ({"recipe_hash": "bbbb", "recipe_yaml": "{seed: 0, grpo: {steps: 9, beta: 1.0}}"}, True),
+        ({"recipe_hash": "bbbb", "recipe_yaml": "{seed: 1, grpo: {steps: 6}}"}, False),
+        ({"fingerprints": {"train": "f2"}}, False),
+        ({"code": {"mine.py": "c2"}}, False),
+    ],
+)
+def test_a_run_that_trained_nothing_stands_in_nobodys_way(tmp_path, changed, base_is_kept, resume):
+    """Its corrected recipe was refused as another run. What still holds of it is kept."""
+    before = {"recipe_yaml": "{seed: 0, grpo: {steps: 6}}", "code": {"mine.py": "c1"}}
+    run = create(tmp_path, **before)
+    run.write_evaluation(make_result("base", "base", 0))
+    (tmp_path / "eval_runs").mkdir()
+    run = create(tmp_path, **before | changed, resume=resume)
+    assert (run.read_evaluation("base") is not None) is base_is_kept
+    assert (tmp_path / "eval_runs").is_dir()
+    info, now = run.read_info(), {"fingerprints": {"train": "f1"}} | before | changed
+    assert info.recipe_hash == now.get("recipe_hash", "aaaa")
+    assert (info.fingerprints, info.code) == (now["fingerprints"], now["code"])
+    assert (run.path / "recipe.yaml").read_text() == now["recipe_yaml"]
+    run.append_metrics(make_report("sft", 1))
+    with pytest.raises(RunFolderError, match="another recipe"):
+        create(tmp_path, recipe_hash="eeee", recipe_yaml="seed: 7")
+
+
+@pytest.mark.parametrize(
+    "left",
+    ["metrics.jsonl", "rollouts/grpo-000001.jsonl.gz", "sft/checkpoint-5", "nan_dump/sft-000003"],
+)
+def test_a_run_that_trained_something_is_never_begun_again_by_itself(tmp_path, left):
+    run = create(tmp_path)
+    assert run.is_untrained()
+    (tmp_path / left).parent.mkdir(exist_ok=True)
+    (tmp_path / left).write_text("x")
+    assert not run.is_untrained()
+    with pytest.raises(RunFolderError, match="another recipe"):
+        create(tmp_path, recipe_hash="bbbb")
+    with pytest.raises(RunFolderError, match=f"`grouper run {tmp_path} --resume`"):
+        create(tmp_path)
+
+
 def test_changed_data_is_refused_and_a_new_data_set_is_added(tmp_path):
-    create(tmp_path)
+    create(tmp_path).append_metrics(make_report("sft", 1))
     with pytest.raises(RunFolderError, match="data changed since this run began: train"):
         create(tmp_path, resume=True, fingerprints={"train": "f2"})
     run = create(tmp_path, resume=True, fingerprints={"test": "f3"})
@@ -188,7 +237,8 @@ def test_changed_data_is_refused_and_a_new_data_set_is_added(tmp_path):
 
 
 def test_another_recipe_is_refused_by_the_settings_that_differ(tmp_path):
-    create(tmp_path, recipe_yaml="grpo: {steps: 6, beta: 0.0}\nthreads: 1\n")
+    run = create(tmp_path, recipe_yaml="grpo: {steps: 6, beta: 0.0}\nthreads: 1\n")
+    run.append_metrics(make_report("sft", 1))
     with pytest.raises(RunFolderError) as caught:
         create(
             tmp_path, recipe_hash="bbbb", recipe_yaml="grpo: {steps: 8, beta: 0.0}\nthreads: 2\n"
@@ -198,7 +248,7 @@ def test_another_recipe_is_refused_by_the_settings_that_differ(tmp_path):
 
 
 def test_changes_that_are_allowed_are_recorded_with_their_place(tmp_path):
-    create(tmp_path, recipe_yaml="grpo: {steps: 6}\n")
+    create(tmp_path, recipe_yaml="grpo: {steps: 6}\n").append_metrics(make_report("sft", 1))
     run = create(
         tmp_path,
         recipe_hash="bbbb",
@@ -232,7 +282,9 @@ def test_changes_that_are_allowed_are_recorded_with_their_place(tmp_path):
 
 
 def test_a_run_is_given_more_steps_without_allowing_changes(tmp_path):
-    create(tmp_path, recipe_yaml="{seed: 0, grpo: {steps: 6}}")
+    create(tmp_path, recipe_yaml="{seed: 0, grpo: {steps: 6}}").append_metrics(
+        make_report("sft", 1)
+    )
     longer = {"recipe_hash": "bbbb", "recipe_yaml": "{seed: 0, grpo: {steps: 8}}"}
     with pytest.raises(RunFolderError, match=r"grpo\.steps 6 -> 8"):
         create(tmp_path, **longer)
@@ -244,7 +296,8 @@ def test_a_run_is_given_more_steps_without_allowing_changes(tmp_path):
 
 def test_fewer_checkpoints_are_kept_without_allowing_changes(tmp_path):
     """As we advise where the disk is full."""
-    create(tmp_path, recipe_yaml="{seed: 0, grpo: {keep_checkpoints: 4}}")
+    run = create(tmp_path, recipe_yaml="{seed: 0, grpo: {keep_checkpoints: 4}}")
+    run.append_metrics(make_report("sft", 1))
     fewer = {"recipe_hash": "bbbb", "recipe_yaml": "{seed: 0, grpo: {keep_checkpoints: 1}}"}
     with pytest.raises(RunFolderError, match="keep_checkpoints 4 -> 1"):
         create(tmp_path, **fewer)
@@ -262,7 +315,7 @@ def test_numbers_that_follow_from_the_data_are_recorded(tmp_path):
 
 def test_changed_code_is_refused_by_name_and_recorded_when_allowed(tmp_path):
     """R1: the source of a reward file is part of what a run is."""
-    create(tmp_path, code={"mine.py": "c1"})
+    create(tmp_path, code={"mine.py": "c1"}).append_metrics(make_report("sft", 1))
     with pytest.raises(RunFolderError, match=r"the code changed since this run began: mine\.py"):
         create(tmp_path, code={"mine.py": "c2"}, resume=True)
     run = create(tmp_path, code={"mine.py": "c2"}, resume=True, allow_changes=True)
@@ -300,7 +353,7 @@ def test_a_run_that_goes_on_after_its_final_model_is_not_finished(tmp_path):
 
 
 def test_allowing_changes_does_not_continue_by_itself(tmp_path):
-    create(tmp_path)
+    create(tmp_path).append_metrics(make_report("sft", 1))
     with pytest.raises(RunFolderError, match="--resume"):
         create(tmp_path, recipe_hash="bbbb", allow_changes=True)
 
@@ -481,6 +534,7 @@ def test_every_rollout_is_recorded_with_its_story(tmp_path):
         "rewards": {"correctness": 1.0, "format": 0.5},
         "reward": 1.05,
         "advantage": 1.0,
+        "recipe_hash": "aaaa",
     }
     assert lines[2]["reward"] is None
     assert lines[2]["advantage"] is None
@@ -539,12 +593,121 @@ def test_an_evaluation_without_its_summary_does_not_exist(tmp_path):
     assert run.read_evaluation("base") is None
 
 
-def test_an_evaluation_whose_items_were_deleted_is_measured_again(tmp_path):
-    """Deleting a damaged file is what its message proposes."""
+def test_an_evaluation_whose_items_were_lost_is_named(tmp_path):
+    """Its phase vanished from every table without a word. A run measures it again."""
     run = create(tmp_path)
     run.write_evaluation(make_result("base", "base", 0))
     (tmp_path / "evaluations" / "base.jsonl.gz").unlink()
-    assert run.read_evaluations() == []
+    with pytest.raises(RunFolderError, match="the items of this evaluation are lost"):
+        run.read_evaluations()
+    assert run.name_for("base", "validation", {"seed": 4}) == "base", "as if there were none"
+
+
+def _foreign_metrics(run: Path, other: Path) -> str:
+    shutil.copy(other / "metrics.jsonl", run / "metrics.jsonl")
+    return "metrics.jsonl: line 1 is of another run"
+
+
+def _foreign_line(run: Path, other: Path) -> str:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write((other / "metrics.jsonl").read_text())
+    return "metrics.jsonl: line 2 is of another run"
+
+
+def _foreign_rollouts(run: Path, other: Path) -> str:
+    shutil.copytree(other / "rollouts", run / "rollouts", dirs_exist_ok=True)
+    return "grpo-000001.jsonl.gz: the file is of another run"
+
+
+def _foreign_evaluation(run: Path, other: Path) -> str:
+    shutil.copytree(other / "evaluations", run / "evaluations", dirs_exist_ok=True)
+    return "base.json: the evaluation is of another run"
+
+
+def _foreign_items(run: Path, other: Path) -> str:
+    shutil.copy(other / "evaluations" / "base.jsonl.gz", run / "evaluations" / "base.jsonl.gz")
+    return "base.json: base.jsonl.gz is damaged, or holds other items"
+
+
+def _foreign_summary(run: Path, other: Path) -> str:
+    shutil.copy(other / "evaluations" / "base.json", run / "evaluations" / "base.json")
+    return "base.json: the evaluation is of another run"
+
+
+def _other_phase(run: Path, other: Path) -> str:
+    for suffix in (".json", ".jsonl.gz"):
+        folder = run / "evaluations"
+        shutil.copy(folder / f"base{suffix}", folder / f"grpo{suffix}")
+    return "grpo.json: this is the summary of the evaluation 'base'"
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        _foreign_metrics,
+        _foreign_line,
+        _foreign_rollouts,
+        _foreign_evaluation,
+        _foreign_items,
+        _foreign_summary,
+        _other_phase,
+    ],
+)
+def test_records_of_another_run_are_named(tmp_path, mix):
+    """A run with another seed: everything in it can be read, and was taken."""
+    for name, recipe_hash, solved in (("run", "aaaa", 1.0), ("other", "bbbb", 0.0)):
+        run = create(tmp_path / name, recipe_hash=recipe_hash)
+        run.append_metrics(make_report("grpo", 1))
+        write_rollouts(run, "grpo", 1, [make_group(0, [solved, 0.0])], [1.0, -1.0])
+        result = make_result("base", "base", 0)
+        card = {**result.card, "recipe_hash": recipe_hash}
+        items = tuple(replace(item, tokens=4 + int(solved)) for item in result.items)
+        run.write_evaluation(replace(result, card=card, items=items))
+    text = mix(tmp_path / "run", tmp_path / "other")
+    run = RunFolder(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=re.escape(text)):
+        (run.read_metrics(), [*run.read_rollouts()], run.read_evaluations())
+    if mix is _foreign_rollouts:
+        with pytest.raises(RunFolderError, match=re.escape(text)):
+            deque(run.shown_rollouts(run.rollout_files()[0][2]), maxlen=0)
+
+
+def test_records_of_earlier_versions_carry_nothing_and_are_read(tmp_path):
+    run = create(tmp_path)
+    run.append_metrics(make_report("grpo", 1))
+    write_rollouts(run, "grpo", 1, [make_group(0, [1.0])], [1.0])
+    run.write_evaluation(make_result("base", "base", 0))
+    lines = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text(lines.replace(',"recipe_hash":"aaaa"', ""))
+    (row,) = run.read_rollouts()
+    write_lines(run.rollout_files()[0][2], [{k: row[k] for k in row if k != "recipe_hash"}])
+    summary = tmp_path / "evaluations" / "base.json"
+    content = json.loads(summary.read_text())
+    del content["items_crc32"]
+    summary.write_text(json.dumps(content))
+    again = RunFolder(tmp_path)
+    assert len(again.read_metrics()) == len(again.read_evaluations()) == 1
+    assert "recipe_hash" not in next(again.read_rollouts())
+
+
+def test_what_a_run_has_lost_is_listed(tmp_path):
+    run, recipe = create(tmp_path), load_recipe("demo")
+    assert run.losses(recipe) == []
+    for phase in ("sft", "grpo"):
+        for step in (1, 2):
+            run.append_metrics(make_report(phase, step))
+        (tmp_path / phase / "final").mkdir(parents=True)
+        (tmp_path / phase / "final" / "trainer_state.json").write_text('{"step": 3}')
+    write_rollouts(run, "grpo", 2, [make_group(0, [1.0])], [1.0])
+    run.write_evaluation(make_result("sft", "sft", 3, split="test"))
+    missing = [
+        "the lines of metrics.jsonl of sft step 3",
+        "the lines of metrics.jsonl of grpo step 3",
+        "the rollouts of grpo step 1, 3",
+    ]
+    assert run.losses() == missing
+    both = ["the evaluation of base", "the evaluation of grpo"]
+    assert run.losses(recipe) == [*missing, *both]
 
 
 def test_a_name_cannot_leave_the_folder(tmp_path):

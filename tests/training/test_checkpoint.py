@@ -19,10 +19,9 @@ from grouper.config.schema import (
     SFTConfig,
 )
 from grouper.errors import CheckpointError, RunFolderError
-from grouper.runs.folder import STATE_FILE
+from grouper.models.folders import BEST_FILE, STATE_FILE
 from grouper.training import checkpoint
 from grouper.training.checkpoint import (
-    BEST_FILE,
     OPTIMIZER_FOLDER,
     TrainState,
     check_room_for_run,

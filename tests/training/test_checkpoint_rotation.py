@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from grouper.evaluation.statistics import wilson_interval
-from grouper.runs.folder import STATE_FILE
+from grouper.models.folders import BEST_FILE, STATE_FILE
 from grouper.training import checkpoint
 from grouper.training.checkpoint import (
-    BEST_FILE,
     OPTIMIZER_FOLDER,
     BestScore,
     last_good,

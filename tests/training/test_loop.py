@@ -15,8 +15,9 @@ from grouper.advice import checks, live_checks
 from grouper.advice.live_checks import LiveChecks
 from grouper.config.schema import GRPOConfig
 from grouper.errors import CheckError, Interrupted, ModelError, RunFolderError
+from grouper.models.folders import BEST_FILE
 from grouper.training import checkpoint, loop
-from grouper.training.checkpoint import BEST_FILE, OPTIMIZER_FOLDER, TrainState, numbered
+from grouper.training.checkpoint import OPTIMIZER_FOLDER, TrainState, numbered
 from grouper.training.loop import Hook, run_phase
 from grouper.training.run import Run
 from grouper.types import StepReport, Tally

@@ -14,11 +14,13 @@ from rich.console import Console
 from tiny_models import tiny_model
 from transformers import AutoTokenizer
 
-from grouper.api import prepare
+from grouper.api import prepare, train
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, ModelError
+from grouper.errors import ConfigError, Interrupted, ModelError
 from grouper.evaluation import evaluate as evaluating
+from grouper.evaluation.items import Unfinished
+from grouper.evaluation.result import EvaluationResult
 from grouper.grading import Grader
 from grouper.models.loading import quiet
 from grouper.models.process_group import ProcessGroup
@@ -64,6 +66,71 @@ def test_another_tokenizer_is_refused_at_the_start(recipe: Recipe, tmp_path: Pat
     tokenizer.add_tokens(["<one-more>"])
     tokenizer.save_pretrained(start)
     refused(recipe.override(f"grpo.start_from={start}"), "would read other tokens")
+
+
+def test_a_run_whose_model_cannot_be_loaded_leaves_nothing(recipe: Recipe, tmp_path: Path) -> None:
+    """Its folder stood in the way of the corrected command, as a run of another recipe."""
+    broken = tmp_path / "broken"
+    shutil.copytree(str(recipe.model.path), broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    wrong = recipe.override(f"model.path={broken}", "grpo.start_from=null")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        train(wrong, display=Progress(quiet=True))
+    assert not wrong.run_folder.exists()
+    with Run(wrong.override("seed=5"), Progress(quiet=True)) as run:  # the folder is free
+        assert run.path == wrong.run_folder
+
+
+def test_a_run_that_was_stopped_before_its_first_step_leaves_what_it_measured(
+    recipe: Recipe,
+) -> None:
+    plain = recipe.override("grpo.start_from=null", "evaluation.max_new_tokens=2")
+
+    def stopped(*, measured: bool) -> None:
+        with Run(plain, Progress(quiet=True)) as run:
+            if measured:
+                run.evaluate(run.prepared.model, phase="base", step=0, split="test")
+            raise Interrupted("stopped on request")
+
+    for measured in (False, True):
+        with pytest.raises(Interrupted):
+            stopped(measured=measured)
+        assert plain.run_folder.exists() is measured
+    with Run(plain.override("grpo.steps=1"), Progress(quiet=True)) as run:
+        assert run.folder.read_evaluation("base") is not None
+    with pytest.raises(ZeroDivisionError), Run(plain, Progress(quiet=True), overwrite=True):
+        raise ZeroDivisionError
+    assert (plain.run_folder / "training.log").exists(), "of a fault of ours the log is kept"
+
+
+def test_an_evaluation_of_a_run_goes_on_where_it_was_killed(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began again: 14 minutes of a large model were lost with the process."""
+    plain = recipe.override("grpo.start_from=null", "evaluation.max_new_tokens=2")
+    written: list[int] = []
+    honest = Unfinished.write
+
+    def write(self: Unfinished, rank: int, place: int, *others: Any) -> None:
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(place)
+        honest(self, rank, place, *others)
+
+    def measured(one: Recipe) -> EvaluationResult:
+        with Run(one, Progress(quiet=True), resume=True) as run:
+            return run.evaluate(run.prepared.model, phase="base", step=0, split="test")
+
+    whole = measured(plain.override("name=whole"))
+    monkeypatch.setattr(Unfinished, "write", write)
+    with pytest.raises(KeyboardInterrupt):
+        measured(plain)
+    assert len(written) == 2
+    written[:] = [-1] * 10
+    assert tuple(measured(plain).items) == tuple(whole.items)
+    assert len(written) == 10 + len(whole.items) - 2
+    assert not [*plain.run_folder.glob("evaluations/.*")]
 
 
 def test_a_run_that_goes_on_needs_its_start_no_more(recipe: Recipe, lora_run: Path) -> None:

@@ -126,6 +126,8 @@ def _folder_line(recipe: Recipe, intent: Intent) -> str:
     done = [phase for phase in ("sft", "grpo") if run.has_finished([phase])]
     if not found:
         state = "new"
+    elif run.is_untrained() and not intent.get("overwrite"):
+        state = "the run that is there has trained nothing yet, and begins again"
     elif intent.get("overwrite"):
         state = "the run that is there will be deleted first"
     elif not intent.get("resume"):

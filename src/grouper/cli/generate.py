@@ -14,18 +14,17 @@ import click
 
 from grouper.cli.measure import progress
 from grouper.cli.opening import open_recipe, read_rows, require_new, run_of, sampled_by
-from grouper.cli.text import flow, write_rows
+from grouper.cli.text import flow, warn, write_rows
 from grouper.data.reading import source_named
 from grouper.errors import DataError, counted
 from grouper.files import append_line, delete, reading, whole_lines
 from grouper.models.folders import (
     identity_of,
-    model_in,
     recipe_for,
     require_model_folder,
-    trained_model,
     with_sampling,
 )
+from grouper.models.trained import model_in, trained_model
 from grouper.runs.samples import printable
 from grouper.types import Message
 
@@ -49,6 +48,7 @@ def generate(
     input_file: Path | None = None,
     output_file: Path | None = None,
     engine: str | None = None,
+    checkpoint: str | None = None,
     quiet: bool = True,
     converse: bool = False,
     **sampling: Any,
@@ -60,7 +60,7 @@ def generate(
         raise click.UsageError("--output belongs to --input.")
     if question is not None and not question.strip():
         raise click.UsageError("--question is empty.")
-    model = model_in(model)
+    model = model_in(model, checkpoint=checkpoint, say=warn)
     named = None if recipe is None else open_recipe(recipe)
     asked = recipe_for(model, named, format_name).override(*sampled_by(engine))
     opened = with_sampling(asked, **sampling)
@@ -269,7 +269,7 @@ def synthesize(
 ) -> None:
     """Write right answers as data for SFT, and print how many there are."""
     opened = open_recipe(recipe, overrides)
-    subject = model or trained_model(opened, run_of(recipe, opened))
+    subject = model or trained_model(opened, run_of(recipe, opened), say=warn)
     require_model_folder(subject, where="--model")
     require_new(output, f"--output {output}")
     from grouper import api

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from grouper.cli.opening import open_recipe, read_rows, require_new
-from grouper.cli.text import short, some, warn, write_rows
+from grouper.cli.text import short, some, warn, warn_of_losses, write_rows
 from grouper.config.schema import GradingConfig, Recipe
 from grouper.data.references import check_references
 from grouper.errors import ConfigError, DataError, GrouperError, counted, require_known
@@ -22,6 +22,7 @@ from grouper.prompts.formats import FORMATS, TURN_MARKERS, make_format
 from grouper.rewards import Group, build_rewards
 from grouper.rewards.attacks import example_prompt
 from grouper.rewards.calling import Notes
+from grouper.runs.folder import RunFolder
 from grouper.types import AnswerContract, AnswerKind, Completion, FinishReason, Grade, Problem
 
 Row = dict[str, Any]
@@ -55,6 +56,7 @@ def grade(
         is_folder = is_file = False
     if is_folder:
         run = place.absolute()
+        warn_of_losses(RunFolder(run))
         listed = _grade_run(run, open_recipe(recipe or str(run), overrides), only, show)
     else:
         grading = GradingConfig()
@@ -214,7 +216,7 @@ def _grade_run(run: Path, chosen: Recipe, only: str | None, show: int) -> list[R
             score = _scoring(own, chosen) if kind == "rollouts" else None
             for file in sorted((run / kind).glob("*.jsonl.gz")):
                 try:
-                    rows = _rows(file)
+                    rows = _rows(file) if score is None else _rollouts(run, file)
                 except GrouperError as error:  # one of many
                     warn(f"left out: {error.paragraph()}")
                     continue
@@ -223,6 +225,17 @@ def _grade_run(run: Path, chosen: Recipe, only: str | None, show: int) -> list[R
                 listed += _grade_rows(name, rows, grader, show, score)
     click.echo(f"Rows that come out differently: {len(listed):,}.")
     return listed
+
+
+def _rollouts(run: Path, file: Path) -> list[Row]:
+    """The rows of a file of rollouts, with all that a reward looks at."""
+    rows = [*RunFolder(run).shown_rollouts(file)]
+    needed = ("problem_id", "prompt", "answer", "tokens", "phase")
+    lacking = [name for name in needed for row in rows if not row[name]]
+    if lacking or not rows:
+        what = f"a row has no {lacking[0]}" if rows else "there are no rows in it"
+        raise DataError(what, where=str(file), fix="Check the file.")
+    return rows
 
 
 def _scoring(own: Recipe, chosen: Recipe) -> Score:

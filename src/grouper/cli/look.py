@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from grouper.cli.text import definitions, show_json, table, warn
+from grouper.cli.text import definitions, show_json, table, warn, warn_of_losses
 from grouper.cli.text import show as print_rich
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
@@ -33,9 +33,11 @@ def runs(folder: str | None, *, as_json: bool) -> None:
     if not place.is_dir():
         raise ConfigError("there is no folder of this name", where=str(place))
     found = []
-    for path in place.glob(f"*/{RECIPE_FILE}"):
-        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, or a file of it
-            found.append(_run(path.parent))
+    for path in sorted(entry for entry in place.iterdir() if entry.is_dir()):
+        # One of the two may be damaged, or a link to nothing.
+        if any(os.path.lexists(path / name) for name in (RECIPE_FILE, "run.json")):
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                found.append(_run(path))
     found.sort(key=lambda row: row["when"])
     if as_json:
         show_json(found)
@@ -57,13 +59,14 @@ def _run(path: Path) -> dict[str, Any]:
         # Those of a run on its test problems; reading every validation takes seconds.
         tested = [r for phase in PHASES if (r := run.read_evaluation(phase)) is not None]
         state = "finished" if run.has_finished(recipe.phases) else "stopped"
+        warn_of_losses(run)
     except GrouperError as error:  # one of many: the others are listed anyway
         warn(error.paragraph())
         state = "damaged"
     state = "running" if is_running(path) else state
     # The others are gone a moment later, where a run goes on: half-written files, and its lock.
     files = [file for file in path.iterdir() if not file.name.startswith(".")]
-    last = max((file.stat().st_mtime for file in files), default=path.stat().st_mtime)
+    last = max((file.lstat().st_mtime for file in files), default=path.stat().st_mtime)
     return {
         "name": path.name,
         "state": state,
@@ -127,9 +130,10 @@ def watch(run: str, *, every: float) -> None:
 
 
 def _opened(run: str) -> RunFolder:
-    """A run folder that exists."""
+    """A run folder that exists; a warning names what it has lost."""
     folder = RunFolder(Path(run).expanduser())
     folder.read_info()
+    warn_of_losses(folder)
     return folder
 
 
@@ -138,6 +142,7 @@ def diagnose(run: str, *, as_json: bool) -> int:
     from grouper.advice.checks import find, read_record
 
     record = read_record(Path(run).expanduser())
+    warn_of_losses(record.folder)
     findings = find(record)
     for error in record.damaged:
         warn(f"left out: {error.paragraph()}")

@@ -196,10 +196,15 @@ def main(arguments: list[str] | None = None) -> None:
             stream.reconfigure(errors="backslashreplace")  # a locale may not know every letter
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     # Without a handler nothing would be tidied up; with several processes the launcher does that.
-    if alone and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if alone and signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _ended):
+        signal.signal(signal.SIGTERM, _terminated)
     prefer_expandable_segments()
-    code = _run(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:  # another signal, while the first one was being reported
+        code = Interrupted.exit_code
+    if signal.getsignal(signal.SIGTERM) is _terminated:
+        signal.signal(signal.SIGTERM, _ended)
     if not alone:
         # One of several processes: tearing down what they share may wait for ever.
         logging.shutdown()
@@ -207,6 +212,20 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _terminated(number: int, _: object) -> None:
+    """End as after Ctrl-C; the same signal again, as `timeout` sends it, must not end the tidying.
+
+    Raises:
+        KeyboardInterrupt: always.
+    """
+    signal.signal(number, _ended)
+    raise KeyboardInterrupt
+
+
+def _ended(*_: object) -> None:
+    """Do nothing: the process ends already. Children inherit no function, but an ignored signal."""
 
 
 def _run(arguments: list[str]) -> int:
@@ -249,12 +268,18 @@ def _run(arguments: list[str]) -> int:
 
 
 def _no_path(error: BaseException) -> GrouperError | None:
-    """What is wrong with a path that no file could have; None for every other error."""
+    """What is wrong with a path, or with what is there; None for every other error."""
     if isinstance(error, RuntimeError) and "home directory" in str(error):  # of `expanduser`
         return GrouperError("the ~ in a path stands for no folder", fix="Write it out.")
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         what = f"the name of a file or folder is too long: {str(error.filename)[:60]!r}..."
         return GrouperError(what, fix="Is it a text, where a path or a model is meant?")
+    if isinstance(error, ValueError) and "embedded null" in str(error):
+        return GrouperError("a path holds a null character", fix="Take it out.")
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        fix = "Check what is there, and whether you may read and write it."
+        what = f"this cannot be used ({error.strerror})"
+        return GrouperError(what, where=str(error.filename), fix=fix)
     return None
 
 

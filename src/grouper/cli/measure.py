@@ -22,7 +22,16 @@ from grouper.cli.opening import (
     sampled_by,
     show_plan,
 )
-from grouper.cli.text import duration, is_follower, short, show, show_json, table, warn
+from grouper.cli.text import (
+    duration,
+    is_follower,
+    short,
+    show,
+    show_json,
+    table,
+    warn,
+    warn_of_losses,
+)
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError, counted
 from grouper.evaluation.result import EvaluationResult
@@ -32,9 +41,9 @@ from grouper.models.folders import (
     on_this_machine,
     recipe_for,
     require_model_folder,
-    trained_model,
 )
 from grouper.models.folders import run_of as run_of_model
+from grouper.models.trained import trained_model
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.runs.lock import is_running
 from grouper.runs.samples import in_words, printable
@@ -74,6 +83,7 @@ def evaluate(
     overrides: tuple[str, ...],
     *,
     models: tuple[str, ...],
+    checkpoint: str | None,
     on: str | None,
     prompts: tuple[str, ...],
     split: str,
@@ -102,7 +112,7 @@ def evaluate(
     # Never in an exported folder, which a later run replaces.
     home = opened.run_folder if is_model(run) else run
     target = (output_dir or home / "eval_runs").expanduser()
-    wanted = list(models) or [model or trained_model(opened, run)]
+    wanted = _wanted(opened, run, models or ((model,) if model else ()), checkpoint)
     implied = with_base is None and not models
     base = _base(opened, run, fetch=bool(with_base)) if with_base or implied else None
     subjects = _labelled([*filter(None, [base]), *wanted])
@@ -142,6 +152,15 @@ def evaluate(
             click.echo(click.style(f"\n{name}", bold=True))
         show_results(comparison)
     show(*(f"Items: {target / label / 'evaluations'}" for label in subjects))
+
+
+def _wanted(
+    recipe: Recipe, run: Path, named: Sequence[str], checkpoint: str | None
+) -> Sequence[str]:
+    """The models that are named, else the one that the run has trained."""
+    if named and checkpoint is not None:
+        raise click.UsageError("--checkpoint is one of a run, and a model is named: give one.")
+    return named or [trained_model(recipe, run, checkpoint=checkpoint, say=warn)]
 
 
 def _measured(
@@ -348,10 +367,7 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
     places = [[Path(part).expanduser() for part in arm.split(",") if part] for arm in arms]
     every = [place for arm in places for place in arm]
     for place in every:
-        if not place.exists():
-            raise ConfigError("there is nothing here", where=str(place), fix="Check the path.")
-        if is_running(place):
-            warn(f"the run in {place} goes on; this is what it has measured so far.")
+        _look_at(place)
     if not all(places):
         raise click.UsageError("there is nothing beside a comma.")
     if len({place.resolve() for place in every}) < len(every):
@@ -373,6 +389,16 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
         return
     show_results(found)
     show_changes(found.results[0], found.results[-1], items)
+
+
+def _look_at(place: Path) -> None:
+    """Warn where a run goes on, or has lost something; raise `ConfigError` if nothing is there."""
+    if not place.exists():
+        raise ConfigError("there is nothing here", where=str(place), fix="Check the path.")
+    if is_running(place):
+        warn(f"the run in {place} goes on; this is what it has measured so far.")
+    elif (place / "run.json").exists():
+        warn_of_losses(RunFolder(place))
 
 
 def stages(runs: Sequence[Path], *, on: str = "test") -> Comparison:
@@ -541,7 +567,7 @@ def difficulty(
     """Measure pass rates, and print a histogram."""
     opened = open_recipe(recipe, overrides)
     run = run_of(recipe, opened)
-    subject = model or trained_model(opened, run)
+    subject = model or trained_model(opened, run, say=warn)
     require_model_folder(subject, where="--model")
     path = (output or run / "pass_rates.jsonl").expanduser()
     files.require_writable(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -122,10 +123,18 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
     stored = file.suffix == ".gz"
     files = () if stored else find_file(file, split="", subset=None)
-    rows = [dict(row) for row in (read_lines(file) if stored else read_files(files))]
+    rows = [*read_lines(file, _object)] if stored else [dict(row) for row in read_files(files)]
     if not rows:
         raise DataError("there are no rows in it", where=str(file), fix="Check the file.")
     return rows
+
+
+def _object(line: str) -> dict[str, Any]:
+    """A stored row; `ValueError` where it is none."""
+    row: Any = json.loads(line)
+    if isinstance(row, dict):
+        return row
+    raise ValueError("a row should be an object")
 
 
 # --- dry runs ------------------------------------------------------------------------------------

@@ -16,14 +16,19 @@ import click
 
 from grouper.cli.measure import progress
 from grouper.cli.opening import chosen_model, open_recipe, require_new, run_of
+from grouper.cli.text import warn
 from grouper.errors import ModelError, require_vllm
 from grouper.files import cache_folder
-from grouper.models.folders import EXPORT_FILE, export_record, model_in
+from grouper.models.folders import EXPORT_FILE, export_record
+from grouper.models.trained import model_in
 
 
-def export(source: str, target: str, *, dtype: str, adapter: bool, **how: Any) -> None:
+def export(
+    source: str, target: str, *, checkpoint: str | None, dtype: str, adapter: bool, **how: Any
+) -> None:
     """Write a model folder, and print how closely it matches its source."""
-    model, place = model_in(source, where="SOURCE"), Path(target).expanduser()
+    model = model_in(source, where="SOURCE", checkpoint=checkpoint, say=warn)
+    place = Path(target).expanduser()
     require_new(place, "TARGET")
     from grouper.publish.export import export_model
 
@@ -35,9 +40,9 @@ def export(source: str, target: str, *, dtype: str, adapter: bool, **how: Any) -
         click.echo("Its chat template does not write the prompt of training: see its README.md.")
 
 
-def push(source: str, repo: str, *, public: bool, **how: Any) -> None:
+def push(source: str, repo: str, *, checkpoint: str | None, public: bool, **how: Any) -> None:
     """Push a model, and print where it is."""
-    model = model_in(source, where="SOURCE")
+    model = model_in(source, where="SOURCE", checkpoint=checkpoint, say=warn)
     from grouper.publish.hub import export_and_push
 
     progress()
@@ -54,9 +59,17 @@ SERVERS = {
 }
 
 
-def serve(model: str, *, engine: str | None, host: str, port: int, dry_run: bool) -> int:
+def serve(
+    model: str,
+    *,
+    checkpoint: str | None,
+    engine: str | None,
+    host: str,
+    port: int,
+    dry_run: bool,
+) -> int:
     """Serve a model with another program until that ends; returns its exit code."""
-    source = model_in(model)
+    source = model_in(model, checkpoint=checkpoint, say=warn)
     chosen = engine or ("vllm" if find_spec("vllm") else "transformers")
     package, install, module = SERVERS[chosen]
     if find_spec(package) is None and not dry_run:

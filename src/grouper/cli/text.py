@@ -12,7 +12,12 @@ from typing import Any
 import click
 import yaml
 
+from grouper.config.loading import load_recipe
+from grouper.errors import ConfigError
 from grouper.files import dumps, write_atomic
+from grouper.models.folders import RECIPE_FILE
+from grouper.runs.folder import RunFolder
+from grouper.runs.lock import is_running
 from grouper.runs.samples import printable
 
 
@@ -25,6 +30,21 @@ def warn(text: str) -> None:
     """Show a warning on standard error, once for all processes of a run."""
     if not is_follower():
         click.echo(click.style("warning: ", fg="yellow") + text, err=True)
+
+
+def warn_of_losses(folder: RunFolder) -> None:
+    """Name the records that a run has lost, so that nothing is missing without a word."""
+    if is_running(folder.path):
+        return
+    try:
+        recipe = load_recipe(folder.path / RECIPE_FILE)
+    except ConfigError:  # reported by the commands that need it
+        recipe = None
+    for loss in folder.losses(recipe):
+        warn(
+            f"{folder.path} has lost {loss}: restore the files from a backup; what is shown goes "
+            "without."
+        )
 
 
 def definitions(rows: Iterable[tuple[str, str]], title: str = "") -> None:

@@ -22,7 +22,7 @@ from grouper.cli.opening import open_recipe, run_folder_of, show_plan
 from grouper.cli.text import is_follower, show, warn
 from grouper.config.loading import recipe_hash, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, Interrupted
+from grouper.errors import ConfigError, Interrupted, counted
 from grouper.files import processors
 from grouper.models.folders import RECIPE_FILE
 from grouper.rewards.calling import load_hook
@@ -201,7 +201,9 @@ def _report(recipe: Recipe, result: RunResult) -> None:
 
 
 def require_devices(processes: int, device: str) -> None:
-    """Raise `ConfigError` if the processes of a run would have to share CUDA devices.
+    """Raise `ConfigError` if the processes of a run would have to share devices or processors.
+
+    On a CPU two may share a single processor, to try out what several do.
 
     Args:
         processes: how many will be started on this machine.
@@ -215,6 +217,14 @@ def require_devices(processes: int, device: str) -> None:
             f"{processes} processes were asked for, one per GPU, and this machine has {found}",
             where="--nproc",
             fix=f"Use --nproc {found} or fewer, or device=cpu.",
+        )
+    most = max(2, processors())
+    if found == 0 and processes > most:
+        raise ConfigError(
+            f"{processes} processes were asked for, and {counted(processors(), 'processor')} may "
+            "be used here: they would only wait for each other",
+            where="--nproc",
+            fix=f"Use --nproc {most} or fewer.",
         )
 
 
@@ -284,7 +294,7 @@ def _ended(started: Sequence[subprocess.Popen[bytes]], asked: Sequence[int]) -> 
                 what += f"{signal.Signals(-failed).name}, and the others with it."
                 if failed == -signal.SIGKILL:
                     what += " If nobody sent it, the system did: memory ran out (see `dmesg`)."
-                click.echo(f"{what} Continue with --resume.", err=True)
+                click.echo(f"{what} Continue with the same command and --resume.", err=True)
             for one in started:
                 one.terminate()
         if None not in codes:

@@ -17,14 +17,30 @@ from grouper.errors import GrouperError, hide
 
 _REFERENCE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_SECRET = re.compile("apikey|authorization|credentials?|key|passwd|password|secret|token")
+_SECRET = re.compile(
+    "apikey|auth|authorization|bearer|cookie|credentials?|key|passphrase|passwd|password|pat|pwd|"
+    "secret|token"
+)
+# Values that are secrets whatever their key: of Hugging Face, GitHub, GitLab, OpenAI and those that
+# do the same, Slack, AWS; signed tokens, and private keys.
+_VALUE = re.compile(
+    r"(?<![A-Za-z0-9_])(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
+    r"|glpat-[\w-]{16,}|sk-[\w-]{16,}|xox[abeprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}"
+    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,})|-----BEGIN [A-Z ]*PRIVATE KEY"
+)
+# A name and a password before the host of an address.
+_IN_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/:@]*:(?!\$\{)[^\s/@]+@", re.IGNORECASE)
+# The keys of W&B are 40 hex digits; so are commits, which these words name.
+_HEX = re.compile(r"(?<![0-9a-fA-F])[0-9a-f]{40}(?![0-9a-fA-F])")
+_COMMITS = {"commit", "hash", "revision", "sha", "version"}
 
 
 def refuse_literal_secrets(params: dict[str, Any]) -> dict[str, Any]:
     """The parameters, if none of them is a secret in plain text.
 
     A text counts as a secret if its key, or one that contains it, has `key`, `token`, `secret`,
-    `password`, `authorization` or the like among its words.
+    `password`, `auth` or the like among its words; if it looks like the secret of a known service;
+    or if it is an address with a password in it.
 
     Raises:
         ValueError: names the key, never the value.
@@ -33,12 +49,31 @@ def refuse_literal_secrets(params: dict[str, Any]) -> dict[str, Any]:
     {'api_key': '${JUDGE_KEY}', 'max_token': 12, 'tokenizer': 'gpt2'}
     """
     for path, text in _texts(params):
-        secret = any(_SECRET.fullmatch(word.lower()) for word in _WORD.findall(".".join(path)))
-        if text and secret and not _REFERENCE.search(text):
+        words = {word.lower() for word in _WORD.findall(".".join(path))}
+        secret = any(map(_SECRET.fullmatch, words)) and not _REFERENCE.search(text)
+        secret = secret or (_HEX.search(text) is not None and not words & _COMMITS)
+        if text and (secret or is_secret(text)):
             name = "_".join(_WORD.findall(path[-1])).upper()
             what = f"{'.'.join(path)} looks like a secret, and recipes are shared"
             raise ValueError(f"{what}: write ${{{name}}} instead and set {name} in the environment")
     return params
+
+
+def is_secret(text: str) -> bool:
+    """Whether a text holds what can only be a secret, whatever it is the value of.
+
+    >>> is_secret("hf_" + "a1B2" * 8), is_secret("https://me:hunter2@host/v1")
+    (True, True)
+    >>> is_secret("hf_model"), is_secret("https://me:${PASSWORD}@host")
+    (False, False)
+    """
+    return bool(_VALUE.search(text) or _IN_URL.search(text))
+
+
+def places_of_secrets(settings: Mapping[str, Any]) -> list[str]:
+    """The dotted keys of nested settings whose texts hold a secret; see `is_secret`."""
+    found = [".".join(path) for path, text in _texts(settings) if is_secret(text)]
+    return list(dict.fromkeys(found))
 
 
 def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import yaml
@@ -50,10 +51,9 @@ def parse_yaml(text: str, where: str) -> Any:
             nested too deeply; with the line if it is known.
     """
     try:
-        events = yaml.parse(text) if "*" in text else ()
-        # Of twenty, the largest settings have about 3 ** (20 / 3) copies.
-        if sum(isinstance(event, yaml.AliasEvent) for event in events) > 20:
-            raise ValueError("more than 20 aliases")
+        if len(text) > _LONGEST_TEXT:
+            raise ValueError(f"it has {len(text):,} characters: is it a file of data?")
+        _require_few_copies(text)
         value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
         return json.loads(json.dumps(value, default=str))
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
@@ -64,6 +64,37 @@ def parse_yaml(text: str, where: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         place = f"{where}, line {mark.line + 1}" if mark else where
         raise ConfigError(f"this is not valid YAML: {what}", where=place) from error
+
+
+# Characters of a recipe: to read many more takes minutes.
+_LONGEST_TEXT = 1_000_000
+# Aliases of a recipe, and characters and values of it once each is replaced by what it names.
+_MOST_ALIASES, _MOST_COPIED = 20, 1_000_000
+
+
+def _require_few_copies(text: str) -> None:
+    """Raise `ValueError` if the aliases of a text stand for more than anyone would write."""
+    if "*" not in text:
+        return
+    aliases = (event for event in yaml.parse(text) if isinstance(event, yaml.AliasEvent))
+    if len([*islice(aliases, _MOST_ALIASES + 1)]) > _MOST_ALIASES:
+        raise ValueError(f"more than {_MOST_ALIASES} aliases")
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+            parts = (
+                part for entry in inner for part in (entry if type(entry) is tuple else (entry,))
+            )
+            own = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+            sizes[id(node)] = 1 + own + sum(map(size, parts))
+        return sizes[id(node)]
+
+    # Kept until the end: sizes are found by identity.
+    root = yaml.compose(text, Loader=_Loader)
+    if root is not None and size(root) > _MOST_COPIED:
+        raise ValueError("its aliases stand for too much text")
 
 
 def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from grouper.config.checks import validate_json
-from grouper.config.credentials import refuse_literal_secrets
+from grouper.config.credentials import places_of_secrets, refuse_literal_secrets
 from grouper.config.overrides import PRESETS, changed, named_stack
 
 # What is counted may be this at most; the product of two of them fits into 64 bits.
@@ -644,6 +644,8 @@ class Recipe(Section):
         return data
 
     def contradictions(self) -> Iterator[str]:
+        for place in places_of_secrets(self.model_dump()):
+            yield f"{place} holds what looks like a secret, and recipes are shared: take it out"
         if not self.rewards:
             yield "rewards is empty: GRPO needs at least one"
         vllm = self.sampling.engine == "vllm"

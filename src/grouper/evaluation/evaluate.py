@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import logging
 import multiprocessing
 import shutil
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from grouper.errors import DataError
 from grouper.evaluation.items import (
@@ -39,11 +41,13 @@ from grouper.evaluation.items import (
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import delete, processors, write_lines
 from grouper.grading import Grader, by_text_alone
+from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup, share_of
 from grouper.rewards import Group, Notes, RewardStack
 from grouper.rewards.builtin import format_holds
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import grade_as_drawn
+from grouper.sampling.native import NativeSampler
 from grouper.types import (
     AnswerFormat,
     AnswerKind,
@@ -79,6 +83,7 @@ def evaluate(
     rewards: RewardStack | None = None,
     folder: Path | None = None,
     resume: bool = False,
+    weights: str = "",
     known: Callable[[str], EvaluationResult | None] | None = None,
     seconds: float | None = None,
 ) -> EvaluationResult:
@@ -105,6 +110,8 @@ def evaluate(
         folder: where completions are written as they come, and at the end the items; left out:
             they are kept in memory. `RunFolder.write_evaluation` deletes the completions.
         resume: go on from what an interrupted call of the same settings has left there.
+        weights: tells the model from others (`weights_mark`), where the card does not: what
+            another one has drawn is drawn again.
         known: finds the finished evaluation of a name, which is returned as it is; left out: there
             is none, or it is replaced.
         seconds: draw no more problems, from the first on, than are done in about this time.
@@ -132,7 +139,8 @@ def evaluate(
     if known is not None and (before := processes.on_rank0(lambda: known(title))) is not None:
         return before
     home = folder or Path(processes.on_rank0(lambda: tempfile.mkdtemp(prefix="grouper-eval-")))
-    unfinished = Unfinished(home, title, card, len(items) * samples)
+    settings = {**card, "weights": weights} if weights else card
+    unfinished = Unfinished(home, title, settings, len(items) * samples)
     try:
         done = processes.on_rank0(lambda: unfinished.begin(resume=resume))
         # Neither name nor step is part of a key: all models of a run meet the same numbers.
@@ -186,6 +194,50 @@ def evaluate(
         samples=samples,
         card=card,
     )
+
+
+# Seconds that decoding a token may take at the speed below, so that the first completions end, and
+# are kept, after minutes; and so few sequences together that the weights are read for little.
+_TOKEN_SECONDS, _FEWEST = 0.25, 8
+# Multiplications and additions per second, of a small machine.
+_SLOW_CPU = 5e10
+
+
+@contextlib.contextmanager
+def few_at_a_time(sampler: Sampler, policy: Policy) -> Iterator[None]:
+    """Let a sampler on a CPU draw so few sequences of a large model together that some end soon.
+
+    Together they would all end when the last one does, and an evaluation that was killed before
+    that would have kept nothing. From a few sequences on, a CPU takes as long for each.
+    """
+    if not isinstance(sampler, NativeSampler) or policy.device.type != "cpu":
+        yield
+        return
+    size = sum(parameter.numel() for parameter in policy.model.parameters())
+    before = sampler.max_slots
+    few = min(before, max(_FEWEST, int(_TOKEN_SECONDS * _SLOW_CPU / (2 * size))))
+    sampler.max_slots = few
+    try:
+        yield
+    finally:
+        if sampler.max_slots == few:  # else memory ran out, and fewer are right from now on
+            sampler.max_slots = before
+
+
+# Values of each tensor that tell the weights of a model from others: training changes all of them.
+_MARKED = 256
+
+
+@torch.no_grad()
+def weights_mark(policy: Policy) -> str:
+    """A hash of a sample of every tensor of a model, which differs after each step of training."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(policy.model.named_parameters()):
+        flat = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).flatten()
+        few = flat[:: max(1, flat.numel() // _MARKED)]
+        digest.update(f"{name} {flat.numel()} {few.dtype}\n".encode())
+        digest.update(few.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 # Completions from which on a process of its own is worth its start.

@@ -106,6 +106,35 @@ class Drawn(NamedTuple):
     """The verdict on the answer found in any format."""
 
 
+def _drawn(row: Mapping[str, Any]) -> Drawn:
+    grade, (ids, text, reason, version) = row["grade"], row["completion"]
+    return Drawn(
+        Completion.bare(ids, text, reason, version),
+        Grade(**{**grade, "verdict": Verdict(grade["verdict"])}),
+        Verdict(row["lenient"]),
+    )
+
+
+def _place_of(line: bytes, count: int, *, whole: bool) -> int | None:
+    """The place that a line is of; None where it is damaged.
+
+    Args:
+        line: with its end.
+        count: of places.
+        whole: check all of the line and not only its place.
+    """
+    try:
+        place = int(line[_PLACE : line.index(b",")])
+        if whole:
+            row = json.loads(line)
+            _drawn(row)
+            if row["place"] != place:
+                return None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return place if 0 <= place < count else None
+
+
 Write = Callable[[int, Completion, Grade, Verdict], None]
 """Of a place, which is the number of the problem x samples + sample, and what is `Drawn` there."""
 
@@ -180,8 +209,9 @@ class Unfinished:
                     if cut:
                         file.truncate(start)
                     break
-                place = int(line[_PLACE : line.index(b",")])
-                self._lines[place] = start * _MOST_FILES + number
+                place = _place_of(line, len(self._lines), whole=cut)
+                if place is not None:  # else it is damaged, and is drawn again
+                    self._lines[place] = start * _MOST_FILES + number
                 start += len(line)
             self._ends[path] = start
 
@@ -195,13 +225,7 @@ class Unfinished:
         start, number = divmod(self._lines[place], _MOST_FILES)
         file = self._files[number]
         file.seek(start)
-        row = json.loads(file.readline())
-        grade, (ids, text, reason, version) = row["grade"], row["completion"]
-        return Drawn(
-            Completion.bare(ids, text, reason, version),
-            Grade(**{**grade, "verdict": Verdict(grade["verdict"])}),
-            Verdict(row["lenient"]),
-        )
+        return _drawn(json.loads(file.readline()))
 
     def write(self, rank: int, place: int, one: Completion, grade: Grade, lenient: Verdict) -> None:
         """Write a completion into the file of a process, at once."""

@@ -72,6 +72,12 @@ def check_logits(policy: Policy) -> None:
         theirs, body = accurate(policy.model(**rows).logits), policy.decoder(**rows)
     if not theirs.isfinite().all():
         _require_finite_weights(policy)
+    if not theirs.any():
+        raise ModelError(
+            "every logit of the model is 0, so that its weights are, too",
+            where="the model",
+            fix="The file of its weights was not written or copied completely: copy it again.",
+        )
     # Of the tokens that both rows share, the one that moves least: rounding may choose an expert.
     moved = float((theirs[0] - theirs[1])[:shared].abs().amax(-1).min() / theirs.abs().max())
     if moved > EXACT:

@@ -20,6 +20,10 @@ RECIPE_FILE = "recipe.yaml"
 ADAPTER_FILE = "adapter_config.json"
 # What an exported model says about itself: its recipe, its prompt, how it was measured.
 EXPORT_FILE = "grouper.json"
+# Written last into the checkpoints and final folders of a run: it marks a complete one.
+STATE_FILE = "trainer_state.json"
+# In the best checkpoint of a phase so far; names the evaluation that made it the best.
+BEST_FILE = "best.json"
 # Where people keep models, below the folder that the command runs in.
 MODEL_FOLDERS = ("models", ".models")
 
@@ -193,44 +197,6 @@ def local_model(name: str) -> str:
     return name
 
 
-def model_in(path: str, *, where: str = "MODEL") -> str:
-    """`path` itself; of a run folder, the model that the run has trained.
-
-    Args:
-        path: a run folder, a model or adapter folder, or a Hub name.
-        where: the argument that names it.
-
-    Raises:
-        ConfigError: the run has trained nothing yet.
-        ModelError: a folder that is missing or holds no model.
-    """
-    folder = Path(path).expanduser()
-    if (folder / RECIPE_FILE).is_file() and not is_model(folder):
-        path = trained_model(load_recipe(folder / RECIPE_FILE), folder)
-    require_model_folder(path, where=where)
-    return path
-
-
-def trained_model(recipe: Recipe, run: Path) -> str:
-    """What the run has trained, else the recipe's own model; a model folder is meant itself.
-
-    Raises:
-        ConfigError: the recipe makes a new model, and there is no run yet.
-    """
-    if is_model(run):
-        return str(run)
-    for part in ("grpo/final", "sft/final"):
-        if (run / part).is_dir():
-            return str(run / part)
-    if recipe.model.path is None and not (run / "base").is_dir():
-        raise ConfigError(
-            "there is nothing to measure: the recipe makes a new model, and has not been run yet",
-            where=str(run),
-            fix="Name a model with --model, or train one with `grouper run`.",
-        )
-    return recipe.model.path or str(run / "base")
-
-
 def run_of(model: str) -> Path | None:
     """The run folder of `<run>`, `<run>/base` or `<run>/grpo/final`; None for any other folder."""
     folder = Path(model).expanduser().resolve()
@@ -271,6 +237,9 @@ def recipe_for(model: str, recipe: Recipe | None = None, format_name: str | None
         elif record := export_record(model):
             where = f"{EXPORT_FILE} of {model}"
             recipe = validate_json(Recipe, json.dumps(record.get("recipe")), where=where)
+            if recipe.model.path is not None and "/" not in recipe.model.path:
+                # Of a folder on another machine the record has the name alone.
+                recipe = recipe.override(model={"path": model, "revision": None})
         elif format_name is not None:
             data = DataConfig(train=SourceConfig(source="arithmetic"))
             recipe = Recipe(name="generate", model=ModelConfig(path=model), data=data)

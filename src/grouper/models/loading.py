@@ -20,7 +20,13 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from grouper.config.schema import LoraConfig, ModelConfig
-from grouper.errors import ModelError, as_model_error, did_you_mean, require_extra
+from grouper.errors import (
+    ModelError,
+    as_model_error,
+    did_you_mean,
+    is_out_of_memory,
+    require_extra,
+)
 from grouper.models.attention_check import check_logits, check_native_attention
 from grouper.models.device import DTYPES, on_device
 from grouper.models.folders import base_of, looks_local, read_adapter, require_model_folder
@@ -68,8 +74,8 @@ def _load(loader: Any, path: str, **options: Any) -> Any:
             options["trust_remote_code"] = False
             return loader.from_pretrained(str(Path(path).expanduser()), **options)
     except Exception as error:  # of any class where files do not belong together
-        # torch has a RuntimeError for running out of memory, which is for others to explain.
-        if isinstance(error, MemoryError | RuntimeError) and "mismatched" not in str(error):
+        # torch has a RuntimeError for what happens on a device, which is for others to explain.
+        if is_out_of_memory(error) or "CUDA error" in str(error):
             raise
         raise _unloadable(error, path) from error
 
@@ -87,7 +93,9 @@ def _unloadable(error: Exception, path: str) -> ModelError:
             "Check the name; a gated model needs `hf auth login`, and without a network the model "
             "must be a local folder or in the Hub cache already."
         )
-    if isinstance(error, RuntimeError):
+    if isinstance(error, RecursionError):
+        what = f"{path!r} cannot be loaded: one of its JSON files is nested too deeply"
+    elif isinstance(error, RuntimeError) and "mismatched" in str(error):
         what = (
             f"the weights in {path!r} do not have the shapes that its config.json says "
             "(vocab_size, hidden_size or the like)"
@@ -123,6 +131,9 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
             fix="Copy tokenizer.json and tokenizer_config.json there from the model that it was "
             "made from.",
         )
+    # How it was looked for here is nothing that others should do, and is saved with it otherwise.
+    for name in ("local_files_only", "cache_dir", "token", "force_download"):
+        tokenizer.init_kwargs.pop(name, None)
     # Tokenizers of Llama 3 and others would drop spaces before `,` `.` `?` and `'s` in decoding.
     tokenizer.clean_up_tokenization_spaces = False
     # Read by transformers and not saved: spaces after `<s>` of Llama 2 would not be encoded alike.
@@ -218,8 +229,13 @@ def load_policy(
     elif config.lora is not None:
         adapter = _new_adapter(model, config.lora, base, seed)
     policy = _as_policy(model, adapter, config).to(device)
-    check_logits(policy)
-    check_native_attention(policy)
+    with as_model_error(
+        f"{path!r} was loaded, and cannot be run",
+        where="the model",
+        fix="Put the config.json back that was saved with these weights.",
+    ):
+        check_logits(policy)
+        check_native_attention(policy)
     return policy
 
 
@@ -328,7 +344,13 @@ def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> P
 
 def _weightless_model(config: ModelConfig, shape: PretrainedConfig) -> PreTrainedModel:
     options = {"dtype": DTYPES[config.dtype], "attn_implementation": _attention("native", shape)}
-    with torch.device("meta"), quiet():
+    what = "no model of the shape that its config.json says can be made"
+    fix = "Put the config.json back that was saved with the weights."
+    with (
+        as_model_error(what, where="the model", fix=fix, memory=True),
+        torch.device("meta"),
+        quiet(),
+    ):
         return AutoModelForCausalLM.from_config(shape, **options)
 
 

@@ -15,6 +15,7 @@ from grouper.data import SOURCES
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.statistics import CONFIDENCE
 from grouper.models.folders import base_of, looks_local, read_adapter
+from grouper.publish.portable import without_folder
 from grouper.report.page import compared
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.training.checkpoint import is_complete, read_state
@@ -28,6 +29,7 @@ def model_card(
     place: str,
     *,
     run: Path | None = None,
+    base: str | None = None,
     license_id: str | None = None,
 ) -> str:
     """The text of README.md, with the metadata that the Hub reads.
@@ -37,11 +39,12 @@ def model_card(
         record: the content of `grouper.json`; None where the model's recipe is not known.
         place: the folder or Hub name that it will be loaded from.
         run: the run that trained it, if there is one.
+        base: the model it was trained from; left out: that of the record, or its own.
         license_id: the Hub's name of a licence; left out: that of the base model's card.
     """
     recipe = record["recipe"] if record else {}
     model = recipe.get("model", {})
-    base = model.get("path") or base_of(source)
+    base = base or model.get("path") or base_of(source)
     made = made_by(source) if run is not None else None
     tested = [result for result in results_of(source, run) if result.split == "test"]
     of_itself = [result for result in tested if (result.phase, result.step) == made]
@@ -71,10 +74,11 @@ def model_card(
         metadata=metadata,
         name=name,
         place=place,
-        base="a new random model" if model.get("new") else base,
+        base="a new random model" if model.get("new") else without_folder(base),
         record=record,
         recipe=recipe,
         phases=phases,
+        checkpoint=checkpoint_line(source),
         data=data,
         info=None if run is None else RunFolder(run).read_info(),
         results=[*compared(tested)] if tested else [],
@@ -90,6 +94,19 @@ def made_by(source: str) -> tuple[str, int]:
         return PHASES[0], 0
     state = read_state(folder)
     return state["phase"], state["step"]
+
+
+def checkpoint_line(source: str) -> str | None:
+    """Which checkpoint of its run a model is; None for the result of a phase and any other."""
+    folder = Path(source).expanduser()
+    if not is_complete(folder) or folder.name == "final":
+        return None
+    state = read_state(folder)
+    phase, step, total = state["phase"], state["step"], state["total"]
+    line = f"This is checkpoint {step} of the {total} steps of {phase.upper()}"
+    if is_complete(folder.parent / "final"):
+        return f"{line}, not the result of its run."
+    return f"{line}, in a run that has not been finished."
 
 
 def results_of(source: str, run: Path | None) -> list[EvaluationResult]:

@@ -25,6 +25,7 @@ from grouper.models.device import DTYPES
 from grouper.models.folders import (
     ADAPTER_FILE,
     EXPORT_FILE,
+    base_of,
     looks_local,
     read_adapter,
     recipe_for,
@@ -41,6 +42,7 @@ from grouper.prompts.rendering import (
     uses_chat,
 )
 from grouper.publish.card import CURVES_FILE, model_card, results_of
+from grouper.publish.portable import without_folders
 from grouper.report.curves import draw_curves
 from grouper.runs.folder import RunFolder
 from grouper.runs.records import evaluation_summary
@@ -86,7 +88,7 @@ def export_model(
         target: must not exist yet.
         dtype: of the saved weights, `float32` or `bfloat16`; merging is done in float32.
         adapter: write the adapter alone instead of merging it into its base.
-        place: where others will load it from, for the card; left out: `target`.
+        place: where others will load it from, for the card; left out: the name of `target`.
         license_id: on the card; left out: that of the base model's card, if it can be read.
 
     Raises:
@@ -108,11 +110,8 @@ def export_model(
     saved.model.to(DTYPES[dtype])
     del original
     tokenizer, gap, alone, record = load_tokenizer(source), 0.0, False, None
-    try:
-        recipe = recipe_for(source)
-    except ConfigError as error:
-        log.info("Nothing is said of how to prompt %s: %s", source, error)
-    else:
+    run, recipe = run_of(source), _recipe_of(source)
+    if recipe is not None:
         with Prepared(recipe, ProblemSets(), model=source, quiet=True) as prepared:
             alone = _make_portable(prepared, tokenizer)
             _set_generation(prepared, saved)
@@ -123,10 +122,19 @@ def export_model(
         if record is not None:
             text = json.dumps(record, indent=2, ensure_ascii=False, default=dict) + "\n"
             (folder / EXPORT_FILE).write_text(text, encoding="utf-8")
-        run = run_of(source)
         if run is not None:
+            for loss in RunFolder(run).losses(recipe):
+                log.warning("%s has lost %s: the card says nothing of it.", run, loss)
             draw_curves(RunFolder(run), folder / CURVES_FILE)
-        card = model_card(source, record, place or str(target), run=run, license_id=license_id)
+        base = recipe.model.path if recipe is not None and recipe.model.path else base_of(source)
+        card = model_card(
+            source,
+            record,
+            place or f"./{target.name}",
+            run=run,
+            base=base,
+            license_id=license_id,
+        )
         (folder / "README.md").write_text(card, encoding="utf-8")
         if not adapter:
             gap = float((_probe(_load(str(folder))) - expected).abs().max())
@@ -138,6 +146,21 @@ def export_model(
                 fix="Export as float32; if it disagrees there, too, please report it.",
             )
     return Exported(gap=gap, prompts_alone=alone)
+
+
+def _recipe_of(source: str) -> Recipe | None:
+    """How a model is prompted; None where nothing is known of it.
+
+    Raises:
+        ConfigError: it lies in a run whose recipe is damaged.
+    """
+    try:
+        return recipe_for(source)
+    except ConfigError as error:
+        if run_of(source) is not None:
+            raise
+        log.info("Nothing is said of how to prompt %s: %s", source, error)
+        return None
 
 
 def _require_portable_adapter(source: str, settings: dict[str, Any] | None) -> None:
@@ -233,9 +256,10 @@ def _set_generation(prepared: Prepared, policy: Policy) -> None:
 
 
 def recipe_record(recipe: Recipe) -> dict[str, Any]:
-    """What `grouper.json` has of every pushed model; folders of this machine are left out."""
+    """What `grouper.json` has of every pushed model, without the folders of this machine."""
     excluded = {"output_dir", "save_path"}
-    return {"format": 1, "recipe": recipe.model_dump(mode="json", exclude=excluded)}
+    settings = recipe.model_dump(mode="json", exclude=excluded)
+    return {"format": 1, "recipe": without_folders(settings)}
 
 
 def _record(prepared: Prepared, source: str, *, in_template: bool) -> dict[str, Any]:
@@ -255,5 +279,7 @@ def _record(prepared: Prepared, source: str, *, in_template: bool) -> dict[str, 
             "in_chat_template": in_template,
         },
         "sampling": asdict(prepared.evaluation_params()),
-        "evaluations": [evaluation_summary(result) for result in results_of(source, run)],
+        "evaluations": [
+            without_folders(evaluation_summary(result)) for result in results_of(source, run)
+        ],
     }

@@ -8,6 +8,7 @@ only what is missing when it is repeated.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -27,10 +28,11 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of httpx, 
 
 from grouper.errors import ModelError, first_line, hide
 from grouper.files import dumps, write_atomic
-from grouper.models.folders import EXPORT_FILE, model_in
+from grouper.models.folders import ADAPTER_FILE, BEST_FILE, EXPORT_FILE, STATE_FILE
+from grouper.models.trained import model_in
 from grouper.publish.export import export_model, recipe_record
-from grouper.runs.folder import STATE_FILE
-from grouper.training.checkpoint import BEST_FILE, OPTIMIZER_FOLDER, TrainState
+from grouper.publish.portable import without_folders
+from grouper.training.checkpoint import OPTIMIZER_FOLDER, TrainState
 from grouper.training.loop import Hook
 from grouper.training.run import Run
 
@@ -180,6 +182,7 @@ class PushCheckpoints(Hook):
             # Old checkpoints are removed while the upload goes on; links keep what they hold.
             shutil.copytree(folder, place, copy_function=os.link, dirs_exist_ok=True)
             write_atomic(place / EXPORT_FILE, dumps(recipe_record(run.recipe)).encode())
+            _forget_folders(place / ADAPTER_FILE)
             self._last = threading.Thread(target=self._push, args=(place, tag), daemon=True)
             self._last.start()
 
@@ -198,6 +201,14 @@ class PushCheckpoints(Hook):
         with _reported("The model", f"\nTry again: grouper push {run.path} {self._repo}"):
             trained = model_in(str(run.path))
             run.display.say(f"Pushed {trained}: {export_and_push(trained, self._repo)}")
+
+
+def _forget_folders(settings: Path) -> None:
+    """Replace paths in the configuration of an adapter, which is a link to that of a checkpoint."""
+    if settings.is_file():
+        content = json.loads(settings.read_text(encoding="utf-8"))
+        settings.unlink()
+        write_atomic(settings, dumps(without_folders(content)).encode())
 
 
 @contextlib.contextmanager

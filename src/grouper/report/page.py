@@ -33,12 +33,12 @@ from grouper.evaluation.compare import (
     render_table,
 )
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
-from grouper.files import read_lines, write_atomic
+from grouper.files import write_atomic
 from grouper.report import charts
 from grouper.report.curves import draw_curves
 from grouper.report.panels import RunView, overlaid, panels_of
 from grouper.runs.folder import PHASES, RunFolder
-from grouper.runs.records import describe_changes, flat_settings, numbers_in_words, rollout_of
+from grouper.runs.records import describe_changes, flat_settings, numbers_in_words
 from grouper.runs.samples import printable
 
 # Bytes of JSON that completions may take, for all runs together.
@@ -452,7 +452,7 @@ class _Completions:
         kept = whole = 0
         for phase, step, file in chosen:
             try:
-                rows = [*read_lines(file, rollout_of)]
+                rows = [*run.folder.shown_rollouts(file)]
             except RunFolderError as error:
                 self.notes.append(f"Left out: {error.paragraph()}")
                 continue

@@ -17,11 +17,9 @@ from rich.text import Text
 
 from grouper.errors import RunFolderError
 from grouper.evaluation.compare import label
-from grouper.files import read_lines
 from grouper.report.panels import RunView, Series, panels_of
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import is_running
-from grouper.runs.records import rollout_of
 from grouper.runs.samples import printable
 
 log = logging.getLogger(__name__)
@@ -74,7 +72,7 @@ def rollouts(
     for _, file in reversed(wanted):
         found = (
             row
-            for row in _rows(file, needle)
+            for row in _rows(run, file, needle)
             if (problem or "") in row["problem_id"] and verdict in (None, row["verdict"])
         )
         if not best and not worst:
@@ -84,12 +82,10 @@ def rollouts(
             return
 
 
-def _rows(file: Path, needle: str) -> Iterator[Row]:
+def _rows(run: RunFolder, file: Path, needle: str) -> Iterator[Row]:
     """The rows of a file that hold a text; a damaged end is reported and left out."""
     try:
-        for row in read_lines(file, lambda line: rollout_of(line) if needle in line else None):
-            if row is not None:
-                yield row
+        yield from run.shown_rollouts(file, needle)
     except RunFolderError as error:
         log.warning("%s", error.paragraph())
 

@@ -23,7 +23,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,11 +34,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
+from grouper.config.schema import Recipe
 from grouper.errors import RunFolderError
 from grouper.evaluation.items import StoredItems, Unfinished, row_of
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import (
     append_line,
+    checksum,
     delete,
     read_json,
     read_lines,
@@ -49,6 +53,7 @@ from grouper.files import (
     write_atomic,
     write_lines,
 )
+from grouper.models.folders import STATE_FILE
 from grouper.runs import records
 from grouper.runs.lock import LOCK_FILE, RunLock
 from grouper.runs.records import (
@@ -62,18 +67,18 @@ from grouper.runs.records import (
     flat,
     numbers_in_words,
     recipe_changes,
+    rollout_of,
 )
 from grouper.types import StepReport
 
+log = logging.getLogger(__name__)
+
 Value = TypeVar("Value")
 
-# In the order in which they happen; `base` is the model before training.
-PHASES = ("base", "sft", "grpo")
-
-# Written last into checkpoints and final folders: its presence marks a complete one.
-STATE_FILE = "trainer_state.json"
 # What reward functions that vary have answered.
 ANSWERS_FILE = "reward_answers.jsonl"
+
+PHASES = records.PHASES
 
 PICTURES = ("report.html", "curves.png")
 _FILES = ("recipe.yaml", "metrics.jsonl", "training.log", *PICTURES, ANSWERS_FILE)
@@ -81,6 +86,8 @@ OUR_FOLDERS = (*PHASES, "rollouts", "evaluations", "eval_runs", "nan_dump", "tra
 # What may be in a folder without a `run.json`: the run was killed at its very start, or a model was
 # measured before anything was trained.
 _LEFTOVERS = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
+# Settings that nothing before the first step depends on.
+_OF_TRAINING = ("sft.", "grpo.", "skip_sft", "skip_grpo")
 _ROLLOUTS = re.compile(rf"({'|'.join(PHASES)})-(\d+)\.jsonl\.gz")
 _EVALUATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*")
 _DAMAGED = "the summary of the evaluation is damaged"
@@ -117,6 +124,10 @@ class Intent(TypedDict, total=False):
     """Delete it, whatever its recipe."""
     allow_changes: bool
     """Continue it although recipe, data or code changed; `run.json` lists what did."""
+
+
+class LostItemsError(RunFolderError):
+    """Of an evaluation only its summary is left."""
 
 
 class RunFolder:
@@ -159,10 +170,18 @@ class RunFolder:
         with refusing(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             sweep(folder.path)
+        untrained = found and folder.is_untrained()
         if found and intent.get("overwrite"):
             folder._clear()
+        elif (
+            untrained
+            and not intent.get("allow_changes")
+            and not folder._base_still_holds(now, recipe_yaml)
+        ):
+            folder._clear(keep=("eval_runs",))
         if folder._info.exists():
-            info = folder._continued(now, recipe_yaml, intent.get("allow_changes", False))
+            allowed = untrained or intent.get("allow_changes", False)
+            info = folder._continued(now, recipe_yaml, allowed)
             folder._rewrite_metrics(lambda _: True)  # a kill may have cut its last line
             # The new hash goes before the new recipe: after a kill in between, the new recipe can
             # go on, and the old one is refused.
@@ -194,7 +213,7 @@ class RunFolder:
             )
         old, new = info.recipe_hash, now.recipe_hash
         if old != new:
-            changes |= recipe_changes(self._recipe_text, recipe_yaml)
+            changes |= self._changes_to(recipe_yaml)
         if old != new or changes:
             info.changes.append(Change(hash_before=old, hash=new, changes=changes))
         info.recipe_hash = new
@@ -206,7 +225,8 @@ class RunFolder:
         """Whether `create` would find a run here to continue or delete. Touches nothing.
 
         With `recipe_yaml`, a refusal names the settings that differ. A run that is continued may be
-        given more steps or epochs, and save more or less, without `allow_changes`.
+        given more steps or epochs, and save more or less, without `allow_changes`. One that has
+        trained nothing stands in nobody's way: it is continued, or begun again by another recipe.
 
         Raises:
             RunFolderError: `create` would refuse the folder, but for changed data or code.
@@ -229,8 +249,10 @@ class RunFolder:
             return False
         if intent.get("overwrite"):
             return True
-        there, before = self.read_info().recipe_hash, self._recipe_text
-        changes = recipe_changes(before, recipe_yaml) if before and recipe_yaml else {}
+        there = self.read_info().recipe_hash
+        if self.is_untrained():
+            return True
+        changes = {} if there == recipe_hash else self._changes_to(recipe_yaml)
         allowed = intent.get("allow_changes") or (intent.get("resume") and are_harmless(changes))
         if there != recipe_hash and not allowed:
             shown = f": {describe_changes(changes)}" if changes else ""
@@ -246,10 +268,38 @@ class RunFolder:
             raise RunFolderError(
                 f"the folder already holds a run of this recipe (hash {there})",
                 where=str(self.path),
-                fix="Continue it with --resume, start again with --overwrite, or give this run "
-                "another name.",
+                fix=f"Continue it with `{self.resume_command}`, start again with --overwrite, or "
+                "give this run another name.",
             )
         return True
+
+    @property
+    def resume_command(self) -> str:
+        """The command that continues the run, whatever recipe it was started from."""
+        name = str(self.path)
+        # Without a slash it would be the name of a recipe.
+        return f"grouper run {shlex.quote(name if '/' in name else f'./{name}')} --resume"
+
+    def is_untrained(self) -> bool:
+        """Whether no step has been done: nothing but the base may have been measured."""
+        trained = ("rollouts/*", "nan_dump/*", *(f"{phase}/*" for phase in PHASES[1:]))
+        if self._metrics.exists() and self._metrics.stat().st_size > 0:
+            return False
+        return not any(any(self.path.glob(pattern)) for pattern in trained)
+
+    def is_unmeasured(self) -> bool:
+        """Whether no completion of an evaluation has been kept, finished or not."""
+        return not any((self.path / "evaluations").glob("**/*.jsonl*"))
+
+    def _base_still_holds(self, now: RunInfo, recipe_yaml: str) -> bool:
+        """Whether the base model and its evaluation would be the same in the run as it is now."""
+        info = self.read_info()
+        if content_changes(info, now):
+            return False
+        if info.recipe_hash == now.recipe_hash:
+            return True
+        changes = self._changes_to(recipe_yaml)
+        return bool(changes) and all(key.startswith(_OF_TRAINING) for key in changes)
 
     def discard(self) -> None:
         """Undo `create` where the folder was new: a run that never began leaves nothing.
@@ -284,6 +334,30 @@ class RunFolder:
         info = self.read_info()
         return {info.recipe_hash, *(change.hash_before for change in info.changes)}
 
+    @cached_property
+    def _signature(self) -> dict[str, str]:
+        """What records of this run carry, so that those of another one are not taken for its own.
+
+        Empty in a folder that is no run, as those of `grouper eval`.
+        """
+        return {"recipe_hash": self.read_info().recipe_hash} if self._info.exists() else {}
+
+    @cached_property
+    def _signatures(self) -> set[str]:
+        """The signatures that records of this run may have; empty: any."""
+        return self.recipe_hashes() if self._info.exists() else set()
+
+    def _require_own(self, signature: object, what: str, file: Path) -> None:
+        """Raise `RunFolderError` if a record carries the signature of another run."""
+        own = self._signatures
+        if own and signature is not None and str(signature) not in own:
+            raise RunFolderError(
+                f"{what} is of another run (recipe hash {signature}, this one has "
+                f"{', '.join(sorted(own))})",
+                where=str(file),
+                fix="Put back the file that was written here, or delete this one.",
+            )
+
     def record_resolved(self, numbers: Mapping[str, int]) -> None:
         """Record settings that followed from the data: `resolved` of `run.json`."""
         info = self.read_info()
@@ -304,11 +378,22 @@ class RunFolder:
         return latest
 
     def _write_info(self, info: RunInfo) -> None:
+        for derived in ("_signature", "_signatures"):
+            self.__dict__.pop(derived, None)
         write_atomic(self._info, f"{info.model_dump_json(indent=2)}\n".encode())
 
-    @property
-    def _recipe_text(self) -> str:
-        return self._recipe.read_text(encoding="utf-8") if self._recipe.exists() else ""
+    def _changes_to(self, recipe_yaml: str) -> Changes:
+        """What another resolved recipe has different; none where one of the two is not known.
+
+        Raises:
+            RunFolderError: the recipe of the run is damaged.
+        """
+        if not recipe_yaml or not self._recipe.exists():
+            return {}
+        fix = "Restore the file: what has changed since can only be told by it."
+        with reading(self._recipe, "the recipe of the run is damaged", fix):
+            return recipe_changes(self._recipe.read_text(encoding="utf-8"), recipe_yaml)
+        raise AssertionError
 
     # --- metrics
 
@@ -322,7 +407,8 @@ class RunFolder:
             rows = self._metrics_lines()
             self._elapsed_before = rows[-1][1].elapsed_s if rows else 0.0
         elapsed = self._elapsed_before + time.monotonic() - self._opened
-        append_line(self._metrics, records.metrics_row(report, elapsed=elapsed))
+        row = records.metrics_row(report, elapsed=elapsed)
+        append_line(self._metrics, {**row, **self._signature})
 
     def flush_metrics(self) -> None:
         """Wait until every line of `metrics.jsonl` is on disk; raises as `append_metrics` does."""
@@ -346,13 +432,16 @@ class RunFolder:
     def _metrics_lines(self) -> list[tuple[str, records.MetricsRow]]:
         if not self._metrics.exists():
             return []
-        text = self._metrics.read_text(encoding="utf-8", errors="replace")
+        fix = "It was damaged after it was written; restore the file or delete the line."
+        with reading(self._metrics, "the file cannot be read", fix):
+            text = self._metrics.read_text(encoding="utf-8", errors="replace")
         found = []
         # A kill can leave the last line half-written; only lines with their end count.
         for number, line in enumerate(text.split("\n")[:-1], start=1):
-            fix = "It was damaged after it was written; restore the file or delete the line."
             with reading(self._metrics, f"line {number} cannot be read", fix):
-                found.append((line, records.parse_step(line)))
+                row = records.parse_step(line)
+            self._require_own(row.recipe_hash, f"line {number}", self._metrics)
+            found.append((line, row))
         return found
 
     def _rewrite_metrics(self, wanted: Callable[[records.MetricsRow], bool]) -> None:
@@ -365,7 +454,7 @@ class RunFolder:
 
     def write_rollouts(self, phase: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Record every rollout of a step, one line each: the rows of `records.rollout_rows`."""
-        found = [*rows]
+        found = [{**row, **self._signature} for row in rows]
         write_lines(self.path / "rollouts" / f"{phase}-{step:06d}.jsonl.gz", found)
 
     def read_rollouts(
@@ -375,16 +464,45 @@ class RunFolder:
         for file_phase, file_step, file in self.rollout_files():
             if phase in (None, file_phase) and step in (None, file_step):
                 for row in read_lines(file, records.parse_rollout):
+                    self._require_own(row.recipe_hash, "the file", file)
                     yield row.model_dump(exclude_unset=True)
+
+    def shown_rollouts(self, file: Path, text: str = "") -> Iterator[dict[str, Any]]:
+        """The rows of a file of rollouts, of any version, to look at.
+
+        Args:
+            file: one of `rollout_files`.
+            text: leave out lines without it before they are decoded.
+
+        Raises:
+            RunFolderError: it is damaged, or of another run.
+        """
+        for row in read_lines(file, lambda line: rollout_of(line) if text in line else None):
+            if row is not None:
+                self._require_own(row["recipe_hash"], "the file", file)
+                yield row
 
     def has_finished(self, phases: Sequence[str]) -> bool:
         """Whether each of these phases has left its final model, and has not gone on since."""
-        steps = {row.phase: row.step for _, row in self._metrics_lines()}
-        states = {phase: self.path / phase / "final" / STATE_FILE for phase in phases}
+        steps: dict[str, int] = {row.phase: row.step for _, row in self._metrics_lines()}
+        finished = {phase: self._finished_steps(phase) for phase in phases}
         return all(
-            file.is_file() and read_json(file, _NO_STATE).get("step", 0) >= steps.get(phase, 0)
-            for phase, file in states.items()
+            done is not None and done >= steps.get(phase, 0) for phase, done in finished.items()
         )
+
+    def _finished_steps(self, phase: str) -> int | None:
+        """The steps of a phase's final model; None where there is none."""
+        file = self.path / phase / "final" / STATE_FILE
+        if not file.is_file():
+            return None
+        step = read_json(file, _NO_STATE).get("step")
+        if type(step) is not int:
+            raise RunFolderError(
+                f"{_NO_STATE} (step: {step!r} is no whole number)",
+                where=str(file),
+                fix="Restore the file.",
+            )
+        return step
 
     def rollout_files(self) -> list[tuple[str, int, Path]]:
         """(phase, step, file) of every step whose rollouts are stored, in order."""
@@ -406,7 +524,8 @@ class RunFolder:
             delete(summary)
             write_lines(items, map(row_of, result.items))
         # The summary last: an evaluation without one does not exist.
-        text = json.dumps(records.evaluation_summary(result), indent=2)
+        content = {**records.evaluation_summary(result), "items_crc32": checksum(items)}
+        text = json.dumps(content, indent=2)
         write_atomic(summary, (text + "\n").encode())
         Unfinished(summary.parent, result.name, {}).delete()  # not before: it can be gone on with
         self.measuring.close()
@@ -426,10 +545,13 @@ class RunFolder:
         """
         for number in itertools.count(1):
             chosen = name if number == 1 else f"{name}-{number}"
-            summary, _ = self._evaluation_files(chosen)
+            summary, items = self._evaluation_files(chosen)
             unfinished = Unfinished(summary.parent, chosen, card)
             if unfinished.of_others():
                 continue
+            if summary.exists() and not items.exists():
+                log.warning("The items of %s are lost; it is measured again.", summary)
+                delete(summary)
             if not summary.exists():
                 self.measuring.callback(RunLock(unfinished.folder, "evaluation").release)
                 return chosen
@@ -442,23 +564,53 @@ class RunFolder:
         """The evaluation of that name, or None where it was not finished.
 
         Raises:
-            RunFolderError: a file of it is damaged.
+            LostItemsError: only its summary is left.
+            RunFolderError: a file of it is damaged, or of another run or evaluation.
         """
+        return self._evaluation(name)
+
+    def _evaluation(self, name: str) -> EvaluationResult | None:
+        """As `read_evaluation`."""
         summary, items = self._evaluation_files(name)
-        if not (summary.exists() and items.exists()):
+        if not summary.exists():
             return None
         try:
+            if not items.exists():
+                raise LostItemsError(
+                    "the items of this evaluation are lost, and nothing can be said of it",
+                    where=str(items),
+                    fix=f"Restore the file, or delete {summary} and continue the run with "
+                    "--resume, which measures it again.",
+                )
             stored = StoredItems.read(items)
-            return _read(summary, _DAMAGED, lambda found: records.evaluation_of(found, stored))
+            found = _read(summary, _DAMAGED, lambda found: records.evaluation_of(found, stored))
+            self._require_whole(name, found)
         except RunFolderError:
             if not summary.exists():  # a run that goes on has taken it back meanwhile
                 return None
             raise
+        return found
+
+    def _require_whole(self, name: str, found: EvaluationResult) -> None:
+        """Raise `RunFolderError` if the two files of an evaluation do not belong here together."""
+        summary, items = self._evaluation_files(name)
+        self._require_own(found.card.get("recipe_hash"), "the evaluation", summary)
+        what = None
+        if found.name != name:
+            what = f"this is the summary of the evaluation {found.name!r}"
+        elif read_json(summary, _DAMAGED).get("items_crc32", checksum(items)) != checksum(items):
+            what = f"{items.name} is damaged, or holds other items than this summary was made of"
+        if what is not None:
+            raise RunFolderError(
+                what,
+                where=str(summary),
+                fix="Put back the files that were written here, or delete both.",
+            )
 
     def read_evaluations(self) -> list[EvaluationResult]:
         """All evaluations by phase, step and name; raises as `read_evaluation` does."""
         summaries = (self.path / "evaluations").glob("*.json")
-        found = filter(None, [self.read_evaluation(path.stem) for path in summaries])
+        found = filter(None, [self._evaluation(path.stem) for path in summaries])
         return sorted(found, key=lambda r: (PHASES.index(r.phase), r.step, r.name))
 
     def _evaluation_files(self, name: str) -> tuple[Path, Path]:
@@ -488,14 +640,32 @@ class RunFolder:
                 for file in self._evaluation_files(path.stem):
                     delete(file)
 
+    def losses(self, recipe: Recipe | None = None) -> list[str]:
+        """Records of finished phases that are not there, by name.
+
+        Args:
+            recipe: of the run; left out: evaluations are not looked for.
+
+        Raises:
+            RunFolderError: metrics or a state are damaged.
+        """
+        done = {phase: self._finished_steps(phase) for phase in PHASES[1:]}
+        finished = {phase: step for phase, step in done.items() if step is not None}
+        lost = self.holes(finished)
+        if recipe is not None and recipe.data.test is not None and finished:
+            for name in ("base", *finished):
+                if not self._evaluation_files(name)[0].exists():
+                    lost.append(f"the evaluation of {name}")
+        return lost
+
     def holes(self, steps: Mapping[str, int]) -> list[str]:
         """What the record should hold and does not: files and lines that were lost, by name.
 
         Args:
             steps: phase -> the steps that it has done.
         """
-        rows = {(row.phase, row.step) for _, row in self._metrics_lines()}
-        files = {(phase, step) for phase, step, f in self.rollout_files() if f.stat().st_size}
+        rows: set[tuple[str, int]] = {(row.phase, row.step) for _, row in self._metrics_lines()}
+        files = {(phase, step) for phase, step, f in self.rollout_files() if _has_content(f)}
         lost = {"the lines of metrics.jsonl": rows, "the rollouts": files}
         return [
             f"{what} of {phase} step {numbers_in_words(missing)}"
@@ -504,6 +674,13 @@ class RunFolder:
             if what != "the rollouts" or phase == "grpo"
             if (missing := [n for n in range(1, last + 1) if (phase, n) not in there])
         ]
+
+
+def _has_content(file: Path) -> bool:
+    try:
+        return file.stat().st_size > 0
+    except OSError:  # a link to nothing
+        return False
 
 
 # --- the record of a run as tables ----------------------------------------------------------------

@@ -15,7 +15,7 @@ from grouper.evaluation.result import EvaluationResult
 from grouper.files import read_json
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards.calling import reward_label
-from grouper.runs.folder import Intent, RunFolder
+from grouper.runs.folder import Intent, LostItemsError, RunFolder
 from grouper.runs.lock import RunLock
 from grouper.runs.records import RunInfo
 from grouper.runs.samples import END, printable
@@ -150,6 +150,14 @@ class Recorder(RunFolder):
         self._send(Record.of_evaluation(result))
         if time.monotonic() >= self._draw_from:
             self.redraw()
+
+    def _evaluation(self, name: str) -> EvaluationResult | None:
+        """One whose items were lost does not exist for a run, which measures it again."""
+        try:
+            return super()._evaluation(name)
+        except LostItemsError as error:
+            log.warning("%s It is measured again where its model is still there.", error.what)
+            return None
 
     def redraw(self) -> None:
         """Draw the pictures anew, on rank 0, if anything was recorded since the last time."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
@@ -24,12 +24,19 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from grouper.config.loading import NOT_THE_EXPERIMENT
 from grouper.evaluation.items import StoredItems, checked
 from grouper.evaluation.result import EvaluationResult
-from grouper.types import RolloutGroup, StepReport, Tally
+from grouper.types import RolloutGroup, StepReport, Tally, Verdict
 
 # Amounts per completion, and differences per token, of which a single large one may matter. Beside
 # the mean, these metrics have their minimum, maximum and count.
 # The others are shares, times, counts and settings, of which the mean is enough.
 SPREAD = re.compile(r"reward/.+|completion/tokens|policy/(kl|ratio)|sampler_logprob_diff")
+
+
+# A number of things: more would be none.
+_COUNT: Any = Field(ge=0, lt=2**53)
+
+# In the order in which they happen; `base` is the model before training.
+PHASES = ("base", "sft", "grpo")
 
 
 class MetricsRow(BaseModel, strict=True, frozen=True, extra="allow"):
@@ -39,14 +46,16 @@ class MetricsRow(BaseModel, strict=True, frozen=True, extra="allow"):
     """
 
     __pydantic_extra__: dict[str, float | None] = Field(init=False)
-    phase: str
-    step: int
+    phase: Literal["base", "sft", "grpo"]
+    step: int = _COUNT
     time: str
     """When the step was done: ISO 8601, UTC."""
     elapsed_s: float
     """Seconds that the run had been going on by then, the time between two starts left out."""
     status: str
     events: list[str]
+    recipe_hash: str | None = None
+    """Of the run that has done the step; lines of earlier versions have none."""
 
 
 class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
@@ -56,19 +65,19 @@ class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
     """
 
     phase: str
-    step: int
-    group: int
-    sample: int
-    problem_id: str
+    step: int = _COUNT
+    group: int = _COUNT
+    sample: int = _COUNT
+    problem_id: str = Field(min_length=1)
     prompt: str
     completion: str
     answer: str
     extracted: str | None
-    verdict: str
+    verdict: str = Field(pattern=f"^({'|'.join(verdict.value for verdict in Verdict)})$")
     stage: str
     reason: str
     finish_reason: str
-    tokens: int
+    tokens: int = _COUNT
     policy_version: int
     rewards: dict[str, float | None]
     reward: float | None
@@ -84,6 +93,8 @@ class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
     """Of the sampler, in nats."""
     clipped: list[int] | None = None
     """Places of the tokens whose ratio was beyond its bound in some update of the step."""
+    recipe_hash: str | None = None
+    """As in `MetricsRow`."""
 
 
 # Each takes a line, or what `read_json` gave, and raises `ValueError` where it is damaged.
@@ -99,15 +110,18 @@ def rollout_of(line: str) -> dict[str, Any]:
         ValueError: it is not a row.
     """
     row = json.loads(line)
-    if isinstance(row, dict):
+    if isinstance(row, dict) and row.keys() & _KNOWN.keys():
         _check_known(row)
         return {**_UNKNOWN, **row}
-    raise ValueError("a row should be an object")
+    raise ValueError("this is no row of a rollout")
 
 
 _COLUMNS = RolloutRow.model_fields.items()
 _UNKNOWN = {name: "" if field.annotation is str else None for name, field in _COLUMNS}
-_KNOWN: dict[str, Any] = {name: (field.annotation, _UNKNOWN[name]) for name, field in _COLUMNS}
+_KNOWN: dict[str, Any] = {
+    name: (Annotated[field.annotation, *field.metadata, None], _UNKNOWN[name])
+    for name, field in _COLUMNS
+}
 _check_known = checked(
     create_model("Known", __config__=ConfigDict(strict=True), **_KNOWN).model_validate
 )
@@ -239,7 +253,19 @@ def evaluation_of(summary: Mapping[str, Any], items: StoredItems) -> EvaluationR
         ValueError: the settings are damaged.
     """
     found = {name: value for name, value in summary.items() if name in _SETTINGS}
-    return replace(_parse_result({**found, "items": ()}), items=items)
+    if found.get("phase") not in PHASES:
+        raise ValueError(f"phase: {found.get('phase')!r} is none of {', '.join(PHASES)}")
+    result = replace(_parse_result({**found, "items": ()}), items=items)
+    seed = result.card.get("seed", 0)
+    if type(seed) is not int:
+        raise ValueError(f"card: seed: {seed!r} is no whole number")
+    problems = {item.problem_id for item in items.light}
+    if result.step < 0 or result.samples < 1 or len(problems) * result.samples != len(items):
+        raise ValueError(
+            f"step {result.step}, or {result.samples} samples of {len(problems)} problems, is not "
+            f"what made {len(items)} items"
+        )
+    return result
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

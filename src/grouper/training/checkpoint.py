@@ -16,15 +16,15 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import BaseModel, Field
 from pydantic_core import to_jsonable_python
 from rich.filesize import decimal
 from safetensors import SafetensorError, safe_open
@@ -35,14 +35,23 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.config.loading import resolved_yaml
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import CheckpointError, RunFolderError, first_line, is_out_of_memory
+from grouper.evaluation.items import checked
 from grouper.evaluation.statistics import Interval
-from grouper.files import dumps, refusing, remove_folder, whole_folder, write_atomic
-from grouper.models.folders import ADAPTER_FILE, RECIPE_FILE
+from grouper.files import (
+    TOO_DEEP,
+    checksum,
+    dumps,
+    refusing,
+    remove_folder,
+    whole_folder,
+    write_atomic,
+)
+from grouper.models.folders import ADAPTER_FILE, BEST_FILE, RECIPE_FILE, STATE_FILE
 from grouper.models.loading import save_policy
 from grouper.models.merging import whole
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
-from grouper.runs.folder import OUR_FOLDERS, STATE_FILE, RunFolder
+from grouper.runs.folder import OUR_FOLDERS, RunFolder
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes
@@ -51,8 +60,6 @@ from grouper.training.update import UpdateResult
 
 log = logging.getLogger(__name__)
 
-# In the folder of the best checkpoint so far; names the evaluation that made it the best.
-BEST_FILE = "best.json"
 # In a checkpoint that training can continue from.
 OPTIMIZER_FOLDER = "optimizer"
 # Beside it: rollouts of the next step that have been drawn already.
@@ -62,7 +69,6 @@ AHEAD_FILE = "ahead.json"
 MARGIN = 1.02
 # Bytes of optimizer state that are put together and copied at a time to be written.
 _FILE_BYTES = 1 << 29
-_CHUNK = 1 << 24
 
 
 # What is saved
@@ -177,6 +183,35 @@ _KEYS = (
     *("phase", *_COUNTERS, "difficulty", "best"),
     *("policy_version", "started_from", "recipe_hash", "files"),
 )
+
+
+class _SavedBest(BaseModel, strict=True):
+    step: int | None
+    accuracy: float
+    interval: list[float] | None
+    pending: int | None
+
+
+class _SavedState(BaseModel, strict=True):
+    """The types of what a state file holds."""
+
+    phase: Literal["sft", "grpo"]
+    step: int = Field(ge=0)
+    total: int = Field(ge=0)
+    skipped: int = Field(ge=0)
+    position: int = Field(ge=0)
+    epoch_ended: bool
+    checks: dict[str, Any]
+    asked: dict[str, str]
+    difficulty: dict[str, Any] | None
+    best: _SavedBest
+    policy_version: int
+    started_from: str
+    recipe_hash: str
+    files: dict[str, str]
+
+
+_check_state = checked(_SavedState.model_validate)
 
 
 # Saving
@@ -339,18 +374,10 @@ def contents(folder: Path) -> dict[str, str]:
     Without the state file, and without the mark of the best one, which comes and goes.
     """
     return {
-        path.relative_to(folder).as_posix(): _checksum(path)
+        path.relative_to(folder).as_posix(): checksum(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name not in (STATE_FILE, BEST_FILE)
     }
-
-
-def _checksum(path: Path) -> str:
-    value = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            value = zlib.crc32(chunk, value)
-    return f"{value:08x}"
 
 
 def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
@@ -366,12 +393,12 @@ def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
         return f"it is incomplete (no {STATE_FILE})"
     name = STATE_FILE
     try:
-        for name, checksum in read_state(folder)["files"].items():
+        for name, written in read_state(folder)["files"].items():
             path = folder / name
             if not path.is_file():
                 return f"its {name} is missing"
             compared = not only_tensors or path.suffix == ".safetensors"
-            if compared and _checksum(path) != checksum:
+            if compared and checksum(path) != written:
                 return f"its {name} is damaged or was edited (other bytes than were written)"
     except CheckpointError as error:
         return error.what
@@ -396,6 +423,10 @@ def read_state(folder: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         missing = [key for key in _KEYS if key not in state]
         what = f"has no {missing[0]!r}" if missing else None
+        if what is None:
+            _check_state(state)
+    except RecursionError:
+        what = f"cannot be read ({TOO_DEEP})"
     except (OSError, ValueError, TypeError) as error:
         what = f"cannot be read ({error})"
     if what is None:

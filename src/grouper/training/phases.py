@@ -17,9 +17,9 @@ from grouper.errors import CheckpointError, DataError, RunFolderError
 from grouper.evaluation.compare import Comparison, compare
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.allocator import prefer_expandable_segments
-from grouper.models.folders import read_adapter
+from grouper.models.folders import STATE_FILE, read_adapter
 from grouper.models.policy import Policy
-from grouper.runs.folder import PHASES, STATE_FILE
+from grouper.runs.folder import PHASES
 from grouper.runs.records import NOT_THERE, Changes, RunInfo, describe_changes, that_differ
 from grouper.training.checkpoint import (
     OPTIMIZER_FOLDER,

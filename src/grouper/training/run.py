@@ -21,18 +21,24 @@ from rich.text import Text
 
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, Interrupted, ModelError, PreflightError, installed
+from grouper.errors import ConfigError, GrouperError, Interrupted, ModelError, installed
 from grouper.evaluation.compare import metrics_line
+from grouper.evaluation.evaluate import few_at_a_time, weights_mark
 from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
 from grouper.models.device import find_device, on_device, use_cpu_threads
-from grouper.models.folders import on_this_machine, read_adapter, require_model_folder
+from grouper.models.folders import (
+    STATE_FILE,
+    on_this_machine,
+    read_adapter,
+    require_model_folder,
+)
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards.calling import code_fingerprints
-from grouper.runs.folder import ANSWERS_FILE, STATE_FILE
+from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, end_logging, setup_logging
 from grouper.runs.recorder import Recorder
 from grouper.runs.records import RunInfo, describe_changes, host, that_differ
@@ -245,7 +251,16 @@ class Run:
             moved = partial(self.moved, task, f"evaluation of {phase} on {split}")
             what = {"card": self._loss_card(policy, phase, split), "progress": moved}
             sampler = self.sampler(policy)
-            result = self._measure(sampler, phase, step, split, self.processes, **what)
+            with few_at_a_time(sampler, policy):
+                result = self._measure(
+                    sampler,
+                    phase,
+                    step,
+                    split,
+                    self.processes,
+                    weights=weights_mark(policy),
+                    **what,
+                )
         # An evaluation may need far more cache than a training step.
         sampler.release()
         return self.record(result)
@@ -264,7 +279,12 @@ class Run:
         sampler = self._validators.over(policy)
         assert isinstance(sampler, VllmSampler)
         card = self._loss_card(policy, phase, "validation")
-        measure = partial(self._measure, progress=self.raise_if_ending, card=card)
+        measure = partial(
+            self._measure,
+            progress=self.raise_if_ending,
+            card=card,
+            weights=weights_mark(policy),
+        )
         held = sampler.held()
         return self._begin(lambda: measure(held, phase, step, "validation", ProcessGroup()))
 
@@ -310,6 +330,7 @@ class Run:
             items=items,
             processes=processes,
             folder=self.path / "evaluations",
+            resume=seconds is None,  # what was drawn before would make it seem faster
             seconds=seconds,
             **others,
         )
@@ -375,7 +396,8 @@ class Run:
             raise Interrupted(
                 "stopped on request",
                 where=str(self.path),
-                fix="Everything up to the last finished step is saved; go on with --resume.",
+                fix="Everything up to the last finished step is saved; continue with "
+                f"`{self.folder.resume_command}`.",
             )
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
@@ -408,7 +430,9 @@ class Run:
         self._beside.shutdown()  # what it was doing ends with the servers
         self.folder.close()
         end_logging(self._logging)  # what the process does next is not of this run
-        if isinstance(raised[1], PreflightError) and not self.has_begun():
+        # A folder that holds nothing would only stand in the way of the corrected recipe.
+        ended = isinstance(raised[1], GrouperError | KeyboardInterrupt)
+        if ended and self.folder.is_untrained() and self.folder.is_unmeasured():
             self.folder.discard()
         if not any(raised) and not self._group_is_callers:
             # After an error the other processes may never get here, and must not be waited for.
