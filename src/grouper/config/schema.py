@@ -195,10 +195,15 @@ class DataConfig(Section):
     validation_share: BelowOne = 0.0
     """instead of validation: this share of train, held out by run seed"""
     test: SourceConfig | None = None
+    test_share: BelowOne = 0.0
+    """instead of test: this share of train, held out by the words of the questions, the same for
+    every seed"""
 
     def contradictions(self) -> Iterator[str]:
         if self.validation is not None and self.validation_share:
             yield "give only one of data.validation and data.validation_share"
+        if self.test is not None and self.test_share:
+            yield "give only one of data.test and data.test_share"
 
 
 class TagsConfig(Section):

@@ -1,0 +1,135 @@
+"""Does the recipe that `grouper init` writes teach a real model anything?
+
+For each model: `init` with GSM8K's training file, the SFT that the recipe has (if any), and the
+first 16 groups of 8 rollouts that GRPO would draw. A group is mixed where some of its answers are
+right and some are not: only there correctness teaches. On a CPU one pass of SFT over 7,473
+solutions takes hours, so that it is shortened, and the result says to how many steps.
+
+    python benchmarks/init_real.py TRAIN.jsonl MODEL... [--sft-steps 24] [--folder DIR]
+
+Results go to benchmarks/results/init_real.json, one model after the other; a model whose stages are
+in the folder already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "init_real.json"
+GROUPS = 16
+GROUP_SIZE = 8
+# Nothing is evaluated here, so that nothing is held out.
+ALL_FOR_TRAINING = {"validation_share": 0.0, "test": None, "test_share": 0.0}
+
+
+def write_recipe(model: str, train: Path, folder: Path) -> dict[str, Any]:
+    """Call `grouper init` as a user does; returns its output and the seconds that it took."""
+    record = folder / "init.json"
+    if record.is_file():
+        return dict(json.loads(record.read_text()))
+    started = time.perf_counter()
+    words = ["init", "recipe.yaml", "--model", model, "--data", str(train)]
+    called = subprocess.run(
+        [sys.executable, "-m", "grouper", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found = {"seconds": time.perf_counter() - started, "output": called.stdout}
+    record.write_text(json.dumps(found))
+    return found
+
+
+def train_sft(folder: Path, *, steps: int, batch_size: int) -> tuple[str | None, dict[str, Any]]:
+    """Run the SFT of the recipe, shortened; returns the folder of its model, if it has SFT."""
+    import grouper
+
+    recipe = grouper.load_recipe(folder / "recipe.yaml")
+    if recipe.skip_sft:
+        return None, {}
+    short = recipe.override(
+        f"sft.steps={steps}",
+        f"sft.batch_size={batch_size}",
+        "sft.evaluate_every=0",
+        "tracking.token_groups=0",
+        data=ALL_FOR_TRAINING,
+        skip_grpo=True,
+        output_dir=str(folder),
+        name="sft-run",
+    )
+    final = folder / "sft-run" / "sft" / "final"
+    started = time.perf_counter()
+    if not final.is_dir():
+        grouper.train(short, resume=(folder / "sft-run").exists())
+    whole = 7473 // recipe.sft.batch_size
+    return str(final), {
+        "steps": steps,
+        "batch_size": batch_size,
+        "steps_of_the_recipe": whole,
+        "batch_size_of_the_recipe": recipe.sft.batch_size,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def first_groups(folder: Path, model: str) -> dict[str, Any]:
+    """Draw the first groups as GRPO would, and count."""
+    import grouper
+    from grouper import api
+    from grouper.rewards.builtin import format_holds
+
+    recipe = grouper.load_recipe(folder / "recipe.yaml").override(data=ALL_FOR_TRAINING)
+    started = time.perf_counter()
+    seen = api.preview(recipe, model, samples=GROUP_SIZE, problems=GROUPS)
+    solved = [group.solved for group in seen.groups]
+    rollouts = seen.rollouts
+    held = sum(format_holds(r.completion.text, seen.prepared.format) for r in rollouts)
+    return {
+        "groups": len(solved),
+        "group_size": GROUP_SIZE,
+        "max_new_tokens": recipe.sampling.max_new_tokens,
+        "solved": solved,
+        "mixed": sum(0 < count < GROUP_SIZE for count in solved),
+        "with_signal": sum(seen.signal),
+        "in_format": held,
+        "truncated": sum(r.completion.truncated for r in rollouts),
+        "rollouts": len(rollouts),
+        "tokens": sum(len(r.completion.token_ids) for r in rollouts) / len(rollouts),
+        "seconds": time.perf_counter() - started,
+        "first": rollouts[0].completion.text,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("train", type=Path, help="GSM8K's training file")
+    parser.add_argument("models", nargs="+", help="model folders")
+    parser.add_argument("--sft-steps", type=int, default=24)
+    parser.add_argument("--sft-batch", type=int, default=8)
+    parser.add_argument("--folder", type=Path, default=Path("init_real"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    rows = json.loads(arguments.results.read_text()) if arguments.results.is_file() else {}
+    for model in arguments.models:
+        name = Path(model).name
+        folder = (arguments.folder / name).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        init = write_recipe(model, arguments.train.absolute(), folder)
+        start, sft = train_sft(folder, steps=arguments.sft_steps, batch_size=arguments.sft_batch)
+        groups = first_groups(folder, start or model)
+        recipe = (folder / "recipe.yaml").read_text()
+        rows[name] = {"init": init, "recipe": recipe, "sft": sft, "groups": groups}
+        arguments.results.write_text(json.dumps(rows, indent=1) + "\n")
+        print(name, json.dumps(groups["solved"]), f"mixed: {groups['mixed']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
