@@ -5,7 +5,7 @@ first 16 groups of 8 rollouts that GRPO would draw. A group is mixed where some 
 right and some are not: only there correctness teaches. On a CPU one pass of SFT over 7,473
 solutions takes hours, so that it is shortened, and the result says to how many steps.
 
-    python benchmarks/init_real.py TRAIN.jsonl MODEL... [--sft-steps 24] [--folder DIR]
+    python benchmarks/init_real.py TRAIN.jsonl MODEL... [--sft-steps 24] [--until-mixed]
 
 Results go to benchmarks/results/init_real.json, one model after the other; a model whose stages are
 in the folder already is not run again.
@@ -25,6 +25,8 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results" / "init_real.json"
 GROUPS = 16
 GROUP_SIZE = 8
+# Groups that are drawn together.
+AT_ONCE = 4
 # Nothing is evaluated here, so that nothing is held out.
 ALL_FOR_TRAINING = {"validation_share": 0.0, "test": None, "test_share": 0.0}
 
@@ -79,25 +81,51 @@ def train_sft(folder: Path, *, steps: int, batch_size: int) -> tuple[str | None,
     }
 
 
-def first_groups(folder: Path, model: str) -> dict[str, Any]:
-    """Draw the first groups as GRPO would, and count."""
+def first_groups(folder: Path, model: str, *, until_mixed: bool) -> dict[str, Any]:
+    """Draw the first groups as GRPO and `grouper preview` would, and count.
+
+    Args:
+        folder: of the recipe.
+        model: what GRPO would start from.
+        until_mixed: draw no more once a group is mixed.
+    """
     import grouper
-    from grouper import api
     from grouper.rewards.builtin import format_holds
+    from grouper.training.curriculum import first_met
+    from grouper.training.grpo import advantages_of, collect
+    from grouper.training.prepare import Prepared
+    from grouper.training.problem_sets import ProblemSets, load_part
 
     recipe = grouper.load_recipe(folder / "recipe.yaml").override(data=ALL_FOR_TRAINING)
     started = time.perf_counter()
-    seen = api.preview(recipe, model, samples=GROUP_SIZE, problems=GROUPS)
-    solved = [group.solved for group in seen.groups]
-    rollouts = seen.rollouts
-    held = sum(format_holds(r.completion.text, seen.prepared.format) for r in rollouts)
+    groups: list[Any] = []
+    sets = ProblemSets(train=load_part(recipe, "train"))
+    with Prepared(recipe, sets, model=model, quiet=True) as prepared:
+        sampler = prepared.samplers.over(prepared.load(model))
+        items = [prepared.train[i] for i in first_met(len(prepared.train), GROUPS, seed=0)]
+        for begin in range(0, GROUPS, AT_ONCE):
+            groups += collect(
+                items[begin : begin + AT_ONCE],
+                sampler=sampler,
+                grader=prepared.grader,
+                rewards=prepared.rewards,
+                params=prepared.training_params(),
+                group_size=GROUP_SIZE,
+                key=(recipe.seed, "preview"),
+            ).groups
+            solved = [group.solved for group in groups]
+            print(f"{time.perf_counter() - started:.0f} s, solved: {solved}", flush=True)
+            if until_mixed and any(0 < count < GROUP_SIZE for count in solved):
+                break
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        held = sum(format_holds(r.completion.text, prepared.format) for r in rollouts)
     return {
-        "groups": len(solved),
+        "groups": len(groups),
         "group_size": GROUP_SIZE,
         "max_new_tokens": recipe.sampling.max_new_tokens,
         "solved": solved,
         "mixed": sum(0 < count < GROUP_SIZE for count in solved),
-        "with_signal": sum(seen.signal),
+        "with_signal": sum(any(values) for values in advantages_of(groups, recipe.grpo)),
         "in_format": held,
         "truncated": sum(r.completion.truncated for r in rollouts),
         "rollouts": len(rollouts),
@@ -113,6 +141,9 @@ def main() -> None:
     parser.add_argument("models", nargs="+", help="model folders")
     parser.add_argument("--sft-steps", type=int, default=24)
     parser.add_argument("--sft-batch", type=int, default=8)
+    parser.add_argument(
+        "--until-mixed", action="store_true", help="draw no more groups once one is mixed"
+    )
     parser.add_argument("--folder", type=Path, default=Path("init_real"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
@@ -124,7 +155,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         init = write_recipe(model, arguments.train.absolute(), folder)
         start, sft = train_sft(folder, steps=arguments.sft_steps, batch_size=arguments.sft_batch)
-        groups = first_groups(folder, start or model)
+        groups = first_groups(folder, start or model, until_mixed=arguments.until_mixed)
         recipe = (folder / "recipe.yaml").read_text()
         rows[name] = {"init": init, "recipe": recipe, "sft": sft, "groups": groups}
         arguments.results.write_text(json.dumps(rows, indent=1) + "\n")

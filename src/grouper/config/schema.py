@@ -45,6 +45,9 @@ Servers = Annotated[tuple[_Server, ...], Field(strict=False)]
 
 # Marks what may differ between two runs of one experiment: texts, the machine, which phases run.
 ASIDE = "no part of the experiment"
+# Marks what has come since there were runs: at its default it is no part of a recipe's hash, so
+# that those runs are the same experiment as before, and can be resumed.
+SINCE = "no part of the experiment at its default"
 
 
 class Section(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -195,7 +198,7 @@ class DataConfig(Section):
     validation_share: BelowOne = 0.0
     """instead of validation: this share of train, held out by run seed"""
     test: SourceConfig | None = None
-    test_share: BelowOne = 0.0
+    test_share: Annotated[BelowOne, SINCE] = 0.0
     """instead of test: this share of train, held out by the words of the questions, the same for
     every seed"""
 
