@@ -31,13 +31,14 @@ AT_ONCE = 4
 ALL_FOR_TRAINING = {"validation_share": 0.0, "test": None, "test_share": 0.0}
 
 
-def write_recipe(model: str, train: Path, folder: Path) -> dict[str, Any]:
+def write_recipe(model: str, train: Path, folder: Path, *, seconds: float) -> dict[str, Any]:
     """Call `grouper init` as a user does; returns its output and the seconds that it took."""
     record = folder / "init.json"
     if record.is_file():
         return dict(json.loads(record.read_text()))
     started = time.perf_counter()
     words = ["init", "recipe.yaml", "--model", model, "--data", str(train)]
+    words += ["--sample-seconds", str(seconds)]
     called = subprocess.run(
         [sys.executable, "-m", "grouper", *words],
         cwd=folder,
@@ -140,6 +141,7 @@ def main() -> None:
     parser.add_argument("train", type=Path, help="GSM8K's training file")
     parser.add_argument("models", nargs="+", help="model folders")
     parser.add_argument("--sft-steps", type=int, default=24)
+    parser.add_argument("--sample-seconds", type=float, default=75, help="as `init` has it")
     parser.add_argument("--sft-batch", type=int, default=8)
     parser.add_argument(
         "--until-mixed", action="store_true", help="draw no more groups once one is mixed"
@@ -153,7 +155,9 @@ def main() -> None:
         name = Path(model).name
         folder = (arguments.folder / name).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        init = write_recipe(model, arguments.train.absolute(), folder)
+        init = write_recipe(
+            model, arguments.train.absolute(), folder, seconds=arguments.sample_seconds
+        )
         start, sft = train_sft(folder, steps=arguments.sft_steps, batch_size=arguments.sft_batch)
         groups = first_groups(folder, start or model, until_mixed=arguments.until_mixed)
         recipe = (folder / "recipe.yaml").read_text()

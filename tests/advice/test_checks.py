@@ -359,6 +359,14 @@ def test_ending_exactly_at_the_budget_is_not_truncated() -> None:
         ([(40, True)] * 10, False, "Set sampling.max_new_tokens=64. To train anyway: grpo.allow"),
         ([(40, True)] * 10, True, "=64, with --resume --allow-changes to keep what is there"),
         ([(40, True)] * 5 + [(9, True)] * 5, False, ""),
+        # Most end well below the limit of the look, and a few never: the budget is too small.
+        (
+            [(20, True)] * 9 + [(40, False)],
+            False,
+            "Set sampling.max_new_tokens=32 (10% would not end then either).",
+        ),
+        # Half of them do not end: that is what SFT or the format must mend.
+        ([(20, True)] * 4 + [(40, False)] * 6, False, "Most never stop at all"),
     ],
 )
 def test_a_budget_that_cuts_off_most_is_found_before_grpo(

@@ -486,6 +486,17 @@ class SampleSummary:
         """The share that does not end within the budget."""
         return mean_of([length > self.budget or not ended for length, ended in self.completions])
 
+    @property
+    def endless(self) -> float:
+        """The share that did not end at all, however long it was sampled."""
+        return mean_of([not ended for _, ended in self.completions])
+
+    @property
+    def enough(self) -> int:
+        """Tokens within which nearly all end that end at all; 0 where none does."""
+        lengths = sorted(length for length, ended in self.completions if ended)
+        return lengths[math.ceil(0.95 * len(lengths)) - 1] if lengths else 0
+
     def __str__(self) -> str:
         (p95, ended), median = self.p95, median_low(self.completions)[0]
         return (
@@ -499,15 +510,15 @@ def budget(drawn: SampleSummary) -> Iterator[Finding]:
     if not drawn.before and 1 - drawn.truncated < MIN_STOPPED:
         yield found("stopping", share=1 - drawn.truncated)
     if drawn.before == "grpo" and drawn.truncated > MOST:
-        p95, ended = drawn.p95
         # What has been measured or trained before is kept, and the run can continue from it.
         how = ", with --resume --allow-changes to keep what is there, or --overwrite"
         yield found(
-            "cut off" if ended else "endless",
+            "endless" if drawn.endless > MOST else "cut off",
             share=drawn.truncated,
             count=len(drawn.completions),
             budget=drawn.budget,
-            enough=math.ceil(p95 / 32) * 32,  # easier to read and to remember
+            enough=math.ceil(drawn.enough / 32) * 32,  # easier to read and to remember
+            others=f" ({drawn.endless:.0%} would not end then either)" if drawn.endless else "",
             how=how if drawn.begun else "",
             resume="--resume " if drawn.begun else "",
         )

@@ -41,8 +41,6 @@ PROBLEMS = 8
 TOKENS = 256
 # Tokens that a slow machine must have time for: in fewer, hardly an answer comes to its end.
 FEWEST_TOKENS = 96
-# Seconds that all answers may take together; loading comes on top.
-SECONDS = 75.0
 # Tokens that the speed is measured by.
 MEASURED_TOKENS = 12
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -101,7 +99,7 @@ def ask(
     formats: Sequence[str],
     *,
     temperature: float = 1.0,
-    seconds: float = SECONDS,
+    seconds: float,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[FirstAnswers]:
     """Let a model answer a few problems in each format.

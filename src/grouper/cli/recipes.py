@@ -145,6 +145,7 @@ def init(
     lora: bool | None,
     memory: float | None,
     samples: bool,
+    sample_seconds: float,
     **columns: str | None,
 ) -> None:
     """Look at model and problems, ask for what is missing, and write a recipe."""
@@ -165,7 +166,9 @@ def init(
         memory = click.prompt("Memory of the GPU in GB", CARD, type=float) if asks else CARD
     place = local_model(model)
     here = on_this_machine(place)
-    choices = _choose(model, place if here else None, problems, samples=samples)
+    choices = _choose(
+        model, place if here else None, problems, seconds=sample_seconds if samples else 0.0
+    )
     template = importlib.resources.files("grouper.config") / "new_recipe.yaml"
     text = Template(template.read_text(encoding="utf-8"))
     fields = {
@@ -240,7 +243,7 @@ def _of_the_machine(lora: bool, memory: float) -> dict[str, Any]:
 
 
 def _choose(
-    model: str, place: str | None, problems: ProblemSet | None, *, samples: bool
+    model: str, place: str | None, problems: ProblemSet | None, *, seconds: float
 ) -> Choices:
     """Choose format, phases and rewards, and print why.
 
@@ -248,7 +251,7 @@ def _choose(
         model: as the user named it.
         place: where it is on this machine; None: it is not.
         problems: the first ones; None where they are not on this machine.
-        samples: whether the model may be asked.
+        seconds: that the model's answers may take; 0: it is not asked.
     """
     from grouper.advice.recipe_choice import CANDIDATES, DataKind, choose, kind_of
 
@@ -266,17 +269,19 @@ def _choose(
     )
     formats = ("r1-zero",) if known.r1_prompts else CANDIDATES
     answers: list[FirstAnswers] = []
-    if samples and place is not None and problems is not None:
-        answers = _ask(place, problems, formats)
+    if seconds and place is not None and problems is not None:
+        answers = _ask(place, problems, formats, seconds)
     choices = choose(kind, known, [one.observation for one in answers])
     for setting, why in choices.reasons.items():
         click.echo(f"  {setting}: {why}")
     return choices
 
 
-def _ask(place: str, problems: ProblemSet, formats: Sequence[str]) -> list[FirstAnswers]:
+def _ask(
+    place: str, problems: ProblemSet, formats: Sequence[str], seconds: float
+) -> list[FirstAnswers]:
     """Let the model answer a few problems in each format, where it is small; print a table."""
-    from grouper.advice.first_answers import MOST_BYTES, PROBLEMS, SECONDS, ask, weight_bytes
+    from grouper.advice.first_answers import MOST_BYTES, PROBLEMS, ask, weight_bytes
     from grouper.runs.progress import Progress
 
     size = weight_bytes(place)
@@ -285,14 +290,18 @@ def _ask(place: str, problems: ProblemSet, formats: Sequence[str]) -> list[First
         click.echo(f"It was not asked anything, since {why}: choices follow from what it is.")
         return []
     click.echo(
-        f"It answers {PROBLEMS} problems now, for {SECONDS:.0f} s at most after loading "
+        f"It answers {PROBLEMS} problems now, in about {seconds:g} s after loading "
         "(--no-samples leaves this out)."
     )
     display = Progress()
     with display.track("first answers", PROBLEMS) as task:
         try:
             answers = ask(
-                place, problems, formats, progress=lambda _, done, total: task(done, total)
+                place,
+                problems,
+                formats,
+                seconds=seconds,
+                progress=lambda _, done, total: task(done, total),
             )
         except GrouperError as error:
             # A recipe can be written without it, and the run will say the same.
@@ -313,7 +322,10 @@ def _ask(place: str, problems: ProblemSet, formats: Sequence[str]) -> list[First
         table(("format", "answers", "in the format", "right", "truncated", "tokens (median)"), rows)
         click.echo(f"One of them: {short(answers[0].examples[0])}")
     else:
-        click.echo("No answer was finished in time: choices follow from what the model is.")
+        click.echo(
+            "This machine is too slow for that, so choices follow from what the model is; "
+            "--sample-seconds gives it more time."
+        )
     return answers
 
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cache, reduce
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel

@@ -373,7 +373,7 @@ class GRPOConfig(PhaseConfig):
     shuffle_rewards: bool = False
     """control experiment: rewards permuted over the step; must not learn"""
     allow_truncation: Annotated[bool, ASIDE] = False
-    """start although more than half of the 32 samples drawn before are cut off"""
+    """start even if most samples would be truncated; the look at 16 samples before is left out"""
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="before")
