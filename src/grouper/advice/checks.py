@@ -52,6 +52,8 @@ SAMPLED_STEPS = 20
 MIN_STOPPED = 0.8
 # Below this, the temperature is the likely cause of equal samples.
 LOW_TEMPERATURE = 0.7
+# Problems that a look at samples should have, before anything is concluded from them.
+LOOKED_AT_BY_ADVICE = 16
 # Steps of each metric that medians are taken over.
 REMEMBERED = 500
 # Steps over which a metric is averaged before it is compared.
@@ -100,14 +102,31 @@ def found(
     """
     row, evidence = FINDINGS[key], evidence or {}
     named = {**evidence, **words, "phase": phase}
+    fix = row.get("fix", "")
+    if "remedies" in row:
+        fix = _sentence([text for text, only in row["remedies"] if only is None or named[only]])
     return Finding(
         name=row.get("name", key),
         what=row["what"].format(**named),
-        fix=row.get("fix", "").format(**named),
+        fix=fix.format(**named),
         evidence=evidence,
         phase=phase,
         steps=steps,
     )
+
+
+def _sentence(remedies: Sequence[str]) -> str:
+    """Remedies of which one is to be chosen, as a sentence.
+
+    >>> _sentence(["raise it", "wait", "give up"]), _sentence(["wait"]), _sentence([])
+    ('Raise it, wait, or give up.', 'Wait.', '')
+    """
+    if not remedies:
+        return ""
+    *others, last = remedies
+    comma = "," if len(others) > 1 else ""
+    text = f"{', '.join(others)}{comma} or {last}" if others else last
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def refusal(key: str, where: str, **words: Any) -> ConfigError:
@@ -587,39 +606,96 @@ def tokenisation(samples: Samples) -> Iterator[Finding]:
 
 
 def cut_off(samples: Samples) -> Iterator[Finding]:
-    """No sample comes to an end; rewards may differ anyway, by accident."""
-    if samples.cut_off:
-        most = samples.groups[0].params.max_new_tokens
-        yield found("all-cut-off", count=len(samples.rollouts), budget=most)
+    """No sample comes to an end, or of samples that teach nothing some do not.
+
+    Where none does, rewards may differ anyway, by accident.
+    """
+    truncated = sum(rollout.completion.truncated for rollout in samples.rollouts)
+    if samples.cut_off or (truncated and not any(samples.signal)):
+        yield found(
+            "all-cut-off" if samples.cut_off else "some-cut-off",
+            count=truncated,
+            samples=len(samples.rollouts),
+            budget=samples.groups[0].params.max_new_tokens,
+            **in_force(samples),
+        )
 
 
 def equal_rewards(samples: Samples) -> Iterator[Finding]:
-    """There is nothing to learn from, from what explains the others to what is left."""
-    params, fmt = samples.groups[0].params, samples.prepared.format
+    """There is nothing to learn from: every cause, up to one that explains all samples."""
     if any(samples.signal):
         return
-    if samples.diversity == 0:
+    remedies = in_force(samples)
+    params = samples.groups[0].params
+    alike = sum(group.diversity == 0 for group in samples.groups)
+    if alike:
         key = "certain" if params.temperature >= LOW_TEMPERATURE else "temperature"
         key = "no-choice" if key == "certain" and params.truncated else key
-        yield found(key, temperature=params.temperature, certainty=samples.certainty)
+        numbers = {"temperature": params.temperature, "certainty": samples.certainty}
+        yield found(key, problems=_problems(alike, samples), **numbers, **remedies)
+    if alike == len(samples.groups) or samples.cut_off:
         return
-    if samples.cut_off:
+    fmt = samples.prepared.format
+    # A truncated sample has had no room for its answer.
+    whole = [r.completion.text for r in samples.rollouts if not r.completion.truncated]
+    lacking = Counter(
+        tag for text in whole for tag, there in tags_in(text, fmt).items() if not there
+    )
+    never = [tag for tag in tags_in("", fmt) if lacking[tag] == len(whole)]
+    if never:
+        yield found("tags", missing=", ".join(never), format=fmt.name, **remedies)
+    elif lacking:
+        missing = ", ".join(f"{tag} in {count}" for tag, count in lacking.items())
+        yield found("some-tags", missing=missing, samples=len(whole), format=fmt.name, **remedies)
+    if never and len(whole) == len(samples.rollouts):
         return
-    present = [tags_in(rollout.completion.text, fmt) for rollout in samples.rollouts]
-    missing = [tag for tag in tags_in("", fmt) if not any(seen[tag] for seen in present)]
-    if missing:
-        yield found("tags", missing=", ".join(missing), format=fmt.name)
-        return
-    right, count = [r.grade.correct for r in samples.rollouts], len(samples.groups)
-    if all(r.reward.total is None for r in samples.rollouts):
+    yield from _by_rewards(samples, remedies)
+
+
+def _by_rewards(samples: Samples, remedies: Mapping[str, Any]) -> Iterator[Finding]:
+    """What the rewards of samples that differ have in common."""
+    rollouts = samples.rollouts
+    right = sum(rollout.grade.correct for rollout in rollouts)
+    if all(rollout.reward.total is None for rollout in rollouts):
         key = "equal-not-scored"
     elif samples.reward_variance > 0:
         key = "equal-none-right"
-    elif all(right):
+    elif right == len(rollouts):
         key = "equal-all-right"
+    elif right:
+        key = "equal-mixed"
     else:
-        key = "equal-mixed" if any(right) else "equal-all-wrong"
-    yield found(key, problems=f"{count} problem{'s' if count > 1 else ''}")
+        key = "equal-all-wrong"
+    problems = _problems(len(samples.groups), samples)
+    yield found(key, problems=problems, right=right, samples=len(rollouts), **remedies)
+    unscored = sum(rollout.reward.total is None for rollout in rollouts)
+    if 0 < unscored < len(rollouts):
+        yield found("some-not-scored", count=unscored, samples=len(rollouts))
+
+
+def _problems(count: int, samples: Samples) -> str:
+    """`1 problem`, or `2 of 5 problems` where they are not all."""
+    several = len(samples.groups)
+    number = str(count) if count == several else f"{count} of {several}"
+    return f"{number} problem{'s' if several > 1 else ''}"
+
+
+def in_force(samples: Samples) -> dict[str, bool]:
+    """Condition of a remedy -> whether it holds: what is done already is not proposed."""
+    recipe, prepared = samples.prepared.recipe, samples.prepared
+    budget = samples.groups[0].params.max_new_tokens
+    context = prepared.context
+    longest = max(len(group.prompt.token_ids) for group in samples.groups)
+    marks = tags_in("", replace(prepared.format, prefix=""))
+    return {
+        "few problems": len(samples.groups) < LOOKED_AT_BY_ADVICE,
+        "SFT": not recipe.skip_sft,
+        "no SFT": recipe.skip_sft,
+        "correct needed": recipe.grpo.require_correct_in_group,
+        "no difficulty": recipe.grpo.difficulty is None,
+        "not told": not all(mark in prepared.format.system for mark in marks),
+        "room": context is None or longest + budget < context,
+    }
 
 
 def tags_in(text: str, fmt: AnswerFormat) -> dict[str, bool]:
