@@ -113,6 +113,19 @@ def test_a_model_is_asked_only_where_samples_are_wanted(grouper: Grouper, model:
 
 
 @pytest.mark.slow
+def test_a_model_without_a_tokenizer_is_judged_by_its_name(
+    grouper: Grouper, model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "Half-Base"
+    folder.mkdir()
+    (folder / "config.json").write_text((model / "config.json").read_text())
+    called = grouper("init", "--model", folder, "--data", write("rows.jsonl", ROWS))
+    assert called.code == 0, called.err
+    assert "the model is judged by its name" in called.err
+    assert "is a base model (by its name)" in called.out
+
+
+@pytest.mark.slow
 def test_sft_comes_first_where_solutions_are_there(grouper: Grouper, model: Path) -> None:
     rows = [
         {"question": row["question"], "answer": f"One more than before.\n#### {row['answer']}"}

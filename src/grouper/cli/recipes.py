@@ -24,7 +24,14 @@ from grouper.cli.text import definitions, flow, short, table, warn
 from grouper.config.checks import advice, meant, settings, validate_json
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
 from grouper.config.schema import PromptConfig, Recipe, SourceConfig
-from grouper.errors import ConfigError, DataError, GrouperError, counted, did_you_mean
+from grouper.errors import (
+    ConfigError,
+    DataError,
+    GrouperError,
+    ModelError,
+    counted,
+    did_you_mean,
+)
 from grouper.files import write_atomic
 from grouper.models.folders import local_model, on_this_machine, require_model_folder
 
@@ -259,7 +266,12 @@ def _choose(
     if place is not None:
         from grouper.advice.first_answers import look_at_model
 
-        kind = look_at_model(place)
+        try:
+            kind = look_at_model(place)
+        except ModelError as error:
+            # Perhaps only its configuration is here; a run will say the same.
+            warn(f"the model is judged by its name: {error.paragraph()}")
+            place = None
     click.echo(f"Model: {model} is {kind}.")
     first = () if problems is None else problems.problems
     known = DataKind(
