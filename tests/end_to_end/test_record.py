@@ -154,6 +154,20 @@ def test_kl_is_exactly_zero_at_the_first_step(tmp_path: Path, lora: tuple[str, .
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("settings", [("grpo.beta=0.1",), ("grpo.beta=0.1", "grpo.kl=k1")])
+def test_a_step_without_signal_is_not_learning_whatever_the_kl(
+    tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    """Reward 0 and only the KL's gradient: step line, `diagnose` and report said all is well."""
+    needed = "grpo.require_correct_in_group=true"
+    path = run(tmp_path, "skip_sft=true", needed, *settings)
+    reports = [r for r in RunFolder(path).read_metrics() if r.phase == "grpo"]
+    assert all(report.mean("solve_rate") == 0 for report in reports)
+    assert all(report.status.startswith("no-signal:") for report in reports)
+    assert reports[0].tallies["policy/kl"].count > 0
+
+
+@pytest.mark.slow
 def test_grpo_goes_on_from_sft_or_says_that_it_starts_from_the_base(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
