@@ -263,10 +263,85 @@ def test_no_evidence_of_progress_is_said_with_the_step_since_when(
         assert findings[0].steps == (since, 2 * (len(right) - 1))
 
 
+@pytest.mark.parametrize(("right", "names_found"), [(39, []), (20, ["no-progress"])])
+def test_a_plateau_near_the_ceiling_is_no_finding(
+    tmp_path: Path, right: int, names_found: list[str]
+) -> None:
+    """A demonstration that reached 98 % was `no-progress`, and `diagnose` failed."""
+    run = RunFolder(run_of(tmp_path))
+    for look in range(6):
+        held = [i < right for i in range(40)]
+        result = evaluation(f"validation-grpo-{2 * look:06d}", "grpo", held, held)
+        run.write_evaluation(replace(result, split="validation", step=2 * look))
+    assert names(tmp_path) == names_found
+
+
+def short_run(path: Path, **curves: Curve) -> Path:
+    """A run of three GRPO steps, which the checks of windows say nothing about."""
+    recipe = load_recipe("demo")
+    info = RunInfo(recipe_hash=recipe_hash(recipe), versions={}, fingerprints={})
+    folder = RunFolder.create(path, info, recipe_yaml=resolved_yaml(recipe))
+    for t in range(3):
+        tallies = {name: Tally.of([curve(t)] * 8) for name, curve in {**HEALTHY, **curves}.items()}
+        report = StepReport(phase="grpo", step=t + 1, tallies=tallies, status="learning")
+        folder.append_metrics(report)
+    return path
+
+
+def test_a_short_run_that_was_truncated_and_in_no_format_is_not_fine(tmp_path: Path) -> None:
+    """A run with 0 % format and 18 of 24 truncated was `nothing went wrong`."""
+    assert names(short_run(tmp_path / "fine", **{"reward/format": lambda _: 0.5})) == []
+    broken = {"completion/truncated": lambda _: 0.75, "reward/format": lambda _: 0.0}
+    findings = {f.name: f for f in find(read_record(short_run(tmp_path / "broken", **broken)))}
+    assert list(findings) == ["truncated", "no-format"]
+    assert "75% of the completions were cut off in the last 3" in findings["truncated"].what
+    assert "not one of 24 completions was in the format compact" in findings["no-format"].what
+    assert all(finding.is_fault for finding in findings.values())
+
+
+def test_the_last_measurement_counts_where_there_is_one(tmp_path: Path) -> None:
+    run = RunFolder(short_run(tmp_path))
+    wrong = [False] * 8
+    result = evaluation("grpo", "grpo", wrong, wrong)
+    items = tuple(
+        replace(item, format=False, rewards={}, reward=0.0, finish_reason=FinishReason.LENGTH)
+        for item in result.items
+    )
+    run.write_evaluation(replace(result, items=items))
+    findings = find(read_record(tmp_path))
+    assert [finding.name for finding in findings] == ["truncated", "no-format"]
+    assert "100% of the 8 completions of grpo" in findings[0].what
+    held = tuple(
+        replace(item, format=True, finish_reason=FinishReason.STOP_TOKEN) for item in items
+    )
+    run.write_evaluation(replace(result, items=held))
+    assert names(tmp_path) == []
+
+
+def test_warnings_of_the_log_are_told_and_are_no_fault(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    (run / "training.log").write_text(
+        "2026-11-27 10:00:00,000 INFO: begins\n"
+        "2026-11-27 10:00:01,000 WARNING: Only 10% of the samples end by themselves.\n"
+        "2026-11-27 10:00:02,000 WARNING: Only 10% of the samples end by themselves.\n"
+        "a line of its own\n"
+        # Told by its own finding.
+        "2026-11-27 10:00:03,000 WARNING: grpo step 30: check kl: the KL rose\n"
+        "2026-11-27 10:00:04,000 WARNING: reward judge failed\n"
+    )
+    (finding,) = find(read_record(run))
+    assert (finding.name, finding.is_fault) == ("warnings", False)
+    assert finding.what == (
+        "the run has logged 2 warnings; the first: Only 10% of the samples end by themselves"
+    )
+    assert finding.steps == (1, 40)
+
+
 def test_validations_of_other_problems_by_the_same_ids_are_left_out(tmp_path: Path) -> None:
     run = RunFolder(run_of(tmp_path))
     for look, answer in enumerate("1112222"):
-        result = evaluation(f"validation-grpo-{2 * look:06d}", "grpo", [True] * 9, [True] * 9)
+        right = [True] * 4 + [False] * 5
+        result = evaluation(f"validation-grpo-{2 * look:06d}", "grpo", right, right)
         items = tuple(replace(item, answer=answer) for item in result.items)
         run.write_evaluation(replace(result, split="validation", step=2 * look, items=items))
     (finding,) = (f for f in find(read_record(tmp_path)) if f.name == "no-progress")
@@ -359,6 +434,14 @@ def test_ending_exactly_at_the_budget_is_not_truncated() -> None:
         ([(40, True)] * 10, False, "Set sampling.max_new_tokens=64. To train anyway: grpo.allow"),
         ([(40, True)] * 10, True, "=64, with --resume --allow-changes to keep what is there"),
         ([(40, True)] * 5 + [(9, True)] * 5, False, ""),
+        # Most end well below the limit of the look, and a few never: the budget is too small.
+        (
+            [(20, True)] * 9 + [(40, False)],
+            False,
+            "Set sampling.max_new_tokens=32 (10% would not end then either).",
+        ),
+        # Half of them do not end: that is what SFT or the format must mend.
+        ([(20, True)] * 4 + [(40, False)] * 6, False, "Most never stop at all"),
     ],
 )
 def test_a_budget_that_cuts_off_most_is_found_before_grpo(

@@ -13,7 +13,7 @@ from tiny_models import ScriptedSampler
 
 from grouper import api
 from grouper.advice.checks import Samples, find, tags_in, tokenisation
-from grouper.config.schema import GRPOConfig, RewardConfig
+from grouper.config.schema import DifficultyConfig, GRPOConfig, RewardConfig
 from grouper.grading import grade
 from grouper.prompts import FORMATS
 from grouper.rewards import build_rewards
@@ -62,7 +62,16 @@ def answer(value, working="w"):
     return f"{working}<end_working_out><SOLUTION>{value}</SOLUTION>"
 
 
-def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), **params):
+def looked_at(
+    texts,
+    *,
+    config=None,
+    tokenizer=None,
+    rewards=("correctness",),
+    skip_sft=False,
+    problems=1,
+    **params,
+):
     tokenizer = tokenizer or Codes()
     problem = Problem(id="p/0", question="2+2?", answer="4", source="p")
     text = TAGS.plain_prompt(problem.question)
@@ -70,9 +79,15 @@ def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), *
         problem_id="p/0", text=text, token_ids=tuple(map(ord, text)), prefix=TAGS.prefix
     )
     given = itertools.cycle(texts)
-    recipe = SimpleNamespace(seed=0, grpo=config or GRPOConfig())
+    recipe = SimpleNamespace(seed=0, grpo=config or GRPOConfig(), skip_sft=skip_sft)
+    train = tuple(
+        (replace(problem, id=f"p/{n}"), replace(prompt, problem_id=f"p/{n}"))
+        for n in range(problems)
+    )
     prepared = FakePrepared(
-        train=((problem, prompt),),
+        recipe=recipe,
+        context=None,
+        train=train,
         rewards=build_rewards([RewardConfig(name=name) for name in rewards], TAGS),
         format=TAGS,
         prompt=prompt,
@@ -88,7 +103,8 @@ def looked_at(texts, *, config=None, tokenizer=None, rewards=("correctness",), *
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "_loaded", lambda *_, **__: nullcontext((prepared, None)))
         patch.setattr(api, "load_part", lambda *_: None)
-        return api.preview(recipe, "model", samples=len(texts), problems=1)
+        samples = len(texts) // problems
+        return api.preview(recipe, "model", samples=samples, problems=problems)
 
 
 def named(seen):
@@ -120,8 +136,8 @@ SHORT = {"max_new_tokens": 4}
         (SAME, {"temperature": 1.0}, "certain", "mean probability of 0.368"),
         (SAME, {"temperature": 1.0, "top_k": 1}, "temperature", "leave no choice"),
         (["I say 4", "I say 5", "4!"], {}, "tags", "<end_working_out>, <SOLUTION>, </SOLUTION>"),
-        ([answer(4), answer(4, "x")], {}, "equal rewards", "every sample is right"),
-        ([answer(5), answer(6)], {}, "equal rewards", "every sample is wrong"),
+        ([answer(4), answer(4, "x")], {}, "equal rewards", "all 2 are right"),
+        ([answer(5), answer(6)], {}, "equal rewards", "all 2 are wrong"),
         (
             [answer(5, "abcd"), answer(6, "efgh")],
             SHORT,
@@ -153,20 +169,64 @@ def test_a_low_temperature_is_named_where_all_samples_are_cut_off_too():
     assert named(seen) == ["cut off", "temperature"]
 
 
+def test_every_cause_is_named_with_its_count():
+    """Five of six samples were truncated, and only `equal rewards` was told."""
+    long = [answer(5, working="abcdefghijkl"[:n] * 9) for n in range(7, 12)]
+    seen = looked_at([*long, answer(6)], max_new_tokens=len(answer(6)) + 2)
+    causes = {cause.name: str(cause) for cause in find(seen)}
+    assert "5 of 6 samples are cut off at" in causes["cut off"]
+    assert "all 6 are wrong" in causes["equal rewards"]
+    # Two of three samples that end have no tags.
+    seen = looked_at(["I say 4", "So 5", answer(6)])
+    causes = {cause.name: str(cause) for cause in find(seen)}
+    assert "</SOLUTION> in 2" in causes["tags"]
+    assert "all 3 are wrong" in causes["equal rewards"]
+    # The samples of one problem are alike, and those of the other are not.
+    seen = looked_at([answer(5), answer(5), answer(6), answer(7)], problems=2)
+    causes = {cause.name: str(cause) for cause in find(seen)}
+    assert "on 1 of 2 problems the samples are all the same text" in causes["certain"]
+    assert "all 4 are wrong" in causes["equal rewards"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "settings", "proposed", "left_out"),
+    [
+        ([answer(5), answer(6)], {"skip_sft": True}, "skip_sft: false", "SFT longer"),
+        ([answer(5), answer(6)], {"skip_sft": False}, "train SFT longer", "skip_sft: false"),
+        ([answer(5), answer(6)] * 16, {"problems": 16}, "choose easier", "--problems 16"),
+        ([answer(4), answer(4, "x")], {}, "grpo.difficulty", "easier"),
+        (
+            [answer(4), answer(4, "x")],
+            {"config": GRPOConfig(difficulty=DifficultyConfig())},
+            "harder",
+            "grpo.difficulty",
+        ),
+        (["I say 4", "I say 5"], {"skip_sft": True}, "skip_sft: false", "prompt.system"),
+        (SAME, {"temperature": 1.0, "skip_sft": True}, "temperature", "SFT"),
+    ],
+)
+def test_no_remedy_is_proposed_that_is_in_force(texts, settings, proposed, left_out):
+    fixes = " ".join(cause.fix for cause in find(looked_at(texts, **settings)))
+    assert proposed.lower() in fixes.lower()
+    assert left_out not in fixes
+
+
 def test_a_difference_that_teaches_nothing_is_none():
     """Rewards for the format differ, but no sample is right and only then they count."""
     texts = [answer(5), "no tags", answer(6) + "?"]
     seen = looked_at(texts, rewards=("correctness", "format"))
     assert seen.reward_variance > 0
-    assert named(seen) == ["equal rewards"]
-    assert "require_correct_in_group" in find(seen)[0].what
+    assert named(seen) == ["tags", "equal rewards"]
+    assert "require_correct_in_group" in find(seen)[1].what
+    assert "grpo.require_correct_in_group: false" in find(seen)[1].fix
     free = GRPOConfig(require_correct_in_group=False)
     assert named(looked_at(texts, rewards=("correctness", "format"), config=free)) == []
 
 
 def test_right_and_wrong_paid_alike_points_at_the_rewards():
     seen = looked_at([answer(4), answer(5)], rewards=("format",))
-    assert "right and wrong samples get equal rewards" in find(seen)[0].what
+    told = find(seen)[0].what
+    assert "1 of 2 are right, but within no problem do the rewards differ" in told
 
 
 def test_a_broken_tokenizer_is_told_even_where_rewards_differ():

@@ -45,7 +45,7 @@ def write(name: str, rows: list[dict[str, str]]) -> str:
 
 def written(name: str = "mine.yaml") -> dict[str, Any]:
     text = Path(name).read_text()
-    assert len(text.splitlines()) <= 30
+    assert len(text.splitlines()) <= 45
     assert text.count("\n# ") + text.count("\n  # ") >= 7
     data: dict[str, Any] = yaml.safe_load(text)
     return data
@@ -60,15 +60,89 @@ def test_what_is_written_passes_a_dry_run(grouper: Grouper, model: Path) -> None
     )
     assert "Question: What is 0 + 1?\n  Answer: 1\n" in called.out
     assert "of them trained. An update takes" in called.out
-    commands = ["run ./mine.yaml --dry-run", "preview ./mine.yaml", "run ./mine.yaml"]
-    assert [f"  grouper {line}" for line in commands] == called.out.splitlines()[-3:]
+    *_, first, then, last = called.out.splitlines()
+    assert first == "  grouper preview ./mine.yaml"
+    assert "GRPO learns only where the answers to a problem are right at times" in called.out
+    assert (then, last) == ("Then train:", "  grouper run ./mine.yaml")
     dry = grouper("run", "./mine.yaml", "--dry-run")
     assert dry.code == 0, dry.err
     recipe = load_recipe("./mine.yaml")
-    assert (recipe.name, recipe.prompt.format, recipe.model.lora) == ("mine", "xml", None)
-    assert [reward.name for reward in recipe.rewards] == ["correctness", "format"]
+    assert (recipe.name, recipe.prompt.format, recipe.model.lora) == ("mine", "boxed", None)
+    assert [reward.name for reward in recipe.rewards] == ["correctness", "boxed_format"]
     assert recipe.sampling.max_new_tokens == 256
     assert recipe.data.validation_share > 0
+    # The tiny model answers anything but a box, and there are no solutions: the format is learned
+    # from its reward.
+    assert "prompt.format: The model knows none yet (0 of 8 answers stood in a box)" in called.out
+    assert recipe.skip_sft
+    assert not recipe.grpo.require_correct_in_group
+
+
+@pytest.mark.slow
+def test_one_file_is_split_into_parts_that_share_no_question(grouper: Grouper, model: Path) -> None:
+    """Of one data file a test is held out: the same problems whatever the seed and the order."""
+    rows = ROWS + ROWS[:5]
+    data = write("rows.jsonl", rows)
+    called = grouper("init", "--model", model, "--data", data, "--no-samples")
+    assert "No test problems beside it: 10.0% are held out as data.test_share" in called.out
+    recipe = load_recipe("./mine.yaml")
+    sets = load_problem_sets(recipe)
+    assert sets.train
+    assert sets.validation
+    assert sets.test
+    parts = [
+        {p.question for p in part.problems} for part in (sets.train, sets.validation, sets.test)
+    ]
+    assert set.union(*parts) == {row["question"] for row in ROWS}
+    assert sum(map(len, parts)) == len(ROWS)
+    write("rows.jsonl", rows[::-1])
+    again = load_problem_sets(recipe.override("seed=7"))
+    assert again.test
+    assert {p.question for p in again.test.problems} == parts[2]
+
+
+@pytest.mark.slow
+def test_a_model_is_asked_only_where_samples_are_wanted(grouper: Grouper, model: Path) -> None:
+    arguments = ("--model", model, "--data", write("rows.jsonl", ROWS))
+    asked = grouper("init", "a.yaml", *arguments)
+    assert "in the format" in asked.out
+    assert "--no-samples leaves this out" in asked.out
+    silent = grouper("init", "b.yaml", *arguments, "--no-samples")
+    assert "in the format" not in silent.out
+    assert "Most models have met it in training." in silent.out
+
+
+@pytest.mark.slow
+def test_a_model_without_a_tokenizer_is_judged_by_its_name(
+    grouper: Grouper, model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "Half-Base"
+    folder.mkdir()
+    (folder / "config.json").write_text((model / "config.json").read_text())
+    called = grouper("init", "--model", folder, "--data", write("rows.jsonl", ROWS))
+    assert called.code == 0, called.err
+    assert "the model is judged by its name" in called.err
+    assert "is a base model (by its name)" in called.out
+
+
+@pytest.mark.slow
+def test_sft_comes_first_where_solutions_are_there(grouper: Grouper, model: Path) -> None:
+    rows = [
+        {"question": row["question"], "answer": f"One more than before.\n#### {row['answer']}"}
+        for row in ROWS
+    ]
+    data = write("rows.jsonl", rows)
+    called = grouper("init", "--model", model, "--data", data, "--no-samples")
+    assert called.code == 0, called.err
+    assert not written()["skip_sft"]
+    # Preview shows what GRPO would start from, so it comes after SFT.
+    lines = [line for line in called.out.splitlines() if line.startswith("  grouper")]
+    assert lines == [
+        "  grouper sft ./mine.yaml",
+        "  grouper preview ./mine.yaml",
+        "  grouper run ./mine.yaml --resume",
+    ]
+    assert grouper("run", "./mine.yaml", "--dry-run").code == 0
 
 
 @pytest.mark.slow
@@ -86,7 +160,8 @@ def test_a_folder_with_a_test_split_and_answers_that_are_no_numbers(
     assert (data["name"], data["prompt"]["format"]) == ("other-one", "boxed")
     assert data["data"]["test"] == {"source": "file", "path": "set", "split": "test"}
     assert data["model"]["lora"]["rank"] == 32
-    assert "(some were found)." in Path("sub/other one.yaml").read_text()
+    assert "# SFT first: " in Path("sub/other one.yaml").read_text()
+    assert not data["skip_sft"]
     assert grouper("run", "sub/other one.yaml", "--dry-run").code == 0
 
 
@@ -134,7 +209,7 @@ def test_prompts_with_responses_and_a_test_file_beside(grouper: Grouper, known: 
     data = written()
     assert data["data"]["train"] == {"source": "prompt-response", "path": "set/train.jsonl"}
     assert data["data"]["test"] == {"source": "prompt-response", "path": "set/test.jsonl"}
-    assert data["prompt"]["format"] == ("r1-zero" if known else "xml")
+    assert data["prompt"]["format"] == ("r1-zero" if known else "boxed")
 
 
 def test_what_is_not_on_this_machine_is_said(grouper: Grouper) -> None:
@@ -151,7 +226,8 @@ def test_what_is_not_on_this_machine_is_said(grouper: Grouper) -> None:
     assert (recipe.grpo.evaluate_every, recipe.grpo.optimizer.learning_rate) == (50, 1e-5)
     assert (recipe.sampling.max_new_tokens, recipe.sampling.max_slots) == (512, 64)
     assert [reward.name for reward in recipe.rewards] == ["correctness", "boxed_format"]
-    assert "(none were found)" in Path("mine.yaml").read_text()
+    assert "There are no worked solutions for SFT." in Path("mine.yaml").read_text()
+    assert recipe.data.test_share == 0.1
 
 
 @pytest.mark.parametrize(
@@ -179,7 +255,7 @@ def test_it_asks_where_there_is_a_terminal(
     assert called.code == 0, called.err
     assert "Train an adapter (LoRA), not all weights? [Y/n]: " in called.out
     assert "lora" not in written()["model"]
-    assert "GB of 48." in called.out
+    assert "GB of 48" in called.out
     assert written()["sampling"]["max_slots"] == 128
 
 

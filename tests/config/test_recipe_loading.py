@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.resources
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +13,14 @@ import pytest
 import yaml
 
 from grouper.advice.recipe_checks import check_recipe
-from grouper.config.loading import list_recipes, load_recipe, recipe_hash, resolved_yaml
+from grouper.config.loading import (
+    ADDED_SINCE,
+    NOT_THE_EXPERIMENT,
+    list_recipes,
+    load_recipe,
+    recipe_hash,
+    resolved_yaml,
+)
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, GrouperError
 
@@ -304,3 +314,21 @@ def test_evaluation_is_by_steps_or_by_epoch() -> None:
     assert load_recipe("demo", ["grpo.evaluate_every=epoch"]).grpo.evaluate_every == "epoch"
     with pytest.raises(ConfigError, match="evaluate_every"):
         load_recipe("demo", ["grpo.evaluate_every=epochs"])
+
+
+def test_a_setting_that_came_later_leaves_hashes_as_they_were() -> None:
+    """A run that was begun before there was `data.test_share` is continued after."""
+    recipe = load_recipe("math")
+    recipe = recipe.override(data={"test": None})
+    same = recipe.override("data.test_share=0")
+    other = recipe.override("data.test_share=0.1")
+    assert "data.test_share" in ADDED_SINCE
+    assert recipe_hash(same) == recipe_hash(recipe)
+    assert recipe_hash(other) != recipe_hash(recipe)
+    data = recipe.model_dump(mode="json")
+    for key in NOT_THE_EXPERIMENT:
+        *sections, name = key.split(".")
+        del functools.reduce(dict.__getitem__, sections, data)[name]
+    del data["data"]["test_share"]
+    text = json.dumps(data, sort_keys=True).encode()
+    assert recipe_hash(recipe) == hashlib.sha256(text).hexdigest()[:16]

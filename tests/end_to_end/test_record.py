@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from grouper.advice import live_checks
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.config.overrides import PRESETS
@@ -152,6 +154,20 @@ def test_kl_is_exactly_zero_at_the_first_step(tmp_path: Path, lora: tuple[str, .
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("settings", [("grpo.beta=0.1",), ("grpo.beta=0.1", "grpo.kl=k1")])
+def test_a_step_without_signal_is_not_learning_whatever_the_kl(
+    tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    """Reward 0 and only the KL's gradient: step line, `diagnose` and report said all is well."""
+    needed = "grpo.require_correct_in_group=true"
+    path = run(tmp_path, "skip_sft=true", needed, *settings)
+    reports = [r for r in RunFolder(path).read_metrics() if r.phase == "grpo"]
+    assert all(report.mean("solve_rate") == 0 for report in reports)
+    assert all(report.status.startswith("no-signal:") for report in reports)
+    assert reports[0].tallies["policy/kl"].count > 0
+
+
+@pytest.mark.slow
 def test_grpo_goes_on_from_sft_or_says_that_it_starts_from_the_base(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,6 +292,35 @@ def test_a_budget_that_cuts_off_most_answers_is_refused(tmp_path: Path) -> None:
     ) as caught:
         run(tmp_path, "grpo.allow_truncation=false")
     assert "grpo.allow_truncation=true" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_look_before_grpo_is_first_and_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came after the base had been measured, and drew 32 answers of four times the budget."""
+    looks: list[tuple[int, int]] = []
+    sampled = live_checks._sample
+
+    def counted(*arguments: Any, **others: Any) -> dict[int, tuple[int, bool]]:
+        answers = sampled(*arguments, **others)
+        looks.append((len(answers), arguments[3]))
+        return answers
+
+    monkeypatch.setattr(live_checks, "_sample", counted)
+    monkeypatch.setattr(Run, "evaluate", None)  # the base is not measured before
+    with pytest.raises(PreflightError, match=r"max_new_tokens=12") as caught:
+        run(tmp_path / "refused", "grpo.allow_truncation=false", "skip_sft=true")
+    assert "--resume" not in caught.value.fix  # nothing was done that could be kept
+    (first, budget), (again, longer) = looks
+    assert (first <= 16, budget) == (True, 12)
+    assert (again <= first, longer) == (True, 4 * 12)
+    monkeypatch.undo()
+    monkeypatch.setattr(live_checks, "_sample", counted)
+    looks.clear()
+    # Where truncation is allowed there is nothing to decide.
+    run(tmp_path / "anyway", "grpo.allow_truncation=true", "skip_sft=true")
+    assert looks == []
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError
 from grouper.grading import grade
 from grouper.prompts import FORMATS, make_format
-from grouper.prompts.formats import warn_about_system
+from grouper.prompts.formats import warn_about_system, with_plain_stops
 from grouper.prompts.rendering import completion_text, demonstrate, render, uses_chat
 from grouper.types import AnswerKind, Problem
 
@@ -143,6 +143,28 @@ def test_r1_zero_prompts_equal_the_published_ones_but_for_one_blank_line(shared_
 def test_r1_zero_stops_at_the_closing_answer_tag_and_opens_the_thinking():
     fmt = FORMATS["r1-zero"]
     assert (fmt.stop, fmt.prefix) == (("</answer>",), "<think>")
+
+
+@pytest.mark.parametrize(
+    ("name", "stop"),
+    [
+        ("xml", ("</answer>", "\nUser:")),
+        ("think", ("</answer>", "\nUser:")),
+        ("tags", ("</SOLUTION>", "\nUser:")),
+        ("boxed", ("\nUser:",)),
+        # Its own, and those that SFT alone teaches.
+        ("r1-zero", ("</answer>",)),
+        ("compact", ()),
+        ("question-only", ()),
+    ],
+)
+def test_in_plain_text_completions_end_before_the_next_turn(name, stop):
+    fmt = FORMATS[name]
+    plain = with_plain_stops(fmt)
+    assert plain.stop == stop
+    assert not any(text in fmt.completion("So it is.", "4").removesuffix(text) for text in stop)
+    # What would be cut off its text cannot close the answer.
+    assert set(with_plain_stops(fmt, include_stop=False).stop) <= {*fmt.stop, "\nUser:"}
 
 
 def test_own_tags_reach_instruction_contract_prefix_and_completion():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from reward_calls import BOXED, R1_ZERO, RIGHT, THINK, UNREADABLE, WRONG, grade,
 from grouper.errors import GrouperError
 from grouper.prompts.formats import FORMATS
 from grouper.rewards import REWARDS
+from grouper.rewards.builtin import format_holds
 from grouper.types import AnswerContract, AnswerFormat, AnswerKind, Verdict
 
 
@@ -131,6 +133,61 @@ def test_messages_and_strings_score_the_same() -> None:
 )
 def test_boxed(text: str, value: float) -> None:
     assert form("boxed_format", text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r"so \boxed{4}", 2),
+        (r"\boxed{4} or \boxed{5}", 1),
+        (r"\boxed{}", 1),
+        (r"\boxed{4", 1),
+        ("4", 0),
+        ("a box, boxed", 0),
+    ],
+)
+def test_a_part_of_the_box_is_paid_for_a_part(text: str, value: float) -> None:
+    assert score("boxed_format", BOXED, text, value=2.0, partial=0.5) == value
+
+
+ECHO = "<reasoning>\nyour working, step by step\n</reasoning>\n<answer>\n{}\n</answer>"
+
+
+@pytest.mark.parametrize("name", ["format", "soft_format", "tag_count"])
+def test_the_placeholder_of_the_instruction_is_no_format(name: str) -> None:
+    """A third of a base model's answers were such copies, and counted as format held."""
+    xml = FORMATS["xml"]
+    assert form(name, ECHO.format("the final result and nothing else"), xml) == 0
+    assert form(name, ECHO.format(" The final result\nand nothing else."), xml) == 0
+    assert form(name, ECHO.format("72"), xml) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "held"), [("answer here", False), ("Answer  Here.", False), ("here", True)]
+)
+def test_placeholders_of_published_prompts(answer: str, held: bool) -> None:
+    fmt = FORMATS["r1-zero"]
+    assert format_holds(f" so </think> <answer> {answer} </answer>", fmt) is held
+
+
+@pytest.mark.parametrize(
+    ("example", "answer", "held"),
+    [
+        # A worked example shows how to answer, and its answer may be right.
+        ("42", "42", True),
+        ("B", "B", True),
+        ("yes", "yes", True),
+        ("x + 1", "x + 1", True),
+        ("...", "...", False),
+        ("your answer", "your answer", False),
+        ("answer", "Answer", False),
+    ],
+)
+def test_the_answer_of_a_worked_example_is_no_placeholder(
+    example: str, answer: str, held: bool
+) -> None:
+    fmt = replace(FORMATS["xml"], system=ECHO.format(example))
+    assert format_holds(ECHO.format(answer), fmt) is held
 
 
 def test_a_box_of_the_next_turn_is_not_paid_for() -> None:

@@ -236,6 +236,31 @@ def test_sft_and_rollouts_start_from_identical_prompts(shared_data, tmp_path):
         assert texts == [json.loads(row)["response"] for row in rows[:60]]
 
 
+@pytest.mark.parametrize(
+    ("settings", "stop"),
+    [
+        (["prompt.format=xml", "prompt.template=plain"], ("</answer>", "\nUser:")),
+        (["prompt.format=boxed", "prompt.template=plain"], ("\nUser:",)),
+        # The recipe's own come first, and what would be cut off cannot close the answer.
+        (["prompt.format=xml", "prompt.template=plain", "sampling.stop=[X]"], ("X",)),
+        (
+            ["prompt.format=xml", "prompt.template=plain", "sampling.include_stop=false"],
+            ("\nUser:",),
+        ),
+        # In a chat a token ends the turn.
+        (["prompt.format=xml", "prompt.template=install"], ()),
+    ],
+)
+def test_only_plain_text_has_strings_that_end_it(settings, stop):
+    """Base models wrote invented turns to the limit, and every answer was truncated."""
+    recipe = load_recipe("demo", [*SMALL[:6], "prompt.max_prompt_tokens=900", *settings])
+    recipe = recipe.override("sampling.max_new_tokens=99", skip_sft=True)
+    sets = load_problem_sets(recipe, ["train"])
+    with Prepared(recipe, sets, quiet=True) as prepared:
+        assert prepared.sampling.stop == stop
+        assert prepared.evaluation_params().stop == stop
+
+
 @pytest.mark.slow
 def test_what_is_left_open_goes_with_its_name(tmp_path):
     """A notebook's `prepared = prepare(recipe)`, run again, left a grading process each time."""

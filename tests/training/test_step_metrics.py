@@ -180,22 +180,34 @@ STOP, LENGTH = FinishReason.STOP_TOKEN, FinishReason.LENGTH
 )
 def test_the_status_word_names_the_cause(verdict: Verdict, reason: FinishReason, word: str) -> None:
     groups = [_with(make_group(0, [0.0, 0.0], [3, 3]), verdict, reason)]
-    assert status_of(groups, applied=False, tried=False) == word
+    assert status_of(groups, signal=False, applied=False, tried=False) == word
 
 
 def test_rollouts_without_a_reward_are_not_called_wrong() -> None:
     """R10: the reward had failed, and the step was told as all-wrong."""
     groups = [make_group(0, [None, None], [3, 3]), make_group(1, [None, None], [3, 3])]
-    word = status_of(groups, applied=False, tried=False)
+    word = status_of(groups, signal=False, applied=False, tried=False)
     assert word == "no-signal:not-scored"
     assert word in FINDINGS
 
 
 def test_the_other_status_words() -> None:
     groups = [make_group(0, [1.0, 0.0], [3, 3])]
-    assert status_of(groups, applied=True, tried=True) == "learning"
-    assert status_of(groups, applied=False, tried=True) == "skipped:not-finite"
-    assert status_of(groups, applied=False, tried=False) == "no-signal:equal-rewards"
+
+    def word(*, signal: bool, applied: bool, tried: bool) -> str:
+        return status_of(groups, signal=signal, applied=applied, tried=tried)
+
+    assert word(signal=True, applied=True, tried=True) == "learning"
+    assert word(signal=True, applied=False, tried=True) == "skipped:not-finite"
+    assert word(signal=False, applied=False, tried=False) == "no-signal:equal-rewards"
+
+
+def test_an_update_by_the_kl_alone_is_not_learning() -> None:
+    """With `grpo.beta` a step without signal has a gradient, and was called learning."""
+    groups = [_with(make_group(0, [0.0, 0.0], [3, 3]), Verdict.INCORRECT, STOP)]
+    word = status_of(groups, signal=False, applied=True, tried=True)
+    assert word == "no-signal:all-wrong"
+    assert word in FINDINGS
 
 
 def test_sameness_is_measured_in_groups_that_are_not_all_right() -> None:

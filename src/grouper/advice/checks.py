@@ -10,6 +10,7 @@ Thresholds are rough on purpose: a finding is a place to look.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,10 @@ SOME = 0.05
 COMPARED = 10
 # Looks at the validation problems after the best one that show that nothing comes any more.
 FEW_VALIDATIONS = 3
+# An accuracy from which a plateau is a success: what is left is within the noise of most sets.
+CEILING = 0.9
+# Completions of which not one is in the format before this is said.
+FEW_COMPLETIONS = 8
 # Curves are compared in runs at least as long, and a learning rate judged after as many steps.
 MIN_STEPS = 20
 # A policy that collapses within so few updates collapsed because of their size.
@@ -53,6 +58,8 @@ SAMPLED_STEPS = 20
 MIN_STOPPED = 0.8
 # Below this, the temperature is the likely cause of equal samples.
 LOW_TEMPERATURE = 0.7
+# Problems that a look at samples should have, before anything is concluded from them.
+LOOKED_AT_BY_ADVICE = 16
 # Steps of each metric that medians are taken over.
 REMEMBERED = 500
 # Steps over which a metric is averaged before it is compared.
@@ -77,6 +84,8 @@ class Finding:
     """Of a run: where it was found."""
     steps: tuple[int, int] = (0, 0)
     """Of a run: first and last step of the evidence."""
+    is_fault: bool = True
+    """Whether it says that something went wrong; else it is a place to look."""
 
     def __str__(self) -> str:
         return f"{self.what}. {self.fix}".rstrip()
@@ -88,6 +97,7 @@ def found(
     *,
     phase: str = "grpo",
     steps: tuple[int, int] = (0, 0),
+    conditions: Mapping[str, bool] | None = None,
     **words: Any,
 ) -> Finding:
     """The finding of a row of the table.
@@ -97,18 +107,38 @@ def found(
         evidence: the numbers it rests on.
         phase: where it was found.
         steps: first and last step of the evidence.
+        conditions: of the row's remedies: whether each holds.
         **words: what the row's sentences name beside the evidence and the phase.
     """
     row, evidence = FINDINGS[key], evidence or {}
     named = {**evidence, **words, "phase": phase}
+    fix = row.get("fix", "")
+    if "remedies" in row:
+        holding = {name for name, holds in (conditions or {}).items() if holds}
+        fix = _sentence([text for text, only in row["remedies"] if only in (None, *holding)])
     return Finding(
         name=row.get("name", key),
         what=row["what"].format(**named),
-        fix=row.get("fix", "").format(**named),
+        fix=fix.format(**named),
         evidence=evidence,
         phase=phase,
         steps=steps,
+        is_fault=row.get("is_fault", True),
     )
+
+
+def _sentence(remedies: Sequence[str]) -> str:
+    """Remedies of which one is to be chosen, as a sentence.
+
+    >>> _sentence(["raise it", "wait", "give up"]), _sentence(["wait"]), _sentence([])
+    ('Raise it, wait, or give up.', 'Wait.', '')
+    """
+    if not remedies:
+        return ""
+    *others, last = remedies
+    comma = "," if len(others) > 1 else ""
+    text = f"{', '.join(others)}{comma} or {last}" if others else last
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def refusal(key: str, where: str, **words: Any) -> ConfigError:
@@ -308,6 +338,87 @@ def format_only(record: Record) -> Iterator[Finding]:
         )
 
 
+def truncation(record: Record) -> Iterator[Finding]:
+    """Most completions were cut off, at the end of training or in the last measurement."""
+    shares = curve(record.grpo, "completion/truncated")[-COMPARED:]
+    during = {finding.name for finding in during_the_run(record)}
+    statuses = {report.status for report in record.grpo[-COMPARED:]}
+    told = "truncated" in during or "no-signal:truncated" in statuses
+    if mean_of(shares) > MOST and not told:
+        last = record.grpo[-len(shares) :]
+        numbers = {"truncated": mean_of(shares), "steps_seen": len(shares)}
+        yield found("truncated-training", numbers, steps=span(last))
+        return
+    measured = _last_measured(record)
+    if measured is not None and measured.cut_off > MOST and not told:
+        numbers = {"truncated": measured.cut_off, "completions": len(measured.light)}
+        steps = (measured.step, measured.step)
+        yield found(
+            "truncated-answers", numbers, phase=measured.phase, steps=steps, name=measured.name
+        )
+
+
+def no_format(record: Record) -> Iterator[Finding]:
+    """Not one completion of the last measurement, or of training, was in the format."""
+    fmt, measured = record.recipe.prompt.format, _last_measured(record)
+    if measured is not None and measured.metrics is not None:
+        count = len(measured.light)
+        if measured.metrics.format_accuracy == 0 and count >= FEW_COMPLETIONS:
+            where, steps = f"in {measured.name}", (measured.step, measured.step)
+            numbers = {"completions": count, "in_format": 0}
+            yield found(
+                "no-format", numbers, phase=measured.phase, steps=steps, format=fmt, where=where
+            )
+        return
+    for name in sorted({name for report in record.grpo for name in report.tallies}):
+        is_format = name.startswith("reward/") and name.endswith("format")
+        values = curve(record.grpo, name) if is_format else []
+        count = round(sum(r.tallies[name].count for r in record.grpo if name in r.tallies))
+        if values and not any(values) and count >= FEW_COMPLETIONS:
+            numbers = {"completions": count, "in_format": 0}
+            where = f"by {name}"
+            yield found("no-format", numbers, steps=span(record.grpo), format=fmt, where=where)
+            return
+
+
+def _last_measured(record: Record) -> EvaluationResult | None:
+    """The evaluation of what was trained last: on the test, else on validation problems."""
+    trained = [result for result in record.evaluations if result.phase != "base"]
+    if not trained:
+        return None
+    phase = "grpo" if any(result.phase == "grpo" for result in trained) else "sft"
+    last = [result for result in trained if result.phase == phase]
+    return max(last, key=lambda result: (result.split == "test", result.step))
+
+
+_WARNING = re.compile(r"^\S+ \S+ WARNING: (.*)")
+# What a check has said of a step is found again in the metrics.
+_OF_A_CHECK = re.compile(r"(?:sft|grpo) step \d+: check ")
+
+
+def warnings_logged(record: Record) -> Iterator[Finding]:
+    """What the run has warned of, each text once."""
+    log = record.folder.path / "training.log"
+    if not log.is_file():
+        return
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    texts = (match[1] for line in lines if (match := _WARNING.match(line)))
+    warned = list(dict.fromkeys(text for text in texts if not _OF_A_CHECK.match(text)))
+    if warned:
+        phases = (record.sft or record.grpo, record.grpo or record.sft)
+        phase = "sft" if record.sft else "grpo"
+        steps = (phases[0][0].step, phases[1][-1].step) if phases[0] else (0, 0)
+        noun = "warning" if len(warned) == 1 else "warnings"
+        yield found(
+            "warnings",
+            {"warnings": len(warned)},
+            phase=phase,
+            steps=steps,
+            noun=noun,
+            first=warned[0].rstrip("."),
+        )
+
+
 def no_progress(record: Record) -> Iterator[Finding]:
     """Several validations, none of them better than an earlier one."""
     for phase in ("sft", "grpo"):
@@ -319,7 +430,8 @@ def no_progress(record: Record) -> Iterator[Finding]:
             (change,) = compare([validations[since], validations[number]]).differences
             since = number if change.paired.verdict == "better" else since
             later = number - since
-        if later >= FEW_VALIDATIONS:
+        # Near the ceiling there is no room for better ones.
+        if later >= FEW_VALIDATIONS and validations[since].accuracy < CEILING:
             paired = change.paired
             numbers = {
                 "since": validations[since].step,
@@ -487,6 +599,17 @@ class SampleSummary:
         """The share that does not end within the budget."""
         return mean_of([length > self.budget or not ended for length, ended in self.completions])
 
+    @property
+    def endless(self) -> float:
+        """The share that did not end at all, however long it was sampled."""
+        return mean_of([not ended for _, ended in self.completions])
+
+    @property
+    def enough(self) -> int:
+        """Tokens within which nearly all end that end at all; 0 where none does."""
+        lengths = sorted(length for length, ended in self.completions if ended)
+        return lengths[math.ceil(0.95 * len(lengths)) - 1] if lengths else 0
+
     def __str__(self) -> str:
         (p95, ended), median = self.p95, median_low(self.completions)[0]
         return (
@@ -500,15 +623,15 @@ def budget(drawn: SampleSummary) -> Iterator[Finding]:
     if not drawn.before and 1 - drawn.truncated < MIN_STOPPED:
         yield found("stopping", share=1 - drawn.truncated)
     if drawn.before == "grpo" and drawn.truncated > MOST:
-        p95, ended = drawn.p95
         # What has been measured or trained before is kept, and the run can continue from it.
         how = ", with --resume --allow-changes to keep what is there, or --overwrite"
         yield found(
-            "cut off" if ended else "endless",
+            "endless" if drawn.endless > MOST else "cut off",
             share=drawn.truncated,
             count=len(drawn.completions),
             budget=drawn.budget,
-            enough=math.ceil(p95 / 32) * 32,  # easier to read and to remember
+            enough=math.ceil(drawn.enough / 32) * 32,  # easier to read and to remember
+            others=f" ({drawn.endless:.0%} would not end then either)" if drawn.endless else "",
             how=how if drawn.begun else "",
             resume="--resume " if drawn.begun else "",
         )
@@ -577,39 +700,107 @@ def tokenisation(samples: Samples) -> Iterator[Finding]:
 
 
 def cut_off(samples: Samples) -> Iterator[Finding]:
-    """No sample comes to an end; rewards may differ anyway, by accident."""
-    if samples.cut_off:
-        most = samples.groups[0].params.max_new_tokens
-        yield found("all-cut-off", count=len(samples.rollouts), budget=most)
+    """No sample comes to an end, or of samples that teach nothing some do not.
+
+    Where none does, rewards may differ anyway, by accident.
+    """
+    truncated = sum(rollout.completion.truncated for rollout in samples.rollouts)
+    if samples.cut_off or (truncated and not any(samples.signal)):
+        yield found(
+            "all-cut-off" if samples.cut_off else "some-cut-off",
+            count=truncated,
+            samples=len(samples.rollouts),
+            budget=samples.groups[0].params.max_new_tokens,
+            conditions=conditions_of(samples),
+        )
 
 
 def equal_rewards(samples: Samples) -> Iterator[Finding]:
-    """There is nothing to learn from, from what explains the others to what is left."""
-    params, fmt = samples.groups[0].params, samples.prepared.format
+    """There is nothing to learn from: every cause, up to one that explains all samples."""
     if any(samples.signal):
         return
-    if samples.diversity == 0:
+    conditions = conditions_of(samples)
+    params = samples.groups[0].params
+    alike = sum(group.diversity == 0 for group in samples.groups)
+    if alike:
         key = "certain" if params.temperature >= LOW_TEMPERATURE else "temperature"
         key = "no-choice" if key == "certain" and params.truncated else key
-        yield found(key, temperature=params.temperature, certainty=samples.certainty)
+        yield found(
+            key,
+            problems=_problems(alike, samples),
+            temperature=params.temperature,
+            certainty=samples.certainty,
+            conditions=conditions,
+        )
+    if alike == len(samples.groups) or samples.cut_off:
         return
-    if samples.cut_off:
+    fmt = samples.prepared.format
+    # A truncated sample has had no room for its answer.
+    whole = [r.completion.text for r in samples.rollouts if not r.completion.truncated]
+    lacking = Counter(
+        tag for text in whole for tag, there in tags_in(text, fmt).items() if not there
+    )
+    never = [tag for tag in tags_in("", fmt) if lacking[tag] == len(whole)]
+    if never:
+        yield found("tags", missing=", ".join(never), format=fmt.name, conditions=conditions)
+    elif lacking:
+        missing = ", ".join(f"{tag} in {count}" for tag, count in lacking.items())
+        yield found(
+            "some-tags",
+            missing=missing,
+            samples=len(whole),
+            format=fmt.name,
+            conditions=conditions,
+        )
+    if never and len(whole) == len(samples.rollouts):
         return
-    present = [tags_in(rollout.completion.text, fmt) for rollout in samples.rollouts]
-    missing = [tag for tag in tags_in("", fmt) if not any(seen[tag] for seen in present)]
-    if missing:
-        yield found("tags", missing=", ".join(missing), format=fmt.name)
-        return
-    right, count = [r.grade.correct for r in samples.rollouts], len(samples.groups)
-    if all(r.reward.total is None for r in samples.rollouts):
+    yield from _by_rewards(samples, conditions)
+
+
+def _by_rewards(samples: Samples, conditions: Mapping[str, bool]) -> Iterator[Finding]:
+    """What the rewards of samples that differ have in common."""
+    rollouts = samples.rollouts
+    right = sum(rollout.grade.correct for rollout in rollouts)
+    if all(rollout.reward.total is None for rollout in rollouts):
         key = "equal-not-scored"
     elif samples.reward_variance > 0:
         key = "equal-none-right"
-    elif all(right):
+    elif right == len(rollouts):
         key = "equal-all-right"
+    elif right:
+        key = "equal-mixed"
     else:
-        key = "equal-mixed" if any(right) else "equal-all-wrong"
-    yield found(key, problems=f"{count} problem{'s' if count > 1 else ''}")
+        key = "equal-all-wrong"
+    problems = _problems(len(samples.groups), samples)
+    yield found(key, problems=problems, right=right, samples=len(rollouts), conditions=conditions)
+    unscored = sum(rollout.reward.total is None for rollout in rollouts)
+    if 0 < unscored < len(rollouts):
+        yield found("some-not-scored", count=unscored, samples=len(rollouts))
+
+
+def _problems(count: int, samples: Samples) -> str:
+    """`1 problem`, or `2 of 5 problems` where they are not all."""
+    several = len(samples.groups)
+    number = str(count) if count == several else f"{count} of {several}"
+    return f"{number} problem{'s' if several > 1 else ''}"
+
+
+def conditions_of(samples: Samples) -> dict[str, bool]:
+    """Condition of a remedy -> whether it holds: what is done already is not proposed."""
+    recipe, prepared = samples.prepared.recipe, samples.prepared
+    budget = samples.groups[0].params.max_new_tokens
+    context = prepared.context
+    longest = max(len(group.prompt.token_ids) for group in samples.groups)
+    marks = tags_in("", replace(prepared.format, prefix=""))
+    return {
+        "few problems": len(samples.groups) < LOOKED_AT_BY_ADVICE,
+        "SFT": not recipe.skip_sft,
+        "no SFT": recipe.skip_sft,
+        "correct needed": recipe.grpo.require_correct_in_group,
+        "no difficulty": recipe.grpo.difficulty is None,
+        "not told": not all(mark in prepared.format.system for mark in marks),
+        "room": context is None or longest + budget < context,
+    }
 
 
 def tags_in(text: str, fmt: AnswerFormat) -> dict[str, bool]:
@@ -629,11 +820,14 @@ CHECKS: dict[type, tuple[Callable[[Any], Iterator[Finding]], ...]] = {
         no_signal,
         grader,
         during_the_run,
+        truncation,
+        no_format,
         format_only,
         no_progress,
         reward_without_correctness,
         sft_rate,
         rate_too_low,
+        warnings_logged,
     ),
     SampleSummary: (budget,),
     Samples: (tokenisation, cut_off, equal_rewards),

@@ -94,7 +94,7 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
             *phase_lines(recipe, sets, None if prepared is None else prepared.sizes),
             *_length_lines(prepared),
             folder,
-            *_start_and_stops(recipe, intent),
+            *_start_and_stops(recipe, intent, prepared),
         ),
         warnings=(*(leak.warning for leak in leaks), *warnings),
         leaks=tuple(leak.count for leak in leaks),
@@ -138,15 +138,17 @@ def _folder_line(recipe: Recipe, intent: Intent) -> str:
     return f"Output: {path} ({state})"
 
 
-def _start_and_stops(recipe: Recipe, intent: Intent) -> Iterator[str]:
+def _start_and_stops(recipe: Recipe, intent: Intent, prepared: Prepared | None) -> Iterator[str]:
     """What GRPO starts from, where that is not the SFT of this run, and the stop strings."""
     start = recipe.grpo.start_from
     if not recipe.skip_grpo and (start or recipe.skip_sft):
         taught = RunFolder(recipe.run_folder).has_finished(["sft"]) and not intent.get("overwrite")
         made = str(recipe.run_folder / "sft" / "final") if taught else recipe.model.path
         yield f"GRPO starts from {start or made or 'a new random model'}."
-    own = recipe.sampling.stop
-    if stops := make_format(recipe.prompt).stop if own is None else own:
+    # Only the tokenizer says whether prompts are plain text, which has stop strings of its own.
+    fmt = make_format(recipe.prompt) if prepared is None else prepared.format
+    stops = fmt.stop if recipe.sampling.stop is None else recipe.sampling.stop
+    if stops:
         yield f"Stop strings: {' '.join(map(json.dumps, stops))}"
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
 
-from grouper.advice.checks import WINDOW, SampleSummary, find, watch
+from grouper.advice.checks import MOST, WINDOW, SampleSummary, find, watch
 from grouper.algorithms.batching import Rows, worst_rows
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import CheckError, PreflightError
+from grouper.models.policy import Policy
 from grouper.models.process_group import share_of
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.engines import STRETCH
@@ -25,8 +27,9 @@ from grouper.types import StepReport
 
 log = logging.getLogger(__name__)
 
-# Prompts that are sampled before GRPO.
-PREFLIGHT_PROMPTS = 32
+# Prompts that are sampled before GRPO: enough to see whether most completions are truncated, and an
+# eighth of what a usual step samples.
+PREFLIGHT_PROMPTS = 16
 # Completions that are looked at after SFT.
 STOP_SAMPLES = 10
 
@@ -65,37 +68,38 @@ class LiveChecks(Hook):
 class Preflight(Hook):
     """Looks at a few samples: whether GRPO's budget is enough, and whether SFT taught to stop."""
 
+    def __init__(self) -> None:
+        self._looked = False
+
+    def run_begins(self, run: Run, policy: Policy) -> None:
+        """Look at once where GRPO begins with the base: measuring that may take far longer.
+
+        Raises:
+            PreflightError: as in `phase_begins`.
+        """
+        recipe = run.recipe
+        begun = run.processes.on_rank0(run.has_begun)
+        if recipe.phases[:1] == ("grpo",) and recipe.grpo.start_from is None and not begun:
+            self._looked = True
+            _require_room(run, policy, begun=False)
+
     def phase_begins(self, run: Run, state: TrainState) -> None:
         """Sample some prompts before the first step of GRPO.
 
         Raises:
-            PreflightError: most would be cut off, and the recipe does not allow it.
+            PreflightError: most would be truncated, and the recipe does not allow it.
         """
-        config, budget = run.recipe.grpo, run.prepared.max_new_tokens
-        if state.phase != "grpo" or state.step > 0:
-            return
-        train, most = run.prepared.train, STRETCH * budget
-        limit = run.prepared.context
-        if limit is not None:
-            met = first_met(len(train), PREFLIGHT_PROMPTS, seed=run.recipe.seed)
-            most = min(most, limit - max(len(train[i][1].token_ids) for i in met))
-        drawn = SampleSummary(
-            completions=_sample(run, state, PREFLIGHT_PROMPTS, max(budget, most), "pre-flight"),
-            budget=budget,
-            before=state.phase,
-            begun=run.processes.on_rank0(run.has_begun),
-        )
-        run.display.say(f"Pre-flight: of {len(drawn.completions)} samples, {drawn}.")
-        if not config.allow_truncation:
-            for found in find(drawn):
-                raise PreflightError(found.what, where="pre-flight", fix=found.fix)
+        if state.phase == "grpo" and state.step == 0 and not self._looked:
+            begun = run.processes.on_rank0(run.has_begun)
+            _require_room(run, state.replica.policy, begun=begun)
 
     def phase_ends(self, run: Run, state: TrainState) -> None:
         """Warn where few samples end by themselves after SFT."""
         if state.phase != "sft":
             return
         budget = run.prepared.max_new_tokens
-        completions = _sample(run, state, STOP_SAMPLES, budget, "stop check")
+        policy = state.replica.policy
+        completions = list(_sample(run, policy, STOP_SAMPLES, budget, "stop check").values())
         drawn = SampleSummary(completions=completions, budget=budget)
         share, count = 1 - drawn.truncated, len(completions)
         run.display.say(f"Stop check: {share:.0%} of {count} samples end by themselves.")
@@ -103,25 +107,84 @@ class Preflight(Hook):
             log.warning("%s", found)
 
 
+def _require_room(run: Run, policy: Policy, *, begun: bool) -> None:
+    """Refuse GRPO where its budget truncates most completions of some prompts.
+
+    Only where it does are the truncated ones sampled again with a larger budget, which says how
+    large it would have to be; draws are addressed, so they begin with the same tokens. Where the
+    recipe allows truncation there is nothing to decide, and nothing is sampled.
+
+    Args:
+        run: the open run.
+        policy: what GRPO begins with.
+        begun: whether anything of the run has been measured or trained.
+
+    Raises:
+        PreflightError: most would be truncated.
+    """
+    if run.recipe.grpo.allow_truncation:
+        return
+    budget, purpose = run.prepared.max_new_tokens, "pre-flight"
+    lengths = _sample(run, policy, PREFLIGHT_PROMPTS, budget, purpose)
+    drawn = SampleSummary(completions=[*lengths.values()], budget=budget)
+    if drawn.truncated > MOST:
+        truncated = [index for index, (_, ended) in lengths.items() if not ended]
+        train, most = run.prepared.train, STRETCH * budget
+        context = run.prepared.context
+        if context is not None:
+            most = min(most, context - max(len(train[i][1].token_ids) for i in truncated))
+        if most > budget:
+            lengths |= _sample(run, policy, PREFLIGHT_PROMPTS, most, purpose, only=truncated)
+    drawn = SampleSummary(
+        completions=[*lengths.values()], budget=budget, before="grpo", begun=begun
+    )
+    run.display.say(f"Pre-flight: of {len(drawn.completions)} samples, {drawn}.")
+    for finding in find(drawn):
+        raise PreflightError(finding.what, where=purpose, fix=finding.fix)
+
+
 def _sample(
-    run: Run, state: TrainState, count: int, limit: int, purpose: str
-) -> list[tuple[int, bool]]:
-    """Tokens of completions of the problems that GRPO meets first, and whether each one ended."""
+    run: Run,
+    policy: Policy,
+    count: int,
+    limit: int,
+    purpose: str,
+    *,
+    only: Collection[int] | None = None,
+) -> dict[int, tuple[int, bool]]:
+    """Tokens of completions of the problems that GRPO meets first, and whether each one ended.
+
+    Args:
+        run: the open run.
+        policy: what is sampled from.
+        count: how many problems.
+        limit: tokens of a completion at most.
+        purpose: part of the address of each draw.
+        only: the problems to sample; left out: all of these.
+
+    Returns:
+        By the index of the problem.
+    """
     train, seed = run.prepared.train, run.recipe.seed
     params = run.prepared.training_params(max_new_tokens=limit)
-    requests = [
-        SampleRequest(prompt=prompt, params=params, key=draw_seed(seed, purpose, problem.id))
-        for problem, prompt in (train[i] for i in first_met(len(train), count, seed=seed))
-    ]
-    drawn, processes, sampler = [], run.processes, run.sampler(state.replica.policy)
-    mine = [requests[i] for i in share_of(requests, processes.rank, processes.size)]
+    met = first_met(len(train), count, seed=seed)
+    indices = [index for index in met if only is None or index in only]
+    requests = []
+    for index in indices:
+        problem, prompt = train[index]
+        key = draw_seed(seed, purpose, problem.id)
+        requests.append(SampleRequest(prompt=prompt, params=params, key=key))
+    processes, sampler = run.processes, run.sampler(policy)
+    mine = share_of(requests, processes.rank, processes.size)
+    drawn: list[tuple[int, tuple[int, bool]]] = []
     with run.display.track(f"{purpose}: sampling", len(mine)) as task:
-        for _, completion in sampler.sample(mine):
-            drawn.append((len(completion.token_ids), not completion.truncated))
+        for place, completion in sampler.sample([requests[i] for i in mine]):
+            length = (len(completion.token_ids), not completion.truncated)
+            drawn.append((indices[mine[place]], length))
             task.advance()
             run.raise_if_stopped()
     sampler.rest()
-    return [one for part in processes.gather(drawn) for one in part]
+    return dict(one for part in processes.gather(drawn) for one in part)
 
 
 # --- a rehearsal ----------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ AS_MEASURED: dict[str, Any] = {
     "skip_grpo": False,
     "save_path": None,
     "hooks": [],
-    "data": {"validation": None, "validation_share": 0.0, "test": None},
+    "data": {"validation": None, "validation_share": 0.0, "test": None, "test_share": 0.0},
     "tracking": {"trackers": []},
     "grpo": {
         "dynamic_sampling_rounds": 0,

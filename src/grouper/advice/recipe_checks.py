@@ -86,7 +86,7 @@ def warnings(recipe: Recipe) -> Iterator[Finding]:
     if recipe.prompt.system != "" or recipe.skip_sft:
         for warning in warn_about_system(recipe.prompt):
             yield found("system", warning=warning.removesuffix("."))
-    if recipe.data.test is None:
+    if recipe.data.test is None and not recipe.data.test_share:
         yield found("no-test")
     for phase in recipe.phases:
         rate, lora = getattr(recipe, phase).optimizer.learning_rate, recipe.model.lora

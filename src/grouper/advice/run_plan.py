@@ -354,7 +354,8 @@ class _Planner:
             shape = new_model_config(new, vocabulary=fitted)
         assert shape is not None, "a recipe has a path or a new model"
         self.sampled = [] if recipe.skip_grpo else ["grpo sample"]
-        measured = recipe.data.test or recipe.data.validation or recipe.data.validation_share
+        data = recipe.data
+        measured = data.test or data.test_share or data.validation or data.validation_share
         self.sampled += ["evaluation"] if measured else []
         copy = copy_dtype(recipe.sampling, recipe.model, device) if self.sampled else None
         self.policy = weightless_policy(recipe.model, shape, device)

@@ -138,7 +138,7 @@ def _opened(run: str) -> RunFolder:
 
 
 def diagnose(run: str, *, as_json: bool) -> int:
-    """Print the findings; 1 if there are any."""
+    """Print the findings; 1 if one of them is a fault."""
     from grouper.advice.checks import find, read_record
 
     record = read_record(Path(run).expanduser())
@@ -159,7 +159,7 @@ def diagnose(run: str, *, as_json: bool) -> int:
             click.echo(f"  {finding.what}.\n  {finding.fix}")
         if not findings:
             click.echo("Nothing that Grouper knows of went wrong.")
-    return int(bool(findings))
+    return int(any(finding.is_fault for finding in findings))
 
 
 # --- grouper env ---------------------------------------------------------------------------------

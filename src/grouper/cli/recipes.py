@@ -13,19 +13,32 @@ import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic.fields import FieldInfo
 
+from grouper.advice.recipe_choice import ENOUGH, HELD_OUT, MOST_TESTED, TEST_SHARE
 from grouper.cli.opening import require_new
-from grouper.cli.text import definitions, flow, short, warn
+from grouper.cli.text import definitions, flow, short, table, warn
 from grouper.config.checks import advice, meant, settings, validate_json
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
 from grouper.config.schema import PromptConfig, Recipe, SourceConfig
-from grouper.errors import ConfigError, DataError, counted, did_you_mean
+from grouper.errors import (
+    ConfigError,
+    DataError,
+    GrouperError,
+    ModelError,
+    counted,
+    did_you_mean,
+)
 from grouper.files import write_atomic
 from grouper.models.folders import local_model, on_this_machine, require_model_folder
+
+if TYPE_CHECKING:
+    from grouper.advice.first_answers import FirstAnswers
+    from grouper.advice.recipe_choice import Choices
+    from grouper.data import ProblemSet
 
 
 def listed() -> None:
@@ -122,15 +135,11 @@ def _kind(annotation: Any) -> str:
 
 # --- grouper init --------------------------------------------------------------------------------
 
-# Problems that are looked at; the share that is held out, and how many must be there for it.
+# Problems that are looked at.
 LOOKED_AT = 100
-HELD_OUT = 0.05
-ENOUGH = 40
-# Tokens of a completion at most.
-COMPLETION = 512
 # (gradient checkpointing, tokens of a micro-batch), the fastest first.
 UPDATES = ((False, 8192), (True, 8192), (True, 2048))
-# GB of a common card, and the share of a card that an update may take.
+# GB of a common GPU, and the share of its memory that an update may take.
 CARD = 24.0
 SHARE = 0.9
 
@@ -142,6 +151,8 @@ def init(
     data: str | None,
     lora: bool | None,
     memory: float | None,
+    samples: bool,
+    sample_seconds: float,
     **columns: str | None,
 ) -> None:
     """Look at model and problems, ask for what is missing, and write a recipe."""
@@ -155,54 +166,187 @@ def init(
     model = model or str(click.prompt("Model (a folder or a Hub name)"))
     require_model_folder(model, where="--model")
     data = data or str(click.prompt("Problems (a file, a folder, a Hub name or a source)"))
-    found = _look_at_data(data, {ours: name for ours, name in columns.items() if name})
+    parts, problems = _look_at_data(data, {ours: name for ours, name in columns.items() if name})
     if lora is None:
         lora = not asks or click.confirm("Train an adapter (LoRA), not all weights?", default=True)
     if memory is None:
-        memory = click.prompt("Memory of the card in GB", CARD, type=float) if asks else CARD
-    weights: dict[str, Any] = {"compute_dtype": "auto"}
-    if lora:
-        weights = {"dtype": "bfloat16", "lora": {"rank": 32, "alpha": 64.0}}
-    place, completion = local_model(model), COMPLETION
+        memory = click.prompt("Memory of the GPU in GB", CARD, type=float) if asks else CARD
+    place = local_model(model)
     here = on_this_machine(place)
-    if here:
-        from grouper.models.loading import context_length, shape_of
-
-        context = context_length(shape_of(place, cached=True)) or 2 * COMPLETION
-        completion = min(COMPLETION, context // 2)
-    found |= {
-        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", target.stem).strip("-._") or "mine",
-        "path": flow(model),
-        "weights": "\n  ".join(f"{key}: {flow(value)}" for key, value in weights.items()),
-        "trained": "Trains an adapter; without `lora`, all weights."
-        if lora
-        else "Trains all weights.",
-        "prompts": 16 if memory >= 16 else 8,
-        "slots": 128 if memory >= 40 else 64,
-        "rate": flow(1e-5 if lora else 1e-6),
-        "completion": completion,
-    }
+    choices = _choose(
+        model, place if here else None, problems, seconds=sample_seconds if samples else 0.0
+    )
     template = importlib.resources.files("grouper.config") / "new_recipe.yaml"
     text = Template(template.read_text(encoding="utf-8"))
+    fields = {
+        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", target.stem).strip("-._") or "mine",
+        "path": flow(model),
+        "data": _indented(parts),
+        **_of_the_choices(choices, held_out="validation_share" in parts),
+        **_of_the_machine(lora, memory),
+    }
     for checkpointing, tokens in UPDATES if here else UPDATES[1:2]:
         settings = {"checkpointing": str(checkpointing).lower(), "tokens": tokens}
-        write_atomic(target, text.substitute(found, **settings).encode())
+        write_atomic(target, text.substitute(fields, **settings).encode())
         if not here or _fits(target, memory):
             break
     else:
         warn(f"an update does not fit in {memory:g} GB: use a smaller model, or --lora.")
     if not here:
         click.echo(f"Model: {model} is not on this machine, so it was not checked.")
+    _say_what_is_next(target, sft=choices.sft)
+
+
+def _say_what_is_next(target: Path, *, sft: bool) -> None:
+    """Print the commands that come next: first a look at what the recipe would train on."""
     name = shlex.quote(str(target) if "/" in str(target) else f"./{target}")
-    click.echo(f"Written to {target}. Next:\n  grouper run {name} --dry-run")
-    click.echo(f"  grouper preview {name}\n  grouper run {name}")
+    after = " after SFT" if sft else ""
+    click.echo(
+        f"Written to {target}. Next, look at some samples: GRPO learns only where the answers to a "
+        "problem are right at times and wrong at times, and preview says whether they are, or why "
+        f"not{' (for a recipe with SFT, once that has run)' if sft else ''}."
+    )
+    if sft:
+        click.echo(f"  grouper sft {name}")
+    click.echo(f"  grouper preview {name}")
+    click.echo(f"Then train{after}:\n  grouper run {name}{' --resume' if sft else ''}")
+
+
+def _indented(settings: Mapping[str, Any]) -> str:
+    """Settings as lines of YAML below a section."""
+    return "\n  ".join(f"{key}: {flow(value)}" for key, value in settings.items())
+
+
+def _of_the_choices(choices: Choices, *, held_out: bool) -> dict[str, Any]:
+    """The fields of the template that depend on what model and problems are like."""
+    return {
+        "format": choices.format,
+        "why_format": choices.reasons["prompt.format"],
+        "skip_sft": str(not choices.sft).lower(),
+        "why_sft": choices.reasons["skip_sft"],
+        "needs_correct": str(choices.needs_correct).lower(),
+        "why_correct": choices.reasons["grpo.require_correct_in_group"],
+        "rewards": "\n".join(f"  - {flow(reward)}" for reward in choices.rewards),
+        "completion": choices.max_new_tokens,
+        "every": 50 if held_out else 0,
+    }
+
+
+def _of_the_machine(lora: bool, memory: float) -> dict[str, Any]:
+    """The fields of the template that depend on what is trained, and on what."""
+    weights: dict[str, Any] = {"compute_dtype": "auto"}
+    if lora:
+        weights = {"dtype": "bfloat16", "lora": {"rank": 32, "alpha": 64.0}}
+    return {
+        "weights": _indented(weights),
+        "trained": "Trains an adapter; without `lora`, all weights."
+        if lora
+        else "Trains all weights.",
+        "prompts": 16 if memory >= 16 else 8,
+        "slots": 128 if memory >= 40 else 64,
+        "rate": flow(1e-5 if lora else 1e-6),
+        "sft_rate": flow(2e-4 if lora else 2e-5),
+    }
+
+
+def _choose(
+    model: str, place: str | None, problems: ProblemSet | None, *, seconds: float
+) -> Choices:
+    """Choose format, phases and rewards, and print why.
+
+    Args:
+        model: as the user named it.
+        place: where it is on this machine; None: it is not.
+        problems: the first ones; None where they are not on this machine.
+        seconds: that the model's answers may take; 0: it is not asked.
+    """
+    from grouper.advice.recipe_choice import CANDIDATES, DataKind, choose, kind_of
+
+    kind = kind_of(model, None, here=False)
+    if place is not None:
+        from grouper.advice.first_answers import look_at_model
+
+        try:
+            kind = look_at_model(place)
+        except ModelError as error:
+            # Perhaps only its configuration is here; a run will say the same.
+            warn(f"the model is judged by its name: {error.paragraph()}")
+            place = None
+    click.echo(f"Model: {model} is {kind}.")
+    first = () if problems is None else problems.problems
+    known = DataKind(
+        problems=len(first),
+        solutions=any(problem.solution for problem in first),
+        r1_prompts=any(p.response and p.prompt is None for p in first),
+    )
+    formats = ("r1-zero",) if known.r1_prompts else CANDIDATES
+    answers: list[FirstAnswers] = []
+    if seconds and place is not None and problems is not None:
+        answers = _ask(place, problems, formats, seconds)
+    choices = choose(kind, known, [one.observation for one in answers])
+    for setting, why in choices.reasons.items():
+        click.echo(f"  {setting}: {why}")
+    return choices
+
+
+def _ask(
+    place: str, problems: ProblemSet, formats: Sequence[str], seconds: float
+) -> list[FirstAnswers]:
+    """Let the model answer a few problems in each format, where it is small; print a table."""
+    from grouper.advice.first_answers import MOST_BYTES, PROBLEMS, ask, weight_bytes
+    from grouper.runs.progress import Progress
+
+    size = weight_bytes(place)
+    if size is None or size > MOST_BYTES:
+        why = "its weights are not here" if size is None else "it is large"
+        click.echo(f"It was not asked anything, since {why}: choices follow from what it is.")
+        return []
+    click.echo(
+        f"It answers {PROBLEMS} problems now, in about {seconds:g} s after loading "
+        "(--no-samples leaves this out)."
+    )
+    display = Progress()
+    with display.track("first answers", PROBLEMS) as task:
+        try:
+            answers = ask(
+                place,
+                problems,
+                formats,
+                seconds=seconds,
+                progress=lambda _, done, total: task(done, total),
+            )
+        except GrouperError as error:
+            # A recipe can be written without it, and the run will say the same.
+            warn(f"the model could not be asked: {error.paragraph()}")
+            return []
+    rows = [
+        (
+            one.observation.format,
+            str(one.observation.answers),
+            str(one.observation.held),
+            str(one.observation.right),
+            str(one.observation.answers - one.observation.ended),
+            str(one.observation.tokens),
+        )
+        for one in answers
+    ]
+    if rows:
+        table(("format", "answers", "in the format", "right", "truncated", "tokens (median)"), rows)
+        click.echo(f"One of them: {short(answers[0].examples[0])}")
+    else:
+        click.echo(
+            "This machine is too slow for that, so choices follow from what the model is; "
+            "--sample-seconds gives it more time."
+        )
+    return answers
 
 
 def _fits(file: Path, memory: float) -> bool:
-    """Whether an update of the new recipe fits on the card, by its first problems."""
+    """Whether an update of the new recipe fits on the GPU, by its first problems."""
     from grouper.advice.run_plan import GIB, plan_run
 
-    recipe = load_recipe(file, [f"data.train.limit={LOOKED_AT}"])
+    # Of so few problems nothing is held out.
+    recipe = load_recipe(file, [f"data.train.limit={LOOKED_AT}", "data.test_share=0"])
     plan = plan_run(recipe, device="cuda", with_cards=False)
     update = plan.memory[0].peak / GIB
     click.echo(
@@ -213,8 +357,8 @@ def _fits(file: Path, memory: float) -> bool:
     return update <= SHARE * memory
 
 
-def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
-    """What the recipe says of the problems; prints what they are like, where they are here.
+def _look_at_data(data: str, columns: dict[str, str]) -> tuple[dict[str, Any], ProblemSet | None]:
+    """The settings of `data`, and the first problems where they are here; prints about them.
 
     Raises:
         ConfigError: there is nothing of this name.
@@ -229,7 +373,6 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
     source = SOURCES[config.source]
     if config.path is None and "test" in source.splits:
         parts["test"] = {**parts["train"], "split": "test"}
-    fmt, solved = "boxed", False
     try:
         problems = load_problems(config, seed=0)
     except DataError as error:
@@ -237,29 +380,38 @@ def _look_at_data(data: str, columns: dict[str, str]) -> dict[str, Any]:
             hint = "Here, --question and --answer name them." if "column" in error.what else ""
             raise DataError(error.what, where=error.where, fix=f"{error.fix} {hint}") from error
         click.echo(f"Data: {data} was not checked: {error.what}.")
-    else:
-        first = problems.problems[0]
-        numbers = sum(is_numeric(problem.answer) for problem in problems.problems)
-        solved = any(problem.solution for problem in problems.problems)
-        fmt = "xml" if numbers == len(problems) else "boxed"
-        if config.source == "prompt-response":
-            fmt = "r1-zero" if first.prompt is None else fmt
+        return parts | ({} if "test" in parts else {"test_share": TEST_SHARE}), None
+    first = problems.problems[0]
+    numbers = sum(is_numeric(problem.answer) for problem in problems.problems)
+    click.echo(
+        f"Data: {data} ({', '.join(first.columns) or 'made here'}). Plain numbers among the "
+        f"first {counted(len(problems), 'answer')}: {numbers}."
+    )
+    solved = sum(problem.solution is not None for problem in problems.problems)
+    click.echo(f"  Worked solutions: {solved} of {len(problems)}.")
+    shown = f"Question: {short(first.question)}", f"Answer: {short(first.answer)}"
+    for line in (*shown, *problems.notes):
+        click.echo(f"  {line}")
+    if len(problems) < ENOUGH:
+        del parts["validation_share"]
+        if "test" not in parts:
+            click.echo(f"  No test problems: of fewer than {ENOUGH}, none are held out.")
+    elif "test" not in parts:
+        parts["test_share"] = share = _test_share(Path(config.path or "").expanduser())
         click.echo(
-            f"Data: {data} ({', '.join(first.columns) or 'made here'}). Plain numbers among the "
-            f"first {counted(len(problems), 'answer')}: {numbers}."
+            f"  No test problems beside it: {share:.1%} are held out as data.test_share, chosen by "
+            "the words of their questions, and never trained on."
         )
-        shown = f"Question: {short(first.question)}", f"Answer: {short(first.answer)}"
-        for line in (*shown, *problems.notes):
-            click.echo(f"  {line}")
-        if len(problems) < ENOUGH:
-            del parts["validation_share"]
-    return {
-        "solutions": "some" if solved else "none",
-        "data": "\n  ".join(f"{part}: {flow(value)}" for part, value in parts.items()),
-        "format": fmt,
-        "reward": "boxed_format" if fmt == "boxed" else "format",
-        "every": 50 if "validation_share" in parts else 0,
-    }
+    return parts, problems
+
+
+def _test_share(file: Path) -> float:
+    """The share of the problems to hold out for the test, less of a file of very many rows."""
+    if file.suffix != ".jsonl" or not file.is_file():
+        return TEST_SHARE
+    with file.open("rb") as opened:
+        rows = sum(1 for _ in opened)
+    return min(TEST_SHARE, round(MOST_TESTED / max(rows, 1), 4))
 
 
 def _sources(data: str, columns: dict[str, str]) -> dict[str, Any]:

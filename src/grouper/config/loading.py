@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cache, reduce
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel
@@ -20,21 +21,24 @@ from pydantic import BaseModel
 from grouper.config.aliases import dialect_of
 from grouper.config.checks import validate_json
 from grouper.config.overrides import as_json, parse_yaml
-from grouper.config.schema import ASIDE, Recipe
+from grouper.config.schema import ASIDE, SINCE, Recipe
 from grouper.errors import ConfigError, did_you_mean
 from grouper.files import table
 
 
-def _aside(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def _marked(mark: str, model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Key and default of every setting or section with a mark."""
     for name, field in model.model_fields.items():
-        if ASIDE in field.metadata:
-            yield f"{prefix}{name}"
+        if mark in field.metadata:
+            yield f"{prefix}{name}", field.default
         elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _aside(field.annotation, f"{prefix}{name}.")
+            yield from _marked(mark, field.annotation, f"{prefix}{name}.")
 
 
 # Settings and sections that may differ between two runs of the same experiment.
-NOT_THE_EXPERIMENT = tuple(_aside(Recipe))
+NOT_THE_EXPERIMENT = tuple(key for key, _ in _marked(ASIDE, Recipe))
+# Settings that are part of it only where they have another value.
+ADDED_SINCE = dict(_marked(SINCE, Recipe))
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -93,11 +97,16 @@ def resolved_yaml(recipe: Recipe, *, defaults: bool = True) -> str:
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """16 hex digits that name the experiment: all its settings but those marked `ASIDE`."""
+    """16 hex digits that name the experiment: all its settings but those marked `ASIDE`.
+
+    Those marked `SINCE` count where they are not at their default.
+    """
     data = recipe.model_dump(mode="json")
-    for key in NOT_THE_EXPERIMENT:
+    for key in (*NOT_THE_EXPERIMENT, *ADDED_SINCE):
         *sections, name = key.split(".")
-        del reduce(dict.__getitem__, sections, data)[name]
+        section = reduce(dict.__getitem__, sections, data)
+        if key in NOT_THE_EXPERIMENT or section[name] == ADDED_SINCE[key]:
+            del section[name]
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 

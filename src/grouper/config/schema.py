@@ -45,6 +45,9 @@ Servers = Annotated[tuple[_Server, ...], Field(strict=False)]
 
 # Marks what may differ between two runs of one experiment: texts, the machine, which phases run.
 ASIDE = "no part of the experiment"
+# Marks what has come since there were runs: at its default it is no part of a recipe's hash, so
+# that those runs are the same experiment as before, and can be resumed.
+SINCE = "no part of the experiment at its default"
 
 
 class Section(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -195,10 +198,15 @@ class DataConfig(Section):
     validation_share: BelowOne = 0.0
     """instead of validation: this share of train, held out by run seed"""
     test: SourceConfig | None = None
+    test_share: Annotated[BelowOne, SINCE] = 0.0
+    """instead of test: this share of train, held out by the words of the questions, the same for
+    every seed"""
 
     def contradictions(self) -> Iterator[str]:
         if self.validation is not None and self.validation_share:
             yield "give only one of data.validation and data.validation_share"
+        if self.test is not None and self.test_share:
+            yield "give only one of data.test and data.test_share"
 
 
 class TagsConfig(Section):
@@ -368,7 +376,7 @@ class GRPOConfig(PhaseConfig):
     shuffle_rewards: bool = False
     """control experiment: rewards permuted over the step; must not learn"""
     allow_truncation: Annotated[bool, ASIDE] = False
-    """start although more than half of the 32 samples drawn before are cut off"""
+    """start even if most samples would be truncated; the look at 16 samples before is left out"""
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="before")

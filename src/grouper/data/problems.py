@@ -272,12 +272,21 @@ FILTERS: dict[str, Filter] = {
 }
 
 
-def hold_out(whole: ProblemSet, share: float, *, seed: int) -> tuple[ProblemSet, ProblemSet]:
-    """(train, validation): about `share` of the problems held out, the same for equal seeds.
+def hold_out(
+    whole: ProblemSet, share: float, *, seed: int, part: str = "validation"
+) -> tuple[ProblemSet, ProblemSet]:
+    """(train, held out): about `share` of the problems held out, the same for equal seeds.
 
     Problems with the same question stay together, on one side. Held out are the first of all
     questions by a hash of the seed and their words, so the order of the set plays no part; of a
     larger set, nearly the same ones.
+
+    Args:
+        whole: all problems.
+        share: of them that is held out.
+        seed: of the hash.
+        part: of the data that they are held out for, `validation` or `test`; another part holds out
+            other problems.
 
     Raises:
         DataError: one side would be empty.
@@ -296,7 +305,7 @@ def hold_out(whole: ProblemSet, share: float, *, seed: int) -> tuple[ProblemSet,
     questions = [question_words(problem.question) for problem in whole.problems]
     rows = Counter(questions)
     wanted, chosen, count = round(share * len(whole)), set(), 0
-    ranked = sorted(rows, key=lambda q: sha256(f"grouper/validation/{seed}/{q}".encode()).digest())
+    ranked = sorted(rows, key=lambda q: sha256(f"grouper/{part}/{seed}/{q}".encode()).digest())
     for question in ranked:
         if count >= wanted:
             break
@@ -308,12 +317,12 @@ def hold_out(whole: ProblemSet, share: float, *, seed: int) -> tuple[ProblemSet,
     if not all(sides):
         raise DataError(
             f"{share:g} of {len(whole)} problems leaves one side empty",
-            where="data.validation_share",
+            where=f"data.{part}_share",
             fix="Use more problems or another share.",
         )
     train, held = sides
     return (
-        subset_of(whole, train, note=f"validation_share: {len(held):,} problems are held out."),
+        subset_of(whole, train, note=f"{part}_share: {len(held):,} problems are held out."),
         subset_of(
             replace(whole, notes=(), quarantined=()),  # they are those of the other side
             held,
@@ -323,8 +332,13 @@ def hold_out(whole: ProblemSet, share: float, *, seed: int) -> tuple[ProblemSet,
     )
 
 
-def without(trained: ProblemSet, held_out: ProblemSet) -> ProblemSet:
+def without(trained: ProblemSet, held_out: ProblemSet, *, part: str = "validation") -> ProblemSet:
     """The problems of `trained` whose question is not held out.
+
+    Args:
+        trained: some problems.
+        held_out: those that nothing is learned from.
+        part: of the data that they are held out for.
 
     Raises:
         DataError: none is left.
@@ -335,12 +349,12 @@ def without(trained: ProblemSet, held_out: ProblemSet) -> ProblemSet:
         return trained
     if not kept:
         raise DataError(
-            "every problem of it is held out for validation",
+            f"every problem of it is held out for {part}",
             where=trained.name,
-            fix="Lower data.validation_share.",
+            fix=f"Lower data.{part}_share.",
         )
     gone = len(trained) - len(kept)
-    return subset_of(trained, kept, note=f"validation_share: {gone:,} held-out rows left out.")
+    return subset_of(trained, kept, note=f"{part}_share: {gone:,} held-out rows left out.")
 
 
 def mix(members: Sequence[tuple[ProblemSet, float]], *, seed: int) -> ProblemSet:

@@ -52,7 +52,8 @@ class Difference:
     """The parts of the difference: what was wrong with completions that are right in the other
     result. `format`: no answer in the format, though the maths is right, or no answer at all;
     `extraction`: an answer in the format that could not be read, though the maths is right;
-    `truncation`: cut off before an answer; `reasoning`: a wrong answer."""
+    `truncation`: cut off before an answer; `reasoning`: a wrong answer. From the base to GRPO by
+    way of SFT, those of both stages together."""
     seeds: Interval | None = None
     """Of the difference over several seeds of one recipe."""
 
@@ -125,8 +126,13 @@ def compare(
         }
     first = results[0].scores if results else {}
     common = [name for name in first if all(name in result.scores for result in results)]
-    ends = [(results[0], results[-1])] if len(results) > 2 else []
-    pairs = [*itertools.pairwise(results), *ends]
+    stages = list(itertools.pairwise(results))
+    causes = [_causes(before, after, common) for before, after in stages]
+    pairs = list(stages)
+    if len(results) > 2:
+        first_and_last = (results[0], results[-1])
+        pairs.append(first_and_last)
+        causes.append(_along(causes) if _is_one_path(results) else _causes(*first_and_last, common))
     differences = [
         Difference(
             before=before.name,
@@ -136,10 +142,10 @@ def compare(
                 [after.scores[name] for name in common],
                 samples=round(min(len(r.light) for r in (before, after)) / len(shared)),
             ),
-            causes=_causes(before, after, common),
+            causes=causes_of_pair,
             seeds=_over_seeds(seeds.get(before.name), seeds.get(after.name)),
         )
-        for before, after in pairs
+        for (before, after), causes_of_pair in zip(pairs, causes, strict=True)
     ]
     return Comparison(
         results=tuple(results),
@@ -216,6 +222,25 @@ def _causes(
             lost = failed[1].get((name, cause), 0.0) * old
             found[cause] += (gained - lost) / len(common)
     return found
+
+
+# The stages of a run, each of which begins with the model of the one before.
+_PATH = ("base", "sft", "grpo")
+
+
+def _is_one_path(results: Sequence[EvaluationResult]) -> bool:
+    """Whether results are those of the stages of a run, in their order."""
+    return tuple(result.phase for result in results) == _PATH
+
+
+def _along(stages: Sequence[Mapping[Cause, float]]) -> dict[Cause, float]:
+    """The causes of the stages of a run together.
+
+    Compared directly, nearly all of the gain would be booked on what was wrong with the base at
+    first sight, as that it was cut off: not on the reasoning that GRPO taught after SFT had mended
+    this.
+    """
+    return {cause: math.fsum(stage[cause] for stage in stages) for cause in CAUSES}
 
 
 def _failures(result: EvaluationResult) -> dict[tuple[str, Cause], float]:

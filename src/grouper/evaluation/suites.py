@@ -103,7 +103,7 @@ def recipe_on(
     sampling = {"stop": None} if prompt is not None else {}
     return recipe.model_copy(
         update={
-            "data": recipe.data.model_copy(update={"test": suite.data}),
+            "data": recipe.data.model_copy(update={"test": suite.data, "test_share": 0.0}),
             "prompt": asked.model_copy(update={"max_prompt_tokens": _LONG}),
             "evaluation": recipe.override(*wanted).evaluation,
             "sampling": recipe.sampling.model_copy(update={**sampling, "max_total_tokens": None}),

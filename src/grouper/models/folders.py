@@ -84,6 +84,15 @@ def _cached(name: str, revision: str | None) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
+def folder_of(path: str, revision: str | None = None) -> Path | None:
+    """The folder that holds a model on this machine, that of the Hub cache included; else None."""
+    if looks_local(path):
+        folder = Path(path).expanduser()
+        return folder if folder.is_dir() else None
+    config = _cached(path, revision)
+    return None if config is None else config.parent
+
+
 def identity_of(path: str, revision: str | None = None) -> str | None:
     """What tells the weights of a model from others: a hash of samples of its files, or a commit.
 

@@ -94,6 +94,33 @@ def make_format(config: PromptConfig) -> AnswerFormat:
     return fmt
 
 
+def with_plain_stops(fmt: AnswerFormat, *, include_stop: bool = True) -> AnswerFormat:
+    r"""The format as it is used without a chat template, with strings that end a completion.
+
+    In a chat a token ends the turn. In plain text a base model that has answered writes the next
+    turn itself, and the one after that, until the limit. Formats with stop strings of their own
+    keep those; the ones without an instruction are taught by SFT, stop token included.
+
+    Args:
+        fmt: the format.
+        include_stop: whether the stop string stays in the text; else the tag that closes the answer
+            cannot be one.
+
+    >>> with_plain_stops(FORMATS["xml"]).stop
+    ('</answer>', '\nUser:')
+    """
+    if fmt.stop or not fmt.system:
+        return fmt
+    stops = []
+    if include_stop and fmt.contract.kind is AnswerKind.TAG:
+        stops.append(fmt.contract.close)
+    before, _, _ = fmt.plain.partition("{question}")
+    turn = before.rpartition("\n")[2].strip()
+    if turn:
+        stops.append(f"\n{turn}")
+    return replace(fmt, stop=tuple(stops))
+
+
 def _shipped(config: PromptConfig) -> AnswerFormat:
     """The format with its own instruction."""
     require_known("prompt format", config.format, FORMATS, "prompt.format", PromptError)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from grouper.config.schema import Positive, PositiveFloat
+from grouper.config.schema import Fraction, Positive, PositiveFloat
 from grouper.errors import RewardError
 from grouper.grading import extract
 from grouper.rewards.core import Completed, Variant, reward
@@ -74,15 +74,50 @@ def format_holds(text: str, fmt: AnswerFormat) -> bool:
     """Whether a completion holds an answer where its prompt's format wants it, after its reasoning.
 
     That is where the grader reads the answer. With tags, both pairs must stand in order with only
-    white space between them.
+    white space between them. The placeholder of the instruction, given back, is no answer.
 
     Args:
         text: the completion, without what the prompt has already opened.
         fmt: the prompt format.
     """
-    if extract(text, fmt.contract).answer is None:
+    answer = extract(text, fmt.contract).answer
+    if answer is None or is_echo(answer, fmt):
         return False
     return fmt.tags is None or tags_are_in_order(fmt.prefix + text, fmt.tags)
+
+
+# Placeholders of one word. Another single word may be the answer of a worked example.
+_PLACEHOLDERS = {"answer", "result", "solution", "number", "value", "x"}
+
+
+def is_echo(answer: str, fmt: AnswerFormat) -> bool:
+    """Whether an answer is the placeholder of its format's instruction, given back.
+
+    Base models copy the layout that they are shown, the words in it included. The answer of a
+    worked example in an instruction is no placeholder: one has no digit, and is several words or
+    points, or one of a few words.
+
+    >>> from grouper.prompts import FORMATS
+    >>> [is_echo(a, FORMATS["xml"]) for a in ("The final result and nothing else", "42")]
+    [True, False]
+    """
+    placeholder = _placeholder(fmt)
+    return placeholder is not None and _as_words(answer) == placeholder
+
+
+@cache
+def _placeholder(fmt: AnswerFormat) -> str | None:
+    """What stands in the place of the answer in a format's instruction, if it is a placeholder."""
+    found = extract(fmt.system, fmt.contract).answer
+    if found is None or any(character.isdigit() for character in found):
+        return None
+    words = _as_words(found)
+    is_one = len(words.split()) > 1 or words in _PLACEHOLDERS or not any(map(str.isalpha, words))
+    return words if is_one else None
+
+
+def _as_words(text: str) -> str:
+    return " ".join(text.split()).strip(" .[]()<>{}").lower()
 
 
 def tags_are_in_order(text: str, tags: Tags) -> bool:
@@ -138,20 +173,33 @@ def soft_format(done: Completed, *, value: float = 1.0) -> float:
 
 @reward(0.0, "value", tags=True)
 def tag_count(done: Completed, *, value: float = 1.0) -> float:
-    """`value` times the share of the four tags that occur exactly once. Range 0 to `value`."""
+    """`value` times the share of the four tags that occur exactly once. Range 0 to `value`.
+
+    0 where they stand around the placeholder of the instruction, given back.
+    """
+    answer = extract(done.text, done.format.contract).answer
+    if answer is not None and is_echo(answer, done.format):
+        return 0.0
     return value * sum(done.whole.count(tag) == 1 for tag in done.tags) / 4
 
 
+_BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])")
+
+
 @reward(0.0, "value")
-def boxed_format(done: Completed, *, value: float = 1.0) -> float:
+def boxed_format(done: Completed, *, value: float = 1.0, partial: Fraction = 0.0) -> float:
     r"""`value` where there is exactly one closed, filled `\boxed{}` before any next turn; else 0.
 
-    Range 0 to `value`. For formats without tags.
+    `partial` of `value` where there is a box, but not closed, empty, or several: all-or-nothing
+    rewards teach nothing until one completion has everything right. Range 0 to `value`. For formats
+    without tags.
     """
     markers = done.format.contract.turn_markers
     boxed = AnswerContract(kind=AnswerKind.BOXED, turn_markers=markers)
-    single = len(re.findall(r"\\f?box(?:ed)?(?![A-Za-z])", done.whole)) == 1
-    return value if single and extract(done.whole, boxed).answer is not None else 0.0
+    boxes = len(_BOX.findall(done.whole))
+    if boxes == 1 and extract(done.whole, boxed).answer is not None:
+        return value
+    return partial * value if boxes else 0.0
 
 
 @reward(0.0, "value")

@@ -572,6 +572,8 @@ def _report(
         },
         status=status_of(
             rollouts.groups,
+            # By the rewards alone: a KL that is taken off them differs within every group.
+            signal=any(any(values) for values in advantages_of(rollouts.groups, config)),
             applied=any(result.applied for result in updates),
             tried=bool(updates),
         ),

@@ -53,6 +53,9 @@ class Asked:
 class Hook:
     """Called around the steps of a phase, on every process, in the order of the hooks."""
 
+    def run_begins(self, run: Run, policy: Policy) -> None:
+        """Before the base is measured, where that is still to be done; `policy` is the base."""
+
     def phase_begins(self, run: Run, state: TrainState) -> None:
         """Before the first step, also when a phase is resumed."""
 

@@ -239,19 +239,23 @@ def repetition(token_ids: Sequence[int], n: int = 4) -> float:
     return 1 - distinct / (len(token_ids) - n + 1)
 
 
-def status_of(groups: Sequence[RolloutGroup], *, applied: bool, tried: bool) -> str:
+def status_of(groups: Sequence[RolloutGroup], *, signal: bool, applied: bool, tried: bool) -> str:
     """One word, and why when nothing was learned.
+
+    An update alone is not learning: a KL to the reference or an entropy bonus has a gradient
+    whatever the rewards are, and holds or scatters a policy that nothing is taught.
 
     Args:
         groups: those that took part in the step.
+        signal: whether the rewards of some group differ in a way that teaches.
         applied: whether the weights were updated.
-        tried: whether there was anything to learn from.
+        tried: whether there was anything to compute a gradient from.
     """
     rollouts: list[Rollout] = [r for group in groups for r in group.rollouts]
     broken = {Verdict.TIMEOUT, Verdict.CRASH, Verdict.NOT_SCORED}
     reasons = {
-        "learning": applied,
-        "skipped:not-finite": tried,
+        "learning": applied and signal,
+        "skipped:not-finite": tried and not applied,
         "no-signal:truncated": all(r.completion.truncated for r in rollouts),
         "no-signal:grader-error": all(r.grade.verdict in broken for r in rollouts),
         "no-signal:not-scored": all(r.reward.total is None for r in rollouts),

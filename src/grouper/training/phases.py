@@ -78,6 +78,8 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
     policy = None
     if run.prepared.test and run.folder.read_evaluation("base") is None:
         policy = run.load(run.base_path)
+        for hook in hooks:
+            hook.run_begins(run, policy)
         _measure(run, policy, "base", 0)
     if not recipe.skip_sft:
         policy = _phase(run, "sft", policy, hooks)

@@ -35,13 +35,19 @@ from grouper.models.loading import (
 from grouper.models.new_model import make_new_model, save_new_model
 from grouper.models.policy import Policy
 from grouper.prompts import make_format
+from grouper.prompts.formats import with_plain_stops
 from grouper.prompts.preparing import (
     Item,
     PreparedItems,
     prepare_demonstrations,
     prepare_prompts,
 )
-from grouper.prompts.rendering import find_stop_tokens, install_template, right_completion
+from grouper.prompts.rendering import (
+    find_stop_tokens,
+    install_template,
+    right_completion,
+    uses_chat,
+)
 from grouper.rewards import Group, RewardStack, build_rewards
 from grouper.runs.records import flat_settings
 from grouper.sampling.base import Sampler
@@ -120,6 +126,9 @@ class Prepared(AbstractContextManager["Prepared"]):
                 "this warning.",
                 path,
             )
+        if not uses_chat(self.format, self.tokenizer):
+            include_stop = recipe.sampling.include_stop
+            self.format = with_plain_stops(self.format, include_stop=include_stop)
         shape = shape_of(path, revision)
         eos = stop_ids_of(path, revision)
         self.stop_tokens = find_stop_tokens(self.tokenizer, eos, self.format)

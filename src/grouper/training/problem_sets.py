@@ -84,13 +84,20 @@ def load_problem_sets(
     # SFT without data of its own has the training problems; validation may be taken out of them,
     # and then none of its questions is demonstrated.
     shared = "sft" in needed and data.sft is None
-    if shared or (data.validation_share and needed & {"sft", "validation"}):
+    held_out_of = (data.validation_share, "validation"), (data.test_share, "test")
+    if shared or any(share and needed & {"sft", part} for share, part in held_out_of):
         needed.add("train")
     found: dict[str, ProblemSet] = {}
     for part in PARTS:
         source: SourceConfig | None = getattr(data, part)
         if part in needed and source is not None:
             found[part] = (read or _load)(part, source, recipe)
+    if data.test_share and "train" in found:
+        whole, share = found["train"], data.test_share
+        # Whatever the seed of the run: runs of several seeds are compared on the same problems.
+        found["train"], found["test"] = hold_out(whole, share, seed=0, part="test")
+        if "sft" in found:
+            found["sft"] = without(found["sft"], found["test"], part="test")
     if data.validation_share and "train" in found:
         share, seed = data.validation_share, recipe.seed
         found["train"], found["validation"] = hold_out(found["train"], share, seed=seed)
