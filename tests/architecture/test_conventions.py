@@ -19,6 +19,7 @@ FOLDERS_OF_THEIR_OWN = (
     "golden",
     "invariants",
     "learning",
+    "real",
     "recipes",
 )
 """Tests of something larger than one source file."""

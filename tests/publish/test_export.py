@@ -17,6 +17,7 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -88,6 +89,30 @@ def test_a_whole_model_can_be_exported_in_bfloat16(base: Path, tmp_path: Path) -
     assert 0 < done.gap < 0.5
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     assert model.dtype == torch.bfloat16
+
+
+@torch.no_grad()
+def test_a_small_update_survives_an_export_in_bfloat16(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """M10: rounded to the nearest number, weights with a small update were the base's again."""
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    small = {n: 1e-3 * t if "lora_B" in n else t for n, t in tensors.items()}
+    save_file(small, adapter / "adapter_model.safetensors")
+    export_model(str(adapter), tmp_path / "out", dtype="bfloat16")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").state_dict()
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    before = {name: value.bfloat16().float() for name, value in plain.state_dict().items()}
+    merged = PeftModel.from_pretrained(plain, adapter).merge_and_unload().state_dict()
+    exact = {name: value.float() for name, value in merged.items()}
+    start = AutoModelForCausalLM.from_pretrained(base).state_dict()
+    added = wanted = 0.0
+    for name, value in exported.items():
+        change = exact[name] - start[name]
+        added += float(((value.float() - before[name]) * change).sum())
+        wanted += float(change.square().sum())
+    assert wanted > 0
+    assert added / wanted == pytest.approx(1.0, abs=0.25)
 
 
 def test_an_export_that_disagrees_is_not_left_behind(

@@ -66,7 +66,8 @@ class ProblemSet:
         for p in self.problems:
             fields = [p.id, p.question, p.answer, p.solution, p.subject, p.level, dict(p.columns)]
             fields += [text for text in (p.response, p.prompt) if text is not None]
-            fields += [list(p.earlier)] if p.earlier else []
+            if p.earlier:
+                fields.append({"earlier": list(p.earlier)})
             digest.update(json.dumps(fields, sort_keys=True, default=repr).encode() + b"\n")
         return digest.hexdigest()[:16]
 

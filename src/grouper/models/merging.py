@@ -50,6 +50,15 @@ def require_sums(policy: Policy) -> None:
         )
 
 
+def keeps_adapter(dtype: torch.dtype | None) -> bool:
+    """Whether weights of this dtype want LoRA beside them: a plain merge would round it away.
+
+    Args:
+        dtype: of the weights to sample from; None: those that are trained.
+    """
+    return dtype is None or torch.finfo(dtype).eps > torch.finfo(torch.float32).eps
+
+
 @torch.no_grad()
 def whole_weights(policy: Policy, *, merged: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Every weight of a policy under the name that the plain model has for it.

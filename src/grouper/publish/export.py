@@ -33,6 +33,7 @@ from grouper.models.folders import (
     run_of,
 )
 from grouper.models.loading import load_policy, load_tokenizer, save_policy
+from grouper.models.merging import can_be_added, keeps_adapter, merged_copy
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import (
     OPENED_THINKING,
@@ -106,8 +107,7 @@ def export_model(
     lora = None if settings is None else LoraConfig(rank=settings["r"])
     original = _load(source, lora)
     expected = _probe(original)
-    saved = original if adapter else _load(source)
-    saved.model.to(DTYPES[dtype])
+    saved = original if adapter else _merged(source, original, DTYPES[dtype])
     del original
     tokenizer, gap, alone, record = load_tokenizer(source), 0.0, False, None
     run, recipe = run_of(source), _recipe_of(source)
@@ -146,6 +146,19 @@ def export_model(
                 fix="Export as float32; if it disagrees there, too, please report it.",
             )
     return Exported(gap=gap, prompts_alone=alone)
+
+
+def _merged(source: str, original: Policy, dtype: torch.dtype) -> Policy:
+    """The whole model in this dtype, an adapter merged into it.
+
+    In bfloat16 it is rounded at random: to the nearest number most of a small update would be gone.
+    """
+    if original.adapter is not None and keeps_adapter(dtype) and can_be_added(original):
+        merged, _ = merged_copy(original, dtype, seed=0)
+        return merged
+    whole = _load(source)
+    whole.model.to(dtype)
+    return whole
 
 
 def _recipe_of(source: str) -> Recipe | None:

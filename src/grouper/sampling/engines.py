@@ -16,7 +16,7 @@ from grouper.config.schema import EngineName, Recipe
 from grouper.errors import require_vllm
 from grouper.models.device import DTYPES
 from grouper.models.loading import context_length
-from grouper.models.merging import can_be_added
+from grouper.models.merging import can_be_added, keeps_adapter
 from grouper.models.policy import ADAPTER, Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import ModelSampler
@@ -30,7 +30,7 @@ from grouper.sampling.vllm import (
     write_shape,
 )
 from grouper.sampling.vllm_server import ServerEngine, ServerProcess, shared_secret
-from grouper.sampling.weights import SamplingWeights, copy_dtype, keeps_adapter
+from grouper.sampling.weights import SamplingWeights, copy_dtype
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from grouper.models.device import DTYPES, has_bfloat16, on_device
-from grouper.models.merging import require_sums, whole, whole_weights
+from grouper.models.merging import keeps_adapter, require_sums, whole, whole_weights
 from grouper.models.policy import Policy
 
 if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
@@ -148,15 +148,6 @@ class SamplingWeights:
         for name, parameter in self._policy.model.named_parameters():
             if parameter.requires_grad:
                 held[name].copy_(whole(parameter))
-
-
-def keeps_adapter(dtype: torch.dtype | None) -> bool:
-    """Whether sampling in this dtype keeps LoRA beside the weights: a merge would round it away.
-
-    Args:
-        dtype: of the copy; None: the trained weights themselves are sampled.
-    """
-    return dtype is None or torch.finfo(dtype).eps > torch.finfo(torch.float32).eps
 
 
 def is_shared(parameter: nn.Parameter, dtype: torch.dtype | None) -> bool:
