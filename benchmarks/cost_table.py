@@ -5,7 +5,7 @@
 Memory is what `grouper plan` says for the real shapes of the models, without weights. Hours are
 arithmetic: 6 N FLOPs a trained token at a share of the card's matrix rate, and for every decoded
 token of all sequences the weights and the cache once at a share of its bandwidth. Both shares are
-the goals of benchmarks/gpu_check.py, which has never run on a card. Rates and bandwidths are those
+the goals of benchmarks/first_card.sh, which has never run on a card. Rates and bandwidths are those
 of the makers' data sheets (dense bfloat16). Writes results/cost_table.json.
 """
 

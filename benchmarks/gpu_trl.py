@@ -1,4 +1,4 @@
-"""TRL's own GRPO trainer at its defaults, for `gpu_check.py` where TRL is installed."""
+"""TRL's own GRPO trainer at its defaults, for `first_card.sh` where TRL is installed."""
 
 from __future__ import annotations
 

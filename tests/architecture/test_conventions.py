@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from codebase import ROOT, SOURCE, TESTS, committed_files, modules
+from packaging.requirements import Requirement
 
 FOLDERS_OF_THEIR_OWN = (
     "architecture",
@@ -241,6 +242,20 @@ def test_the_oldest_versions_that_are_allowed_are_those_that_are_tested() -> Non
         name, version = match[1].lower().replace("_", "-"), match[2]
         if name != "torch":  # which is chosen apart
             assert f"{oldest[name]}.".startswith(f"{version}."), text
+
+
+# What PyTorch's builds for CUDA require.
+TRITON_OF_TORCH = {"2.11": "3.6.0", "2.12": "3.7.0", "2.14": "3.8.0"}
+
+
+def test_the_triton_of_every_supported_torch_is_allowed() -> None:
+    """V6: an extra that contradicts torch cannot be installed beside it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (wanted,) = project["optional-dependencies"]["triton"]
+    allowed = Requirement(wanted).specifier
+    (torch,) = (Requirement(r) for r in project["dependencies"] if r.startswith("torch>"))
+    assert min(TRITON_OF_TORCH) in torch.specifier
+    assert [t for t in TRITON_OF_TORCH.values() if t not in allowed] == []
 
 
 @pytest.mark.parametrize("name", ["loop", "sft", "grpo"])

@@ -215,6 +215,7 @@ def pretend() -> None:
         "get_device_capability": (8, 6),
         "is_bf16_supported": True,
         "mem_get_info": (20 << 30, 24 << 30),
+        "get_per_process_memory_fraction": 1.0,
         **dict.fromkeys(("memory_reserved", "memory_allocated", "max_memory_allocated"), 1 << 30),
         **dict.fromkeys(("reset_peak_memory_stats", "empty_cache", "synchronize"), None),
         **dict.fromkeys(("set_device", "set_rng_state", "manual_seed", "manual_seed_all"), None),

@@ -114,3 +114,20 @@ def test_the_record_of_a_run_says_what_auto_was(monkeypatch: pytest.MonkeyPatch)
     assert run.describe_versions(recipe)["compute dtype"] == "bfloat16"
     asked = recipe.override("model.compute_dtype=float32")
     assert "compute dtype" not in run.describe_versions(asked)
+
+
+def test_a_share_of_the_card_is_all_that_a_process_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """V1: slots were sized for the whole card, and the first step ran out of memory."""
+    card = torch.device("cuda", 0)
+    numbers = {"mem_get_info": (70, 80), "memory_reserved": 10, "memory_allocated": 6}
+    for name, value in numbers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+    share = "get_per_process_memory_fraction"
+    monkeypatch.setattr(torch.cuda, share, lambda _: 1.0)
+    assert device.free_memory(card) == 70 + 10 - 6
+    monkeypatch.setattr(torch.cuda, share, lambda _: 0.25)
+    assert device.free_memory(card) == 20 - 6
+    monkeypatch.setattr(torch.cuda, share, lambda _: 0.1)
+    assert device.free_memory(card) == 10 - 6

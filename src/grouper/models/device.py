@@ -80,6 +80,13 @@ def find_device(name: str) -> torch.device:
 
 
 def free_memory(device: torch.device) -> int:
-    """What new tensors can take on a CUDA device: what is free, and what PyTorch holds unused."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
+    """What new tensors can take on a CUDA device: what is free, and what PyTorch holds unused.
+
+    A process that was given a share of the card (`torch.cuda.set_per_process_memory_fraction`) can
+    take no more than that, whatever is free.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    share = torch.cuda.get_per_process_memory_fraction(device)
+    allowed = int(share * total) - reserved
+    return max(0, min(free, allowed)) + reserved - torch.cuda.memory_allocated(device)
