@@ -50,7 +50,7 @@ REAL_ROWS: list[tuple[str, str, str, str]] = [
     ("18", r"\mathbf{18}", "+", "bold in LaTeX"),
     ("18", r"\mathrm{18}", "+", "roman in LaTeX"),
     ("18", "18 (eighteen)", "-", "said twice is two parts"),
-    ("18", "≈18", "-", "hedged"),
+    ("18", "≈18", "+", "a sign before the answer"),
     ("18", "~18", "+", "a LaTeX space"),
     ("18", "<18>", "-", "angle brackets"),
     ("18", "{18}", "+", "LaTeX braces"),

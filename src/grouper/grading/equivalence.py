@@ -27,8 +27,10 @@ from grouper.grading.numbers import (
     same_number,
     split_unit,
 )
+from grouper.grading.prose import stated_value, without_asides, without_condition
 from grouper.grading.shapes import (
     COLON,
+    LISTED,
     MAX_NESTING,
     Chain,
     atoms_of,
@@ -176,10 +178,22 @@ class Comparison:
         """Why it is not."""
 
     def answers(self, prediction: str, reference: str) -> bool | None:
-        """Whether any reading of the answer equals any reading of the reference."""
+        """Whether an answer equals the reference, with the words around it or without them."""
         if canonical(prediction) == canonical(reference):
             self.reason = "same text"
             return True
+        outcome = self._readings(prediction, reference)
+        bare = "" if outcome else _bare_answer(prediction, reference)
+        if bare in ("", prediction):
+            return outcome
+        if canonical(bare) == canonical(reference):
+            self.reason = "same text but for the words around it"
+            return True
+        worded = self._readings(bare, reference)
+        return None if worded is False and outcome is None else worded
+
+    def _readings(self, prediction: str, reference: str) -> bool | None:
+        """Whether any reading of an answer as it stands equals any reading of the reference."""
         (given, given_value), (letter, value) = choice_of(prediction), choice_of(reference)
         if letter and given and (given != letter or not (value and given_value)):
             self.reason = self.refusal = "the letter of the choice"
@@ -289,6 +303,21 @@ class Comparison:
     def regions(self, prediction: str, reference: str) -> bool | None:  # noqa: ARG002 - as above
         """Sets written in different shapes, `x > 3` and `(3, oo)`; left to the worker."""
         return None
+
+
+def _bare_answer(prediction: str, reference: str) -> str:
+    """An answer without the words around it, where the reference has none: `It is 16.` for 16."""
+    prediction = prediction.removeprefix(r"\approx").lstrip()
+    if without_condition(reference) == reference:
+        prediction = without_condition(prediction)
+    if without_asides(reference, split(reference, LISTED)) == reference:
+        prediction = without_asides(prediction, split(prediction, LISTED))
+    if _VALUE.search(reference) and stated_value(reference) == reference:
+        prediction = stated_value(prediction)
+    return prediction
+
+
+_VALUE = re.compile(r"\d|\\[A-Za-z]|^[A-Za-z]$")
 
 
 def _as_numbers(

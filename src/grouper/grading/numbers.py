@@ -63,7 +63,7 @@ _RATES: dict[str, str] = _DATA["rates"]
 _POWERS: dict[str, int] = _DATA["powers"]
 _SCALES: dict[str, int] = _DATA["scales"]
 # Words that turn "18 ..." into a sentence, another number or a choice rather than a quantity.
-_NOT_UNITS = frozenset([*_DATA["not units"].split(), *_WORDS, *_SCALES])
+NOT_UNITS = frozenset([*_DATA["not units"].split(), *_WORDS, *_SCALES])
 _MAX_WORDS = 4
 _PER = re.compile(r" ?/ ?| per ", re.IGNORECASE)
 _RAISED = re.compile(r"(.*?) ?\^ ?\{? ?([23]|-[1-3]) ?\}?")
@@ -122,10 +122,10 @@ def matched(prediction: Unit, reference: Unit) -> tuple[Unit, Unit] | None:
 def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
     """Whether words after a number may be its unit; unspaced `5m` may be a product."""
     words = phrase.lower().replace("-", " ").replace("left over", "left").split()
-    if find_unit(phrase) is not None and _NOT_UNITS.isdisjoint({*words} - {*_POWERS}):
+    if find_unit(phrase) is not None and NOT_UNITS.isdisjoint({*words} - {*_POWERS}):
         # `2nm` is a product far more often than a wavelength.
         return spaced or (len(phrase) > 1 and phrase != "nm") or not phrase.isascii()
-    if not spaced or not 0 < len(words) <= _MAX_WORDS or not _NOT_UNITS.isdisjoint(words):
+    if not spaced or not 0 < len(words) <= _MAX_WORDS or not NOT_UNITS.isdisjoint(words):
         return False
     # Words and rates (`miles/hour`), at least one of which no product of variables looks like: not
     # `xy`, `abc` or `x/y`.

@@ -78,6 +78,7 @@ def _outside_brackets(separator: str) -> re.Pattern[str]:
 _CONJUNCTION = _outside_brackets(r",? (?:and|or) (?=\S)|(?<=[)\]}]) ?(?:and|or) ?(?=[(\[{\\])|[,;]")
 EQUALS = _outside_brackets("=")
 COLON = _outside_brackets(":")
+LISTED = _outside_brackets("[,;]")
 
 
 def split(text: str, separator: re.Pattern[str]) -> list[str]:
