@@ -12,6 +12,7 @@ from pathlib import Path
 
 from grouper.grading.normalise import CONSTANTS, GREEK
 from grouper.grading.numbers import NOT_UNITS, find_unit
+from grouper.grading.shapes import is_label
 
 _DATA = json.loads(Path(__file__).with_name("units.json").read_text("utf-8"))
 # Words that change what a value says, and therefore are never taken away.
@@ -19,6 +20,8 @@ _TELLING = NOT_UNITS | frozenset(_DATA["not prose"].split())
 # Words that link the value to what is asked: `The total is 16`.
 _LINKING = frozenset(["is", "are", "was", "be", "at", "equals", "equal", "then", "so"])
 _SHORT_WORDS = frozenset(_DATA["short words"].split())
+# Words of three letters that are no product of variables, names among them.
+_THREE_LETTERS = frozenset(_DATA["three letters"].split())
 _VALUE = re.compile(r"\d|\\[A-Za-z]")
 _MAX_WORDS = 20
 _MARKS = ",:;'\"()"
@@ -37,17 +40,11 @@ def _is_word(token: str) -> bool:
     return bare in _SHORT_WORDS or len(bare) >= 4 or (len(bare) == 3 and bare in _THREE_LETTERS)
 
 
-# Words of three letters that are no product of variables, names among them.
-_THREE_LETTERS = frozenset(
-    ["the", "and", "are", "was", "has", "had", "his", "her", "she", "him", "its", "our", "you", "who", "all", "can", "gets", "got", "get", "cup", "box", "bag", "day", "man", "men", "boy", "had", "way", "won", "let", "did", "say", "out", "per", "new", "old", "sum", "end", "pay", "win", "buy", "use", "ate", "put", "tom", "sam", "bob", "ben", "tim", "jim", "joe", "kim", "amy", "ann", "max", "mia", "eva", "leo", "ray", "lee", "dan", "roy"]
-)
-
-
 def stated_value(text: str) -> str:
     r"""The value of a tidy text that is a sentence about it; any other text unchanged.
 
     >>> stated_value("The total is 16"), stated_value("Jason has 16 apples left in the box")
-    ('16', '16 apples')
+    ('16', '16')
     >>> stated_value("It is not 16"), stated_value("16 or 17"), stated_value(r"2 \sin x")
     ('It is not 16', '16 or 17', '2 \\sin x')
     """
@@ -63,8 +60,13 @@ def stated_value(text: str) -> str:
     value = " ".join(core)
     if not _VALUE.search(value) or value[0] in "=+*/^<>," or any(map(_is_word, core)):
         return text
-    if any(map(_tells, before + after)) or not (before or after):
-        return text
+    if any(map(_tells, before + after)) or not any(
+        len(w.strip(_MARKS)) > 1 for w in before + after
+    ):
+        return text  # a letter alone is a variable
+    name, equals, _ = value.partition("=")
+    if equals and not is_label(name.strip()):
+        return text  # two values
     if len(after) > _UNIT_WORDS:
         after = after[: _unit_words(after)]
     return " ".join([value, *after]).rstrip(",:;")
@@ -92,11 +94,12 @@ def without_asides(text: str, members: list[str]) -> str:
 def is_aside(member: str) -> bool:
     """Whether a member of a list is words that say nothing about the value.
 
-    >>> is_aside(" in total"), is_aside("not 73"), is_aside("none"), is_aside("ab")
+    >>> is_aside(" in total"), is_aside("not 73"), is_aside("none"), is_aside("a")
     (True, False, False, False)
     """
     tokens = member.split()
-    return bool(tokens) and all(map(_is_word, tokens)) and not any(map(_tells, tokens))
+    words = bool(tokens) and all(map(_is_word, tokens)) and not any(map(_tells, tokens))
+    return words and max(map(len, tokens)) > 2
 
 
 _CONDITION = re.compile(r",? ?\b(?:for (?:all|every|any|each)|where)\b .*", re.DOTALL)
