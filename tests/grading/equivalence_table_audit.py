@@ -180,7 +180,7 @@ AUDIT_ROWS: list[tuple[str, str, str, str]] = [
     ("10", "minus 10", "-", "sign in words"),
     (r"\approx 8.24 \text{ mph}", "8.24", "+", "an approximate reference"),
     (r"\approx 8.24 \text{ mph}", "8.25 mph", "-", "an approximate reference"),
-    ("8.24", r"\approx 8.24", "-", "an approximate answer"),
+    ("8.24", r"\approx 8.24", "+", "a sign before the answer"),
     # boxes in boxes
     ("310, 527", r"\boxed{310}, 527", "+", "a box around a part"),
     ("310", r"\boxed{310}, 527", "-", "a box around a part"),

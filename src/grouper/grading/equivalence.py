@@ -21,14 +21,17 @@ from grouper.grading.numbers import (
     TooLargeError,
     is_number,
     matched,
+    read_counted,
     read_large,
     read_number,
     same_large,
     same_number,
     split_unit,
 )
+from grouper.grading.prose import stated_value, without_asides, without_condition
 from grouper.grading.shapes import (
     COLON,
+    LISTED,
     MAX_NESTING,
     Chain,
     atoms_of,
@@ -152,11 +155,44 @@ def bare_value(reference: str) -> str:
     return choice_of(text)[1] or text
 
 
+class Congruence(NamedTuple):
+    r"""A remainder: `x \equiv 3 \pmod{7}`."""
+
+    label: str
+    remainder: int
+    modulus: int
+
+
+_CONGRUENCE = re.compile(
+    r"(?:(\\?[A-Za-z]{1,8}) ?(?:\\equiv|=) ?)?(-?\d{1,300}) ?"
+    r"(?:\\pmod|\(? ?\\?(?:bmod|mod)) ?\{? ?([1-9]\d{0,300}) ?\}? ?\)?",
+    re.ASCII,
+)
+
+
+def congruence_of(text: str) -> Congruence | None:
+    r"""The remainder that a tidy text states by `\equiv` or `\pmod`, or None.
+
+    >>> congruence_of(r"x \equiv 10 \pmod{7}")
+    Congruence(label='x', remainder=3, modulus=7)
+    """
+    match = _CONGRUENCE.fullmatch(text) if "mod" in text else None
+    if match is None:
+        return None
+    modulus = int(match[3])
+    return Congruence(match[1] or "", int(match[2]) % modulus, modulus)
+
+
 # --- part by part --------------------------------------------------------------------------------
 
 _SENTENCE_END = re.compile(
     r"[.:;?!] +[A-Za-z]|\\(?:Rightarrow|Leftrightarrow|rightarrow|implies|iff|to)(?![A-Za-z])",
     re.ASCII,
+)
+# `It is 150` and `103 where x`, which no letters of a formula are.
+_STATES_A_VALUE = re.compile(
+    r"\b(?:is|are|was|were|equals)\b.*(?:\d|\\[A-Za-z])|(?:\d|\\[A-Za-z]).*\b(?:where|when|if|is|are)\b",
+    re.ASCII | re.DOTALL,
 )
 _UNKNOWN = re.compile(r"\\?[A-Za-z](?:_(?:\{\w+\}|\w))?|\\(?!angle|triangle)[a-z]+", re.ASCII)
 _TEXT_REASONS = ("same text", "other words", _WORDS_FOR_A_NUMBER)
@@ -176,10 +212,34 @@ class Comparison:
         """Why it is not."""
 
     def answers(self, prediction: str, reference: str) -> bool | None:
-        """Whether any reading of the answer equals any reading of the reference."""
+        """Whether an answer equals the reference, with the words around it or without them."""
         if canonical(prediction) == canonical(reference):
             self.reason = "same text"
             return True
+        congruence = congruence_of(reference)
+        if congruence is not None:
+            return self._congruences(congruence_of(prediction), congruence)
+        outcome = self._readings(prediction, reference)
+        bare = "" if outcome else _bare_answer(prediction, reference)
+        if bare in ("", prediction):
+            return outcome
+        if canonical(bare) == canonical(reference):
+            self.reason = "same text but for the words around it"
+            return True
+        worded = self._readings(bare, reference)
+        return None if worded is False and outcome is None else worded
+
+    def _congruences(self, prediction: Congruence | None, reference: Congruence) -> bool:
+        """Whether an answer states the same remainder by the same number."""
+        self.stage = "number"
+        self.reason, self.refusal = "the same remainder", "another remainder"
+        if prediction is None or prediction.modulus != reference.modulus:
+            return False
+        labels = {prediction.label, reference.label} - {""}
+        return prediction.remainder == reference.remainder and len(labels) < 2
+
+    def _readings(self, prediction: str, reference: str) -> bool | None:
+        """Whether any reading of an answer as it stands equals any reading of the reference."""
         (given, given_value), (letter, value) = choice_of(prediction), choice_of(reference)
         if letter and given and (given != letter or not (value and given_value)):
             self.reason = self.refusal = "the letter of the choice"
@@ -291,13 +351,30 @@ class Comparison:
         return None
 
 
+def _bare_answer(prediction: str, reference: str) -> str:
+    """An answer without the words around it, where the reference has none: `It is 16.` for 16."""
+    prediction = prediction.removeprefix(r"\approx").lstrip()
+    if without_condition(reference) == reference:
+        prediction = without_condition(prediction)
+    if without_asides(reference, split(reference, LISTED)) == reference:
+        prediction = without_asides(prediction, split(prediction, LISTED))
+    if _VALUE.search(reference) and stated_value(reference) == reference:
+        prediction = stated_value(prediction)
+    return prediction
+
+
+_VALUE = re.compile(r"\d|\\[A-Za-z]|^[A-Za-z]$")
+
+
 def _as_numbers(
     prediction: str, reference: str
 ) -> tuple[Number | None, Number | None, tuple[bool, str] | None]:
     """Read two values as numbers; where both are, also whether they are the same, and why."""
     try:
         right = read_number(reference)
-        left = read_number(prediction) or (right and read_number(choice_of(prediction)[1]))
+        left = read_number(prediction)
+        if right and left is None:
+            left = read_number(choice_of(prediction)[1]) or read_counted(prediction)
     except TooLargeError:
         return None, None, _same_large(prediction, reference)
     if left is None or right is None:
@@ -327,6 +404,8 @@ def _same_large(prediction: str, reference: str, *, on_the_way: bool = False) ->
 def _misstated(prediction: Chain, reference: Chain) -> str | None:
     """Why an answer cannot state what the reference does, whatever its value; or None."""
     if len(reference.sides) == 1 < len(prediction.sides):
+        if any(_STATES_A_VALUE.search(side) for side in prediction.sides[:-1]):
+            return "a sentence that ends in an equation"
         if _SENTENCE_END.search(prediction.sides[0]):
             return "a sentence that ends in an equation"
         if prediction.is_equation and prediction.values[-1] == "0":
@@ -346,18 +425,22 @@ def _quotient(top: str, bottom: str) -> str:
 
 
 _CLOCK = re.compile(
-    r"(\d{1,2})(?=:| ?[ap])(?::([0-5]\d))?(?: ?([ap])\.? ?m\.?)?", re.ASCII | re.IGNORECASE
+    r"(\d{1,2})(?=:| ?[ap])(?::([0-5]\d))?(?:(?<=:\d\d):([0-5]\d))?(?: ?([ap])\.? ?m\.?)?",
+    re.ASCII | re.IGNORECASE,
 )
 
 
 def _same_time(prediction: str, reference: str) -> Outcome | None:
     """`9:00 AM` for `9 a.m.`; `a.m.` or `p.m.` on one side only is ignored."""
     clocks = [_CLOCK.fullmatch(text) for text in (prediction, reference)]
-    times = [(int(c[1]), c[2] or "00", (c[3] or "").lower()) for c in clocks if c]
+    times = [(int(c[1]), c[2] or "00", c[3] or "00", (c[4] or "").lower()) for c in clocks if c]
     if len(times) < 2:
         return None
     halves = {half for *_, half in times} - {""}
-    return times[0][:2] == times[1][:2] and len(halves) < 2, "clock times"
+    same = times[0][:3] == times[1][:3] and len(halves) < 2
+    if not same and any(clock and clock[3] for clock in clocks):
+        return None  # it may be a ratio of three
+    return same, "clock times"
 
 
 _WORDY = re.compile(r"[A-Za-z][A-Za-z' .-]*", re.ASCII)

@@ -110,7 +110,9 @@ def _between(text: str, start: int, end: int, tags: tuple[str, str]) -> bool:
     return text.rfind(close, 0, start) <= text.rfind(open_, 0, start)
 
 
-_BOX_OR_BRACE = re.compile(r"\\{1,2}f?box(?:ed)?(?![A-Za-z])(?:\s*(\{)|[ \t]*)|\\.|[{}]", re.DOTALL)
+_BOX_OR_BRACE = re.compile(
+    r"\\{1,2}(?:frame|f)?box(?:ed)?(?![A-Za-z])(?:\s*(\{)|[ \t]*)|\\.|[{}]", re.DOTALL
+)
 _BARE = re.compile(r"[^\s$]+")
 
 

@@ -35,7 +35,7 @@ _RULES = tuple(
         (r"\\!|\\(?:hspace|(?:text)?color)(?![A-Za-z])\s*(?:\{[^{}]*\})?", ""),
         (r"\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\}|[^{\\])", ""),
         # A box means nothing; its braces stay, as they group.
-        (r"\\f?box(?:ed)?\s*(?=\{)", ""),
+        (r"\\(?:frame|f)?box(?:ed)?\s*(?=\{)", ""),
         (r"(?<!\\)\\[,;:> ]|~|\s+", " "),
         (r"\\(?:text(?:rm|bf|it|normal)?|mbox|math(?:rm|bf|it|sf|tt))\s*\{([^{}]*)\}", r" \1 "),
         (r"\\operatorname\*?\s*\{([a-z]+)\}", r"\\\1 "),
@@ -68,7 +68,10 @@ def tidy(text: str) -> str:
     if not text.isascii():
         text = _SCRIPTS.sub(_script, _MARKED_DIGIT.sub(r"\\dot{\1}", text)).translate(_TABLE)
         text = unicodedata.normalize("NFKC", text)  # other spaces, full-width forms, fonts
-    text = _without_box(_without_dollars(text.strip()))
+    text = text.strip()
+    if text and (text[0] in "*_`" or "**" in text):
+        text = _without_emphasis(text)
+    text = _without_box(_without_dollars(text))
     if _BREAK.search(text):
         # Backslashes are doubled where a text went through JSON or Python.
         text = _separated(_DOUBLED.sub(r"\\", text))
@@ -138,6 +141,24 @@ def _is_statement(text: str) -> bool:
     return bool(rest and first.strip() and rest[-1].strip())
 
 
+# The whole text, or in stars a part of it that stands apart: `2**3**2` has none.
+_EMPHASIZED = re.compile(
+    r"(\*{1,3}|_{1,2}|`{1,3})(?=[^\s*_`])([^*_`]*[^\s*_`])\1([.,;:!]?)", re.DOTALL
+)
+_BOLD = re.compile(r"(?<![\w)}\]*])\*\*(?=[^\s*])([^*]*[^\s*])\*\*(?![\w({\[*])")
+
+
+def _without_emphasis(text: str) -> str:
+    """A text without the marks of Markdown around it.
+
+    >>> [_without_emphasis(t) for t in ("**16**.", "*16*", "`x+1`", "**16** apples", "2**3")]
+    ['16.', '16', 'x+1', '16 apples', '2**3']
+    """
+    if match := _EMPHASIZED.fullmatch(text):
+        return match[2] + match[3]
+    return _BOLD.sub(r"\1", text)
+
+
 _DOUBLED = re.compile(
     r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|pi|text|mbox|math(?:rm|bf|bb)|left|right|cdot|times|infty"
     r"|circ|begin|end|angle|overline|boxed|quad|theta|alpha|beta|cup|cap|pm|sin|cos|tan|log|ln|leq?"
@@ -145,7 +166,7 @@ _DOUBLED = re.compile(
 )
 
 
-_BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
+_BOX = re.compile(r"\\(?:frame|f)?box(?:ed)?\s*\{")
 
 
 def _without_box(text: str) -> str:

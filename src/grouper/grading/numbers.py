@@ -1,7 +1,7 @@
 r"""The number stage's reader: a text that is one exact number, with its unit, or nothing.
 
 Integers, fractions, mixed numbers, decimals, repeating decimals, scientific notation, arithmetic,
-percent, money, units, degrees, thousands separators, bases (`52_8`), number words up to 99.
+percent, money, units, degrees, thousands separators, bases (`52_8`), number words.
 All arithmetic is on `Fraction`, without sympy. The words and units are data: `units.json`.
 """
 
@@ -63,7 +63,7 @@ _RATES: dict[str, str] = _DATA["rates"]
 _POWERS: dict[str, int] = _DATA["powers"]
 _SCALES: dict[str, int] = _DATA["scales"]
 # Words that turn "18 ..." into a sentence, another number or a choice rather than a quantity.
-_NOT_UNITS = frozenset([*_DATA["not units"].split(), *_WORDS, *_SCALES])
+NOT_UNITS = frozenset([*_DATA["not units"].split(), *_WORDS, *_SCALES])
 _MAX_WORDS = 4
 _PER = re.compile(r" ?/ ?| per ", re.IGNORECASE)
 _RAISED = re.compile(r"(.*?) ?\^ ?\{? ?([23]|-[1-3]) ?\}?")
@@ -122,10 +122,10 @@ def matched(prediction: Unit, reference: Unit) -> tuple[Unit, Unit] | None:
 def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
     """Whether words after a number may be its unit; unspaced `5m` may be a product."""
     words = phrase.lower().replace("-", " ").replace("left over", "left").split()
-    if find_unit(phrase) is not None and _NOT_UNITS.isdisjoint({*words} - {*_POWERS}):
+    if find_unit(phrase) is not None and NOT_UNITS.isdisjoint({*words} - {*_POWERS}):
         # `2nm` is a product far more often than a wavelength.
         return spaced or (len(phrase) > 1 and phrase != "nm") or not phrase.isascii()
-    if not spaced or not 0 < len(words) <= _MAX_WORDS or not _NOT_UNITS.isdisjoint(words):
+    if not spaced or not 0 < len(words) <= _MAX_WORDS or not NOT_UNITS.isdisjoint(words):
         return False
     # Words and rates (`miles/hour`), at least one of which no product of variables looks like: not
     # `xy`, `abc` or `x/y`.
@@ -223,8 +223,8 @@ def read_number(text: str) -> Number | None:
         number = read_number(text[sign.end() :])
         return number and number._replace(value=-number.value)
     if not any(character.isdigit() for character in text):
-        word = _WORDS.get(text.lower().replace(" ", "-"))
-        return None if word is None else Number(Fraction(word))
+        value, words = _in_words(text)
+        return None if value is None or words else Number(Fraction(value))
     if match := _CURRENCY.fullmatch(text):
         before, symbol, rest = match.groups()
         # "$5 dollars" is as good as "$5", and "$5/hour" is "$5 per hour".
@@ -234,6 +234,51 @@ def read_number(text: str) -> Number | None:
         number = _bare(match[1])
         return number and number._replace(percent=True, decimals=-1)
     return _based(text) or _with_words(text) or _bare(text)
+
+
+def read_counted(text: str) -> Number | None:
+    """The number of a tidy text that counts things in words: 16 of `sixteen apples`.
+
+    >>> read_counted("sixteen apples").value, read_counted("sixteen hundredths")
+    (Fraction(16, 1), None)
+    """
+    value, rest = _in_words(text)
+    if value is None or not _is_unit_phrase(" ".join(rest), spaced=True):
+        return None
+    return Number(Fraction(value), unit=find_unit(" ".join(rest)))
+
+
+def _in_words(text: str) -> tuple[int | None, list[str]]:
+    """The number that the first words of a text say, and the words after it.
+
+    >>> _in_words("one hundred and twenty-one"), _in_words("two lines"), _in_words("twenty twelve")
+    ((121, []), (2, ['lines']), (20, ['twelve']))
+    """
+    words = re.findall(r"[^\s-]+", text.lower())
+    if words[:1] == ["a"] and words[1:2] and words[1] in _SCALES:
+        words[0] = "one"
+    total = current = at = 0
+    largest = 10**18
+    while at < len(words):
+        word = words[at]
+        follows = words[at + 1] if at + 1 < len(words) else ""
+        number = _WORDS.get(word)
+        scale = _SCALES.get(word, 0)
+        if number is not None and (current % 100 == 0 or _fits(current, number)):
+            current += number
+        elif scale == 100 and 0 < current < 100:
+            current *= scale
+        elif scale > 100 and current > 0 and scale < largest:
+            total, current, largest = total + current * scale, 0, scale
+        elif not (word == "and" and total + current >= 100 and follows in _WORDS):
+            break
+        at += 1
+    return (total + current if at else None), words[at:]
+
+
+def _fits(tens: int, ones: int) -> bool:
+    """Whether a number of one digit goes on after a multiple of ten: `twenty one`."""
+    return tens % 100 >= 20 and tens % 10 == 0 and 1 <= ones <= 9
 
 
 def _plain(text: str) -> Number | None:

@@ -78,6 +78,7 @@ def _outside_brackets(separator: str) -> re.Pattern[str]:
 _CONJUNCTION = _outside_brackets(r",? (?:and|or) (?=\S)|(?<=[)\]}]) ?(?:and|or) ?(?=[(\[{\\])|[,;]")
 EQUALS = _outside_brackets("=")
 COLON = _outside_brackets(":")
+LISTED = _outside_brackets("[,;]")
 
 
 def split(text: str, separator: re.Pattern[str]) -> list[str]:
@@ -169,6 +170,8 @@ def paired(prediction: str, reference: str) -> Iterator[tuple[Node, Node]]:
 
 def _parse(text: str) -> Node:
     text = without_builder(text.strip())
+    if " and " in text and not re.search(r"[\d\\]", text) and is_number(text):
+        return Node("atom", text)  # `one hundred and one`
     joined = re.split(" or | and ", text)
     if _INEQUALITY.search(text) and len(joined) > 1 and all(map(_RELATION.search, joined)):
         return Node("atom", text)  # `x < -1 or x > 3` is one region

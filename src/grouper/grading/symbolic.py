@@ -33,7 +33,7 @@ from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no t
     latex2sympy2 as parser,
 )
 
-from grouper.grading.equivalence import Comparison, Equivalence, Outcome, bare_value
+from grouper.grading.equivalence import Comparison, Equivalence, Outcome, bare_value, congruence_of
 from grouper.grading.normalise import braced, tidy, tidy_reference, unmixed
 from grouper.grading.numbers import (
     ROUNDED_FROM,
@@ -196,6 +196,8 @@ def _refused(prediction: str, reference: str) -> str | None:
 
 def why_unreadable(reference: str) -> str | None:
     """Why a reference cannot be read; None if it can. Only its spelling counts, never the time."""
+    if congruence_of(bare_value(reference)):
+        return None
     nodes = candidates(bare_value(reference))
     reasons = [next(filter(None, map(_problem, atoms_of(node))), None) for node in nodes]
     return reasons[0] if all(reasons) else None
@@ -365,9 +367,32 @@ def _same_expressions(
         given *= sympy.Rational(units[0].factor / units[1].factor)
     decimals = number.decimals if number and number.decimals >= rounded_from else -1
     agreed = _agree(given, expected, decimals)
+    if agreed is False and _is_printed(left, expected):
+        return True, "equal to 12 digits or more"
     if agreed is None:
         return False, "no values to compare"
     return agreed, "the same values" if agreed else "different values"
+
+
+# Digits from which a decimal is what a computer prints for an irrational number.
+_PRINTED = 12
+
+
+def _is_printed(prediction: str, reference: Any) -> bool:
+    """Whether a decimal is a constant to all of its 12 or more digits, rounded or cut."""
+    number = read_number(prediction)
+    if number is None or number.decimals <= 0 or not isinstance(reference, sympy.Expr):
+        return False
+    digits = len(str(abs(int(number.value * 10**number.decimals))))
+    if not _PRINTED <= digits <= _CONFIRMING // 2 or reference.free_symbols:
+        return False
+    value = _value_at(reference, {}, _CONFIRMING)
+    if value is None or value[1] != 0 or reference.is_rational:
+        return False
+    written = sympy.Rational(number.value.numerator, number.value.denominator)
+    cut = abs(value[0]) - abs(written)
+    last = sympy.Rational(10) ** (digits - number.decimals - _PRINTED)
+    return bool(abs(value[0] - written) < last and cut >= -last / 2)
 
 
 def _in_proportion(*sides: Any) -> tuple[bool, str]:
