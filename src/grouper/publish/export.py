@@ -104,7 +104,7 @@ def export_model(
     saved.model.to(DTYPES[dtype])
     del original
     tokenizer, gap, alone, record = load_tokenizer(source), 0.0, False, None
-    run, recipe = run_of(source), _recipe_of(source)
+    run, recipe = run_of(source), recipe_of(source)
     if recipe is not None:
         with Prepared(recipe, ProblemSets(), model=source, quiet=True) as prepared:
             alone = _make_portable(prepared, tokenizer)
@@ -142,7 +142,7 @@ def export_model(
     return Exported(gap=gap, prompts_alone=alone)
 
 
-def _recipe_of(source: str) -> Recipe | None:
+def recipe_of(source: str) -> Recipe | None:
     """How a model is prompted; None where nothing is known of it.
 
     Raises:

@@ -50,7 +50,7 @@ from grouper.models.folders import ADAPTER_FILE, BEST_FILE, RECIPE_FILE, STATE_F
 from grouper.models.loading import save_policy
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
-from grouper.runs.folder import OUR_FOLDERS, RunFolder
+from grouper.runs.folder import MOST_STEPS, OUR_FOLDERS, RunFolder
 from grouper.sampling.weights import whole
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
@@ -196,8 +196,8 @@ class _SavedState(BaseModel, strict=True):
     """The types of what a state file holds."""
 
     phase: Literal["sft", "grpo"]
-    step: int = Field(ge=0)
-    total: int = Field(ge=0)
+    step: int = Field(ge=0, le=MOST_STEPS)
+    total: int = Field(ge=0, le=MOST_STEPS)
     skipped: int = Field(ge=0)
     position: int = Field(ge=0)
     epoch_ended: bool
