@@ -130,7 +130,7 @@ def test_what_a_record_or_a_file_of_data_holds_does_not_steer_the_terminal(group
     (run.path / "recipe.yaml").write_text(
         resolved_yaml(load_recipe("demo", ["grading.symbolic=false"]))
     )
-    facts = {"answer": f"4{odd}", "id": f"{odd}id", "subject": odd, "level": odd}
+    facts = {"answer": f"red {odd}", "id": f"{odd}id", "subject": odd, "level": odd}
     rows = [{"question": f"What is 3 + 1?{odd}", **facts}, {"question": "No answer?", "id": odd}]
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
