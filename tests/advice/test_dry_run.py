@@ -49,6 +49,19 @@ def test_a_phase_that_is_skipped_is_not_planned(tmp_path):
     assert not any("GRPO" in line for line in make_plan(recipe).sizes)
 
 
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [("/", "is part of the run, or holds it"), ("RUN/grpo", "is part of the run, or holds it")],
+)
+def test_a_save_path_that_would_replace_the_run_is_refused_before_it(tmp_path, target, why):
+    """The run was refused by it at its start, after a dry run that had approved."""
+    run = tmp_path / "demo"
+    target = target.replace("RUN", str(run))
+    recipe = load_recipe("demo", [f"output_dir={tmp_path}", f"save_path={target}"])
+    with pytest.raises(GrouperError, match=why):
+        make_plan(recipe)
+
+
 def test_everything_that_is_wrong_is_told_at_once(tmp_path):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "notes.txt").write_text("mine")

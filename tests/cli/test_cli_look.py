@@ -20,8 +20,9 @@ from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
-from drawn_runs import GRPO, NASTY, make_run, report
+from drawn_runs import GRPO, NASTY, make_run, report, rollout
 
+from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.files import processors, write_lines
 from grouper.runs.lock import LOCK_FILE, RunLock, is_running
 
@@ -118,6 +119,32 @@ def test_the_name_of_a_run_does_not_steer_the_terminal(grouper, tmp_path):
     run = make_run(tmp_path / "red\x1b[31m")
     for words in (("runs", tmp_path), ("watch", run.path)):
         assert "red\\x1b[31m" in grouper(*words).out
+
+
+def test_what_a_record_or_a_file_of_data_holds_does_not_steer_the_terminal(grouper, tmp_path):
+    """Names of rewards, ids and answers: whoever wrote a file chose them."""
+    odd = "\x1b\x07\u202e"
+    run = make_run(tmp_path / "demo")
+    row = rollout(5, 0) | {"problem_id": f"{odd}p", "rewards": {odd: 1.0}, "verdict": "incorrect"}
+    write_lines(run.path / "rollouts" / "grpo-000005.jsonl.gz", [row])
+    (run.path / "recipe.yaml").write_text(
+        resolved_yaml(load_recipe("demo", ["grading.symbolic=false"]))
+    )
+    facts = {"answer": f"red {odd}", "id": f"{odd}id", "subject": odd, "level": odd}
+    rows = [{"question": f"What is 3 + 1?{odd}", **facts}, {"question": "No answer?", "id": odd}]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for words in (
+        ("show", run.path),
+        ("grade", run.path),
+        ("data", "show", data),
+        ("data", "audit", data),
+    ):
+        called = grouper(*words)
+        assert called.code == 0, (words, called.err)
+        assert "\\x1b" in called.out, called.out
+        for sign in odd:
+            assert sign not in called.out, (words, repr(called.out))
 
 
 def test_a_folder_without_runs_and_one_that_is_not_there(grouper, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from grouper import errors
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ConfigError, ModelError
+from grouper.models import loading
 from grouper.models.folders import ADAPTER_FILE, require_model_folder
 from grouper.models.loading import (
     context_length,
@@ -55,6 +57,30 @@ def folder(tmp_path: Path) -> Path:
 
 def config(path: Path, **changes: Any) -> ModelConfig:
     return ModelConfig(path=str(path), **changes)
+
+
+LOOPS = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{% for i in range(9) %}{{ f(n) if n else '' }}{% endfor %}{% endmacro %}"
+    "{% for i in range(99999) %}{{ f(0) * 9 }}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+)
+
+
+@pytest.mark.parametrize("template", LOOPS)
+def test_a_chat_template_that_does_not_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    """It hung, and so did everything that loaded the model."""
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2")
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(loading, "_TEMPLATE_SECONDS", 0.3)
+    before = threading.active_count()
+    with pytest.raises(ModelError, match="the chat template of .* does not end"):
+        load_tokenizer(str(tmp_path))
+    assert threading.active_count() == before, "the thread has ended"
 
 
 def test_threads_load_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

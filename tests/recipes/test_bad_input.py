@@ -217,3 +217,28 @@ def test_local_files_that_are_not_there_are_all_named() -> None:
     text = str(caught.value)
     for part in ("sft", "train", "validation", "test"):
         assert f"data.{part}.path: there is no file or folder 'data/math" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("owner/model", True),
+        ("model", True),
+        ("o-1/m.2_b", True),
+        ("https://huggingface.co/owner/model", False),
+        ("owner/model/part", False),
+        ("owner/", False),
+        ("../model", False),
+        ("owner/mo--del", False),
+        ("owner/model.git", False),
+        ("owner/my model", False),
+    ],
+)
+def test_only_a_name_that_the_hub_has_can_be_pushed_to(name: str, right: bool) -> None:
+    """A dry run approved of an address, and the first checkpoint was not pushed."""
+    recipe = load_recipe("demo", [f"push_to='{name}'"])
+    if right:
+        check_recipe(recipe)
+    else:
+        with pytest.raises(ConfigError, match="is not a name that the Hub has"):
+            check_recipe(recipe)

@@ -76,6 +76,11 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
     with collected(problems):
         folder = _folder_line(recipe, intent)
     with collected(problems):
+        if recipe.save_path is not None:
+            from grouper.training.checkpoint import check_save_path
+
+            check_save_path(recipe, recipe.run_folder)
+    with collected(problems):
         sets = load_problem_sets(recipe)
         with collected(problems):
             path = recipe.model.path

@@ -5,6 +5,7 @@ Their texts are in `findings.yaml`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -13,7 +14,14 @@ from pathlib import Path
 from grouper.advice.checks import Finding, found, refusal
 from grouper.config.schema import Recipe, RowsConfig, SourceConfig
 from grouper.data import SOURCES, check_source
-from grouper.errors import GrouperError, did_you_mean, raise_all, require_extra, require_vllm
+from grouper.errors import (
+    ConfigError,
+    GrouperError,
+    did_you_mean,
+    raise_all,
+    require_extra,
+    require_vllm,
+)
 from grouper.files import require_writable
 from grouper.models.folders import require_model_folder
 from grouper.prompts import make_format
@@ -34,6 +42,14 @@ def collected(problems: list[GrouperError]) -> Iterator[None]:
         yield
     except GrouperError as error:
         problems.append(error)
+
+
+def _is_repository(name: str) -> bool:
+    """Whether the Hub takes a name: its own rules, without its library."""
+    parts = name.split("/")
+    fine = all(re.fullmatch(r"\w([\w.-]{0,94}\w)?", part, re.ASCII) for part in parts)
+    odd = "--" in name or ".." in name or name.endswith(".git")
+    return fine and len(parts) <= 2 and not odd
 
 
 def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
@@ -63,6 +79,14 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
             if path is not None:
                 require_model_folder(path, where=name)
     problems += _contradictions(recipe)
+    if recipe.push_to is not None and not _is_repository(recipe.push_to):
+        problems.append(
+            ConfigError(
+                f"{recipe.push_to!r} is not a name that the Hub has",
+                where="push_to",
+                fix="Write OWNER/NAME, of letters, digits, -, _ and dots.",
+            )
+        )
     missing = [*_missing_places(recipe), *_missing_packages(recipe)]
     with collected(missing):
         if recipe.save_path is not None:

@@ -19,6 +19,7 @@ from grouper.config.schema import Recipe, SourceConfig
 from grouper.data import SOURCES, ProblemSet, find_overlap, load_problems
 from grouper.errors import ConfigError, counted, did_you_mean
 from grouper.prompts import make_format
+from grouper.runs.samples import printable
 from grouper.training.problem_sets import MEASURED, PARTS, load_problem_sets
 
 
@@ -40,20 +41,21 @@ def show(count: int, **source: Any) -> None:
         _head(name, problems)
         for problem in problems.problems:
             facts = [problem.id, *filter(None, (problem.subject, problem.level))]
-            click.echo(f"\n{'  '.join(facts)}\n{short(problem.question, 300)}")
+            click.echo(printable(f"\n{'  '.join(facts)}\n") + short(problem.question, 300))
             if worked := problem.response or problem.solution:
                 kind = "Response" if problem.response else "Solution"
                 click.echo(f"{kind}: {short(worked, 300)}")
-            click.echo(f"Answer: {problem.answer}")
+            click.echo(printable(f"Answer: {problem.answer}"))
         for row in problems.quarantined:
-            click.echo(click.style(f"\nrow {row.row} is left out: {row.reason}", fg="yellow"))
+            text = printable(f"\nrow {row.row} is left out: {row.reason}")
+            click.echo(click.style(text, fg="yellow"))
         click.echo()
 
 
 def _head(name: str, problems: ProblemSet, *facts: str) -> None:
-    click.echo(click.style(f"{name}: {problems.name}", bold=True))
+    click.echo(click.style(printable(f"{name}: {problems.name}"), bold=True))
     for line in (*facts, *problems.notes):
-        click.echo(f"  {line}")
+        click.echo(printable(f"  {line}"))
 
 
 def audited(limit: int | None, show: int, output: Path | None, **source: Any) -> None:

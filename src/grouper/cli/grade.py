@@ -23,6 +23,7 @@ from grouper.rewards import Group, build_rewards
 from grouper.rewards.attacks import example_prompt
 from grouper.rewards.calling import Notes
 from grouper.runs.folder import RunFolder
+from grouper.runs.samples import printable
 from grouper.types import AnswerContract, AnswerKind, Completion, FinishReason, Grade, Problem
 
 Row = dict[str, Any]
@@ -182,7 +183,7 @@ def _grade_rows(
         counts = f"{before:,} correct before, {right:,} now; {len(listed):,} differ"
     click.echo(f"{name}: {counted(len(rows), 'row')}, {counts}")
     for kind, count in kinds.most_common():
-        click.echo(f"    {count:>6,}  {kind}")
+        click.echo(printable(f"    {count:>6,}  {kind}"))
     some([f"{row['problem_id']} #{row['sample']}, {_told(row)}" for row in listed], show)
     return listed
 

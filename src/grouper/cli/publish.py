@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import ipaddress
 import json
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,9 +21,10 @@ import click
 from grouper.cli.measure import progress
 from grouper.cli.opening import chosen_model, open_recipe, require_new, run_of
 from grouper.cli.text import warn
-from grouper.errors import ModelError, require_vllm
+from grouper.errors import ConfigError, ModelError, hide, require_vllm
 from grouper.files import cache_folder
 from grouper.models.folders import EXPORT_FILE, export_record
+from grouper.models.folders import run_of as run_of_model
 from grouper.models.trained import model_in
 
 
@@ -59,6 +64,10 @@ SERVERS = {
 }
 
 
+# The environment variable that holds the key which a server asks for.
+API_KEY = "GROUPER_API_KEY"
+
+
 def serve(
     model: str,
     *,
@@ -66,6 +75,7 @@ def serve(
     engine: str | None,
     host: str,
     port: int,
+    unprotected: bool,
     dry_run: bool,
 ) -> int:
     """Serve a model with another program until that ends; returns its exit code."""
@@ -78,31 +88,87 @@ def serve(
             where="--engine",
             fix=f'Install it with: pip install "{install}"',
         )
-    from grouper.publish.export import export_model
-
+    key = os.environ.get(API_KEY)
+    if not (_is_this_machine(host) or unprotected):
+        _require_key(chosen, key, host)
     with tempfile.TemporaryDirectory(prefix="grouper-serve-") as place:
-        folder = Path(source).expanduser()
+        folder, request = Path(source).expanduser(), None
         if not (folder / EXPORT_FILE).is_file():
             # Other servers know nothing of recipes: template and stops must be in the folder.
-            folder = Path(place) / "model"
-            export_model(source, folder)
+            if dry_run:  # no weights are loaded: the folder would not be there afterwards
+                request = _settings_of(source)
+                name = folder.resolve()
+                folder = Path(f"{(run_of_model(source) or name).name}-export")
+                click.echo(shlex.join(["grouper", "export", source, str(folder)]))
+            else:
+                from grouper.publish.export import export_model
+
+                folder = Path(place) / "model"
+                export_model(source, folder)
+        if request is None:
+            request = _exported_settings(folder)
         words = [sys.executable, "-m", *module.split(), str(folder)]
         words += ["--host", host, "--port", str(port)]
         click.echo(shlex.join(words))
-        click.echo(_curl(folder, host, port))
-        return 0 if dry_run else subprocess.run(words, check=False).returncode
+        with_key = key is not None and chosen == "vllm"
+        click.echo(_curl(folder, request, host, port, with_key=with_key))
+        # Not in its arguments, which every user of the machine can see.
+        environment = {**os.environ, **({"VLLM_API_KEY": str(key)} if with_key else {})}
+        return 0 if dry_run else subprocess.run(words, check=False, env=environment).returncode
 
 
-def _curl(folder: Path, host: str, port: int) -> str:
+def _is_this_machine(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _require_key(engine: str, key: str | None, host: str) -> None:
+    """Raise `ConfigError` where other machines could use a server without a key."""
+    fix = "Add --unprotected where only those can reach it who may, or leave --host out."
+    if engine != "vllm":
+        what = f"{engine} knows no keys, and {host} admits other machines: anyone could use it"
+        raise ConfigError(what, where="--host", fix=f"Use --engine vllm. {fix}")
+    if not key:
+        what = f"{host} admits other machines, and there is no key: anyone could use it"
+        raise ConfigError(what, where="--host", fix=f"Set {API_KEY} in the environment. {fix}")
+    hide(key, f"${{{API_KEY}}}")
+
+
+def _exported_settings(folder: Path) -> dict[str, Any]:
+    """How an exported model is sampled: part of a request."""
+    record = export_record(str(folder)) or {}
+    if "prompt" not in record:  # a checkpoint on the Hub has only its recipe
+        return {}
+    return _request(record["sampling"], record["prompt"]["stop"])
+
+
+def _settings_of(source: str) -> dict[str, Any]:
+    """The same of a model that has not been exported; nothing of one whose recipe is not known."""
+    from grouper.publish.export import recipe_of
+    from grouper.training.prepare import Prepared
+    from grouper.training.problem_sets import ProblemSets
+
+    recipe = recipe_of(source)
+    if recipe is None:
+        return {}
+    with Prepared(recipe, ProblemSets(), model=source, quiet=True) as prepared:
+        return _request(dataclasses.asdict(prepared.evaluation_params()), prepared.format.stop)
+
+
+def _request(sampling: Mapping[str, Any], stop: Sequence[str]) -> dict[str, Any]:
+    settings = {"max_tokens": sampling["max_new_tokens"], "temperature": sampling["temperature"]}
+    return {**settings, **({"stop": list(stop)} if stop else {})}
+
+
+def _curl(
+    folder: Path, settings: Mapping[str, Any], host: str, port: int, *, with_key: bool
+) -> str:
     """A curl command that asks the server, with the model's stops where they are known."""
     messages = [{"role": "user", "content": "What is 3 + 4?"}]
-    body: dict[str, Any] = {"model": str(folder), "messages": messages}
-    record = export_record(str(folder)) or {}
-    if "prompt" in record:  # a checkpoint on the Hub has only its recipe
-        body["max_tokens"] = record["sampling"]["max_new_tokens"]
-        body["temperature"] = record["sampling"]["temperature"]
-        body |= {"stop": record["prompt"]["stop"]} if record["prompt"]["stop"] else {}
+    body = {"model": str(folder), "messages": messages, **settings}
     header = "-H 'Content-Type: application/json'"
+    header += f' -H "Authorization: Bearer ${API_KEY}"' if with_key else ""
     return (
         f"curl http://{host}:{port}/v1/chat/completions {header} -d {shlex.quote(json.dumps(body))}"
     )

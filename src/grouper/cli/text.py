@@ -104,7 +104,7 @@ def flow(value: Any) -> str:
 def some(findings: Sequence[str], count: int, indent: str = "  ") -> None:
     """Print the first `count` lines, and how many more there are."""
     for finding in findings[:count]:
-        click.echo(f"{indent}{finding}")
+        click.echo(printable(f"{indent}{finding}"))
     if len(findings) > count > 0:
         click.echo(f"{indent}and {len(findings) - count:,} more")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import threading
 import warnings
@@ -134,12 +135,50 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
     # How it was looked for here is nothing that others should do, and is saved with it otherwise.
     for name in ("local_files_only", "cache_dir", "token", "force_download"):
         tokenizer.init_kwargs.pop(name, None)
+    _require_template_that_ends(tokenizer, path)
     # Tokenizers of Llama 3 and others would drop spaces before `,` `.` `?` and `'s` in decoding.
     tokenizer.clean_up_tokenization_spaces = False
     # Read by transformers and not saved: spaces after `<s>` of Llama 2 would not be encoded alike.
     if hasattr(tokenizer, "legacy"):
         tokenizer.init_kwargs["legacy"] = tokenizer.legacy
     return tokenizer
+
+
+# Seconds that a chat template may take to write a short question.
+_TEMPLATE_SECONDS = 10.0
+
+
+class _TooLongError(Exception):
+    """Raised in the thread of a template that does not end."""
+
+
+def _require_template_that_ends(tokenizer: Any, path: str) -> None:
+    """Raise `ModelError` if a chat template, which is a program, does not come to its end.
+
+    What else may be wrong with it is found when it is used, and depends on what it is given.
+    """
+    if not tokenizer.chat_template:
+        return
+
+    def write() -> None:
+        question = [{"role": "user", "content": "What is 3 + 4?"}]
+        with contextlib.suppress(Exception):  # see above
+            tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    thread.join(_TEMPLATE_SECONDS)
+    if thread.is_alive():
+        # It is Python, and ends at its next step; a process could be killed, and takes seconds.
+        number, kind = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_TooLongError)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(number, kind)
+        thread.join(1.0)
+        raise ModelError(
+            f"the chat template of {path!r} does not end: after {_TEMPLATE_SECONDS:.0f} seconds it "
+            "was still writing the prompt of a short question",
+            where="the model",
+            fix="Put the chat_template.jinja or tokenizer_config.json back that came with it.",
+        )
 
 
 def shape_of(path: str, revision: str | None = None, *, cached: bool = False) -> PretrainedConfig:

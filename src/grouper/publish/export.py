@@ -110,7 +110,7 @@ def export_model(
     saved = original if adapter else _merged(source, original, DTYPES[dtype])
     del original
     tokenizer, gap, alone, record = load_tokenizer(source), 0.0, False, None
-    run, recipe = run_of(source), _recipe_of(source)
+    run, recipe = run_of(source), recipe_of(source)
     if recipe is not None:
         with Prepared(recipe, ProblemSets(), model=source, quiet=True) as prepared:
             alone = _make_portable(prepared, tokenizer)
@@ -161,7 +161,7 @@ def _merged(source: str, original: Policy, dtype: torch.dtype) -> Policy:
     return whole
 
 
-def _recipe_of(source: str) -> Recipe | None:
+def recipe_of(source: str) -> Recipe | None:
     """How a model is prompted; None where nothing is known of it.
 
     Raises:

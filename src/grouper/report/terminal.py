@@ -92,14 +92,15 @@ def _rows(run: RunFolder, file: Path, needle: str) -> Iterator[Row]:
 
 def in_words(row: Row) -> Text:
     """A rollout for people, without anything that steers their terminal."""
-    parts = ", ".join(f"{name} {_number(v)}" for name, v in (row["rewards"] or {}).items())
+    rewards = (row["rewards"] or {}).items()
+    parts = ", ".join(f"{printable(name)} {_number(v)}" for name, v in rewards)
     verdict = row["verdict"]
     return Text.assemble(
-        (f"{row['phase']} step {row['step']}  ", "bold"),
+        (printable(f"{row['phase']} step {row['step']}  "), "bold"),
         (verdict.replace("_", " "), VERDICTS.get(verdict, "bold")),
         f"  {printable(row['problem_id'])}, sample {row['sample']}\n",
         f"reward {_number(row['reward'])} ({parts})  advantage {_number(row['advantage'])}  "
-        f"{row['tokens']} tokens, {row['finish_reason'].replace('_', ' ')}\n",
+        f"{row['tokens']} tokens, {printable(row['finish_reason']).replace('_', ' ')}\n",
         (_end(row["prompt"], PROMPT) + "\n", "dim"),
         _end(row["completion"], COMPLETION) + "\n",
         (f"read as {_end(row['extracted'] or 'nothing', 200)}, the reference is ", "italic"),

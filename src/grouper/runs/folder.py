@@ -75,6 +75,8 @@ log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
+# Of a phase: a larger number is damage, and would be counted to.
+MOST_STEPS = 10**7
 # What reward functions that vary have answered.
 ANSWERS_FILE = "reward_answers.jsonl"
 
@@ -496,9 +498,9 @@ class RunFolder:
         if not file.is_file():
             return None
         step = read_json(file, _NO_STATE).get("step")
-        if type(step) is not int:
+        if type(step) is not int or not 0 <= step <= MOST_STEPS:
             raise RunFolderError(
-                f"{_NO_STATE} (step: {step!r} is no whole number)",
+                f"{_NO_STATE} (step: {step!r} is no number of steps)",
                 where=str(file),
                 fix="Restore the file.",
             )

@@ -51,7 +51,7 @@ from grouper.models.loading import save_policy
 from grouper.models.merging import whole
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
-from grouper.runs.folder import OUR_FOLDERS, RunFolder
+from grouper.runs.folder import MOST_STEPS, OUR_FOLDERS, RunFolder
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes
@@ -196,8 +196,8 @@ class _SavedState(BaseModel, strict=True):
     """The types of what a state file holds."""
 
     phase: Literal["sft", "grpo"]
-    step: int = Field(ge=0)
-    total: int = Field(ge=0)
+    step: int = Field(ge=0, le=MOST_STEPS)
+    total: int = Field(ge=0, le=MOST_STEPS)
     skipped: int = Field(ge=0)
     position: int = Field(ge=0)
     epoch_ended: bool
