@@ -251,8 +251,9 @@ def test_a_resolved_recipe_with_all_of_it_reads_back(tmp_path):
     assert load_recipe(path) == recipe
 
 
-# Distinct names of settings and sections in a recipe. It only falls.
-MOST_NAMES = 150
+# Distinct names of settings and sections in a recipe. A new one needs a reason; the last was
+# test_share, so that a single file has a test part that no seed and no new row changes.
+MOST_NAMES = 151
 
 
 def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
