@@ -23,6 +23,10 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "init_real.json"
+PAGE = Path(__file__).parents[1] / "docs" / "your-own-model.md"
+# Around the table in the page.
+BEGIN = "<!-- written by benchmarks/init_real.py -->\n"
+END = "<!-- end -->\n"
 GROUPS = 16
 GROUP_SIZE = 8
 # Groups that are drawn together.
@@ -136,10 +140,46 @@ def first_groups(folder: Path, model: str, *, until_mixed: bool) -> dict[str, An
     }
 
 
+def table_of(rows: dict[str, Any]) -> str:
+    """The results as a Markdown table, one model a row."""
+    columns = ("model", "asked", "chosen", "SFT", "in the format", "right", "mixed groups")
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for name, row in rows.items():
+        groups, sft = row["groups"], row["sft"]
+        recipe = dict(line.strip().partition(": ")[::2] for line in row["recipe"].splitlines())
+        seen = [line for line in row["init"]["output"].splitlines() if line.startswith("│ ")]
+        asked = []
+        for line in seen:
+            fmt, answers, held, right, *_ = (cell.strip() for cell in line.strip("│").split("│"))
+            asked.append(f"{fmt}: {held} of {answers} in it, {right} right")
+        trained = "none"
+        if sft:
+            trained = f"{sft['steps']} steps of {sft['batch_size']} (recipe: "
+            trained += f"{sft['steps_of_the_recipe']} of {sft['batch_size_of_the_recipe']})"
+        cells = (
+            name,
+            "; ".join(asked) or "not asked",
+            recipe["prompt"].strip("{}").removeprefix("format: "),
+            trained,
+            f"{groups['in_format']} of {groups['rollouts']}",
+            f"{sum(groups['solved'])}",
+            f"{groups['mixed']} of {groups['groups']}",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def render(page: str, rows: dict[str, Any]) -> str:
+    """The page with the table in its place."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{table_of(rows)}{END}{after}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("train", type=Path, help="GSM8K's training file")
-    parser.add_argument("models", nargs="+", help="model folders")
+    parser.add_argument("models", nargs="*", help="model folders; none: write the page alone")
     parser.add_argument("--sft-steps", type=int, default=24)
     parser.add_argument("--sample-seconds", type=float, default=75, help="as `init` has it")
     parser.add_argument("--sft-batch", type=int, default=8)
@@ -164,6 +204,8 @@ def main() -> None:
         rows[name] = {"init": init, "recipe": recipe, "sft": sft, "groups": groups}
         arguments.results.write_text(json.dumps(rows, indent=1) + "\n")
         print(name, json.dumps(groups["solved"]), f"mixed: {groups['mixed']}", flush=True)
+    if arguments.results == RESULTS:
+        PAGE.write_text(render(PAGE.read_text(), rows))
 
 
 if __name__ == "__main__":

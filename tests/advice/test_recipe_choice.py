@@ -110,6 +110,10 @@ SOLVED, ALONE = DataKind(problems=100, solutions=True), DataKind(problems=100)
         ("instruct", SMALL, SOLVED, [], ("boxed", True)),
         ("base", LARGE, SOLVED, [], ("boxed", True)),
         ("thinking", LARGE, SOLVED, [], ("boxed", False)),
+        # All were cut off in their thoughts, which says nothing; of a base model it does.
+        ("thinking", SMALL, SOLVED, [observed("boxed", 0, 0, ended=0)], ("boxed", False)),
+        ("instruct", LARGE, SOLVED, [observed("boxed", 0, 0, ended=0)], ("boxed", False)),
+        ("base", LARGE, SOLVED, [observed("boxed", 0, 0, ended=0)], ("boxed", True)),
         # Without worked solutions there is no SFT, whatever the model does.
         ("base", SMALL, ALONE, [observed("boxed", 0, 0, ended=0)], ("boxed", False)),
         ("instruct", SMALL, ALONE, [], ("boxed", False)),

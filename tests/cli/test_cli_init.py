@@ -142,7 +142,11 @@ def test_sft_comes_first_where_solutions_are_there(grouper: Grouper, model: Path
         "  grouper preview ./mine.yaml",
         "  grouper run ./mine.yaml --resume",
     ]
-    assert grouper("run", "./mine.yaml", "--dry-run").code == 0
+    assert grouper("sft", "./mine.yaml").code == 0
+    assert "Model:     outputs/mine/sft/final" in grouper("preview", "./mine.yaml").out
+    dry = grouper("run", "./mine.yaml", "--resume", "--dry-run")
+    assert dry.code == 0, dry.err
+    assert "continues the run that is there; finished: sft" in dry.out
 
 
 @pytest.mark.slow

@@ -154,6 +154,11 @@ class Observation:
     """Median of an answer."""
 
     @property
+    def is_finished(self) -> bool:
+        """Whether any answer came to where its result stands."""
+        return self.ended > 0 or self.held > 0
+
+    @property
     def is_known(self) -> bool:
         """Whether the model answers in this format without having been taught.
 
@@ -191,6 +196,9 @@ def choose(model: ModelKind, data: DataKind, observations: Sequence[Observation]
     >>> told.format, told.sft, told.max_new_tokens
     ('boxed', False, 512)
     """
+    if model.kind != "base":
+        # Cut off while they think, answers say nothing; a base model that never ends says a lot.
+        observations = [one for one in observations if one.is_finished]
     seen = _best(observations)
     reasons: dict[str, str] = {}
     if data.r1_prompts:
@@ -237,6 +245,8 @@ def _sft_first(model: ModelKind, data: DataKind, seen: Observation | None) -> tu
     """Whether SFT comes first, and why or why not."""
     if not data.solutions:
         return False, "There are no worked solutions for SFT."
+    if model.kind == "thinking":
+        return False, "No SFT: solutions without thoughts would unteach the model to think."
     small = model.parameters is not None and model.parameters < SMALL
     if seen is None:
         return _sft_first_by_kind(model.kind, small=small)
