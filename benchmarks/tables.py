@@ -179,16 +179,17 @@ def lora(records: Records) -> str:
     record = records["lora_sampling"]
     rows = []
     for name, case in record["cases"].items():
-        seconds, gaps = case["seconds"], case["logprob_gap"]
-        rows.append(
-            [
-                name,
-                *(_spread(seconds[side]) for side in ("beside", "merged")),
-                f"**{case['ratio']:.2f}**",
-                *(f"{gaps[side]['mean']:.1e}" for side in ("beside", "merged")),
-            ]
-        )
-    head = "case|beside the weights, s|merged, s|ratio|log-prob gap beside, mean|merged, mean"
+        seconds = case["seconds"]
+        gaps = case["logprob_gap"]
+        row = [name]
+        row += [_spread(seconds[side]) for side in ("trained", "copy", "merged")]
+        row += [f"**{case['ratio']:.2f}**", f"{case['price']:.2f}"]
+        row += [f"{gaps[side]['mean']:.1e}" for side in ("trained", "copy", "merged")]
+        rows.append(row)
+    head = (
+        "case|trained weights, s|copy, s|merged, s|trained / copy|copy / merged|"
+        "log-prob gap of trained weights, mean|of the copy|of merged weights"
+    )
     return f"{_table(head.split('|'), rows)}\n\n{_where([record['machine']])}"
 
 
