@@ -295,7 +295,7 @@ class Grade:
     """The stage that decided (`text`, `number`, `symbolic`), or `extract`."""
     reason: str
     seconds: float = field(default=0.0, compare=False)
-    """Time spent on it, waiting for a worker not counted; no part of a run's record."""
+    """Processor time spent on it, as the deadline counts it; no part of a run's record."""
 
     @property
     def correct(self) -> bool:
