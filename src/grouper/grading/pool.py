@@ -114,7 +114,7 @@ class _Worker(threading.Thread):
             return self.process
         for _ in range(_STARTS):
             self.kill()
-            process = self._started()
+            process = self._launched()
             if process is None:
                 return None
             if _exchange(process, b"", _PATIENCE) is not None:
@@ -125,7 +125,7 @@ class _Worker(threading.Thread):
         self.kill()
         return None
 
-    def _started(self) -> subprocess.Popen[bytes] | None:
+    def _launched(self) -> subprocess.Popen[bytes] | None:
         """A new process, which may not answer yet; None once the worker is closed."""
         limits = str(os.getpid()), str(MEMORY_MB)
         command = [sys.executable, "-P", "-m", "grouper.grading.symbolic", *limits]
@@ -270,7 +270,7 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
 
     def _grade(self, text: str, reference: str, *, lenient: bool = False) -> Grade | Future[Grade]:
         """The grade itself, unless a worker is needed: a future takes longer than most grades."""
-        started = time.thread_time()
+        started = time.perf_counter()
         answer, how = (extract_lenient if lenient else extract)(text, self.contract)
         if answer is None:
             decided: Equivalence | None = Equivalence(Verdict.NO_ANSWER, "extract", how)
@@ -281,7 +281,7 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
             if decided is None and not self.settings.symbolic:
                 off = "not equal as text or number; the symbolic stage is off"
                 decided = Equivalence(Verdict.INCORRECT, "number", off)
-        seconds = time.thread_time() - started
+        seconds = time.perf_counter() - started
 
         def graded(decided: Equivalence) -> Grade:
             verdict, stage, reason, waited = decided
