@@ -299,7 +299,8 @@ class Grade:
     """The stage that decided (`text`, `number`, `symbolic`), or `extract`."""
     reason: str
     seconds: float = field(default=0.0, compare=False)
-    """Time spent on it, waiting for a worker not counted; no part of a run's record."""
+    """Time spent on it, in a worker of the processor, as the deadline is; not part of a run's
+    record."""
 
     @property
     def correct(self) -> bool:

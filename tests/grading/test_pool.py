@@ -551,6 +551,22 @@ def test_two_workers_killed_over_one_answer_are_a_crash() -> None:
         assert grader.grade([r"\boxed{\sqrt{18}}"], [r"3\sqrt{2}"])[0].correct
 
 
+@pytest.mark.parametrize("kills", [1, 2, 3])
+def test_a_worker_killed_while_it_starts_is_started_again(kills: int) -> None:
+    """Three times at most: a run refused to start because one had been killed."""
+    with Grader(BOXED, GradingConfig(timeout_seconds=30)) as grader:
+        future = grader.submit(*SYMBOLIC)
+        killed: set[int] = set()
+        while len(killed) < kills:
+            assert _wait_until(lambda: bool(set(grader.worker_pids) - killed), 20)
+            (pid,) = set(grader.worker_pids) - killed
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        verdict = future.result(timeout=60).verdict
+        assert verdict is (Verdict.CORRECT if kills < pool._STARTS else Verdict.CRASH)
+        assert grader.submit(*SYMBOLIC).result(timeout=60).correct
+
+
 def test_a_worker_that_waits_for_a_processor_misses_no_deadline() -> None:
     with Grader(BOXED, GradingConfig(timeout_seconds=0.5)) as grader:
         grader.grade(*ONE_PAIR)
@@ -559,7 +575,9 @@ def test_a_worker_that_waits_for_a_processor_misses_no_deadline() -> None:
         future = grader.submit(r"\boxed{\sqrt{20}}", r"2\sqrt{5}")
         time.sleep(0.8)
         os.kill(pid, signal.SIGCONT)
-        assert future.result(timeout=20).correct
+        grade_ = future.result(timeout=20)
+        assert grade_.correct
+        assert 0 < grade_.seconds < 0.5  # of the processor, as the deadline is
 
 
 def test_a_hard_limit_of_processor_time_leaves_the_grader_working() -> None:

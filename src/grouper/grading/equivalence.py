@@ -62,7 +62,7 @@ class Equivalence(NamedTuple):
     stage: str
     reason: str
     seconds: float = 0.0
-    """Time in a worker; 0 for the exact stages, which are not timed here."""
+    """Processor time in a worker; 0 for the exact stages, which are not timed here."""
 
 
 _PLAIN = re.compile(

@@ -26,6 +26,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from grouper.config.schema import GradingConfig
 from grouper.errors import GradingError
@@ -39,6 +40,8 @@ from grouper.types import AnswerContract, Grade, Verdict
 # Seconds to wait, on however busy a machine: for a worker's start, for a reference to be read
 # (which takes milliseconds), and for an answer beyond its processor time.
 _PATIENCE = 120.0
+# Times that a worker is started which is killed before it is up.
+_STARTS = 3
 # Memory that one worker may take.
 MEMORY_MB = 2048
 # Exit statuses of a worker killed from outside; its own limits end it in other ways.
@@ -91,17 +94,16 @@ class _Worker(threading.Thread):
             return _NOT_ASKED
         seconds = self._seconds if prediction is not None else _PATIENCE
         request = {"prediction": prediction, "reference": reference, "seconds": seconds}
-        started = time.perf_counter()
         reply = _exchange(process, json.dumps(request).encode() + b"\n", seconds + _PATIENCE)
-        took = time.perf_counter() - started
         status = process.poll()
         if reply is None or reply["verdict"] == Verdict.CRASH:
             self.kill()
         if reply is not None:
-            return Equivalence(Verdict(reply["verdict"]), "symbolic", reply["reason"], took)
+            verdict = Verdict(reply["verdict"])
+            return Equivalence(verdict, "symbolic", reply["reason"], reply["seconds"])
         if status in (None, -signal.SIGPROF):
             late = f"no verdict within {seconds:g} s"
-            return Equivalence(Verdict.TIMEOUT, "symbolic", late, took)
+            return Equivalence(Verdict.TIMEOUT, "symbolic", late, seconds)
         if status in _KILLED:
             return _NOT_ASKED if self.closed else None
         return _crash("the worker ended (memory or CPU limit)")
@@ -110,7 +112,21 @@ class _Worker(threading.Thread):
         """The process, started if there is none; None if it does not come up."""
         if self.process is not None and self.process.poll() is None:
             return self.process
+        for _ in range(_STARTS):
+            self.kill()
+            process = self._launched()
+            if process is None:
+                return None
+            if _exchange(process, b"", _PATIENCE) is not None:
+                return process
+            # Killed from outside, it is started again; what ends by itself would end again.
+            if process.poll() not in _KILLED:
+                break
         self.kill()
+        return None
+
+    def _launched(self) -> subprocess.Popen[bytes] | None:
+        """A new process, which may not answer yet; None once the worker is closed."""
         limits = str(os.getpid()), str(MEMORY_MB)
         command = [sys.executable, "-P", "-m", "grouper.grading.symbolic", *limits]
         with self._lock:
@@ -123,9 +139,6 @@ class _Worker(threading.Thread):
                 stderr=subprocess.DEVNULL,
                 env=_environment(),
             )
-        if _exchange(process, b"", _PATIENCE) is None:
-            self.kill()
-            return None
         return process
 
     def close(self) -> None:
@@ -151,7 +164,7 @@ class _Worker(threading.Thread):
 
 def _exchange(
     process: subprocess.Popen[bytes], message: bytes, seconds: float
-) -> dict[str, str] | None:
+) -> dict[str, Any] | None:
     """Send a line, return the reply; None when the deadline passes or the worker has ended."""
     assert process.stdin is not None
     assert process.stdout is not None

@@ -9,7 +9,7 @@ request per line from standard input and writes one JSON reply per line, within 
 memory and CPU time.
 
     {"prediction": "2\\sqrt{3}", "reference": "\\sqrt{12}", "seconds": 2.0}
-    {"verdict": "correct", "reason": "the same values"}
+    {"verdict": "correct", "reason": "the same values", "seconds": 0.01}
 
 A request without a prediction asks whether the reference can be read.
 """
@@ -24,6 +24,7 @@ import re
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -664,15 +665,18 @@ def serve(parent: int, megabytes: int) -> int:
         request = json.loads(line)
         # Of processor time; then SIGPROF ends the process, with a parent or without one.
         signal.setitimer(signal.ITIMER_PROF, request["seconds"])
+        started = time.process_time()
         try:
             verdict, _, reason, _ = _answer(request)
         except (MemoryError, RecursionError) as error:
-            print(json.dumps({"verdict": "crash", "reason": type(error).__name__}), file=replies)
+            reply = {"verdict": "crash", "reason": type(error).__name__}
+            print(json.dumps({**reply, "seconds": time.process_time() - started}), file=replies)
             return 1  # what ran out of memory may have left the libraries in any state
         except Exception as error:  # noqa: BLE001 - sympy raises anything on odd input; data, not a bug
             verdict, reason = Verdict.UNPARSEABLE, f"{type(error).__name__}: {error}"[:200]
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps({"verdict": verdict.value, "reason": reason}), file=replies)
+        reply = {"verdict": verdict.value, "reason": reason}
+        print(json.dumps({**reply, "seconds": time.process_time() - started}), file=replies)
     return 0
 
 
