@@ -61,8 +61,7 @@ def config(path: Path, **changes: Any) -> ModelConfig:
 
 LOOPS = (
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "{% macro f(n) %}{% for i in range(9) %}{{ f(n) if n else '' }}{% endfor %}{% endmacro %}"
-    "{% for i in range(99999) %}{{ f(0) * 9 }}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{{ i }}{% for j in range(9999) %}{{ '' }}{% endfor %}{% endfor %}",
 )
 
 
@@ -78,7 +77,7 @@ def test_a_chat_template_that_does_not_end_is_refused(
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(loading, "_TEMPLATE_SECONDS", 0.3)
     before = threading.active_count()
-    with pytest.raises(ModelError, match="the chat template of .* does not end"):
+    with pytest.raises(ModelError, match=r"the chat template of .* does not end"):
         load_tokenizer(str(tmp_path))
     assert threading.active_count() == before, "the thread has ended"
 
