@@ -62,7 +62,7 @@ from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest, StopStrings, draw_seed
 from grouper.sampling.native import NativeSampler
 from grouper.training import phases
-from grouper.training.checkpoint import is_complete, read_state
+from grouper.training.checkpoint import is_complete, read_state, require_intact
 from grouper.training.curriculum import first_met, read_pass_rates
 from grouper.training.grpo import advantages_of, collect
 from grouper.training.parallel import join_processes
@@ -160,6 +160,7 @@ def _loaded(
 ) -> Iterator[tuple[Prepared, Policy]]:
     """A model, and these parts of the data as it reads them."""
     require_model_folder(model, where="--model")
+    require_intact(model)
     with Prepared(recipe, ProblemSets(**parts), model=model) as prepared:
         yield prepared, prepared.load(model)
 
@@ -427,6 +428,7 @@ class Generator(AbstractContextManager["Generator"]):
     """
 
     def __init__(self, recipe: Recipe, model: str) -> None:
+        require_intact(model)
         self.recipe = recipe
         self.prepared = Prepared(recipe, ProblemSets(), model=model)
         self.sampler = self.prepared.samplers.over(self.prepared.load(model))

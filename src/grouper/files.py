@@ -30,7 +30,7 @@ CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 def refused(error: OSError, path: Path) -> NoReturn:
     """Raise an error of the operating system about `path` as a `RunFolderError`."""
     reason = os.strerror(error.errno) if error.errno else str(error)
-    what, fix = "cannot write here", "Set output_dir to a folder you may write to."
+    what, fix = "cannot write here", "Name a folder you may write to (of a run: output_dir)."
     if error.errno in {*FULL, errno.EIO}:  # another disk would solve all of them
         what = "nothing more can be written"
         fix = (

@@ -9,6 +9,7 @@ the world (a file, a model, a device), so stored records can be read and scored 
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -451,4 +452,13 @@ class StepReport:
     """Events worth reading: a grader timeout, a skipped step."""
 
     def mean(self, name: str) -> float:
+        """The mean of a metric.
+
+        Raises:
+            KeyError: this step has no such metric; names the nearest one.
+        """
+        if name not in self.tallies:
+            near = difflib.get_close_matches(name, self.tallies, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]!r}?" if near else "report.tallies lists them"
+            raise KeyError(f"{self.phase} step {self.step} has no metric {name!r}: {hint}")
         return self.tallies[name].mean

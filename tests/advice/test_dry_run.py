@@ -217,3 +217,21 @@ def test_a_missing_start_and_what_is_wrong_with_the_data_are_told_together(tmp_p
     with pytest.raises(GrouperError, match="there is no folder") as caught:
         make_plan(recipe)
     assert "notes.txt" in str(caught.value)
+
+
+def test_a_model_folder_without_weights_is_a_warning(tmp_path):
+    """A dry run had nothing to say of it, and the run was refused when it loaded the model."""
+    problems = load_problems(load_recipe("demo").data.train, seed=0).problems
+    made = make_new_model(NewModelConfig(), problems, FORMATS["xml"], seed=0)
+    save_new_model(tmp_path / "m", *made)
+    recipe = load_recipe(
+        "demo", [f"output_dir={tmp_path}", "model.new=null", f"model.path={tmp_path}/m"]
+    )
+    lacking = [text for text in make_plan(recipe).warnings if "holds no weights" in text]
+    assert lacking == []
+    for file in (tmp_path / "m").glob("*.safetensors"):
+        file.unlink()
+    lacking = [text for text in make_plan(recipe).warnings if "holds no weights" in text]
+    assert lacking == [
+        f"model.path: {tmp_path}/m holds no weights (*.safetensors): a run cannot load it."
+    ]

@@ -337,6 +337,11 @@ def test_recorded_evaluations_are_compared_problem_by_problem(grouper, run, tmp_
     assert "phase" not in called.err
 
 
+def test_a_model_alone_says_nothing_of_problems(grouper, run):
+    told = "says nothing of the problems", "Add --on SUITE", f"--model {run / 'base'}"
+    grouper("eval", run / "base").refused(*told)
+
+
 def test_a_run_that_was_stopped_is_not_compared_in_silence(grouper, run, tmp_path):
     """Its SFT stood against the GRPO of another."""
     other = tmp_path / "outputs" / "other"

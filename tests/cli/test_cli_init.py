@@ -293,3 +293,16 @@ def test_mistakes_are_one_paragraph(
     assert told in called.err
     assert "Traceback" not in called.err
     assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize("data", [".", "./", "..", "/"])
+def test_the_folder_one_is_in_is_named_or_refused(grouper: Grouper, model: Path, data: str) -> None:
+    """A path without a name ended in a traceback."""
+    write("train.jsonl", ROWS)
+    write("test.jsonl", ROWS)
+    called = grouper("init", "here.yaml", "--model", model, "--data", data)
+    if data.startswith("./") or data == ".":
+        assert called.code == 0, called.err
+        assert written("here.yaml")["data"]["test"]["split"] == "test"
+    else:
+        called.refused()

@@ -188,6 +188,14 @@ def test_rollouts_are_served_of_the_shape_of_a_saved_adapter(
     assert "--max-lora-rank 32" in called.out
 
 
+@pytest.mark.parametrize("command", ["serve", "chat", "generate"])
+def test_what_is_not_there_is_not_served(grouper, tmp_path, monkeypatch, command):
+    """`serve nowhere` printed a command, and `chat` asked for a prompt format."""
+    monkeypatch.chdir(tmp_path)
+    more = ("--engine", "vllm", "--dry-run") if command == "serve" else ()
+    grouper(command, "nowhere", *more).refused("there is no folder 'nowhere' here")
+
+
 def test_a_program_that_is_not_installed(grouper, exported, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.setattr("grouper.cli.publish.find_spec", lambda name: None)

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from grouper.config.loading import load_recipe, resolved_yaml
-from grouper.errors import RunFolderError
+from grouper.errors import ModelError, RunFolderError
 from grouper.models.folders import (
     base_of,
     identity_of,
     local_model,
     on_this_machine,
     recipe_for,
+    require_model_folder,
 )
 
 
@@ -86,3 +87,27 @@ def test_a_local_folder_comes_first(
 ) -> None:
     monkeypatch.chdir(here)
     assert local_model(name) == found
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("m.gguf", "cannot be trained.*that it was made from"), ("model.safetensors", "is a file")],
+)
+def test_a_file_is_no_model(tmp_path: Path, name: str, why: str, there: bool) -> None:
+    """`there is no folder` was the answer to a .gguf that was there."""
+    if there:
+        (tmp_path / name).touch()
+    if there or name.endswith(".gguf"):
+        with pytest.raises(ModelError, match=f"(?s){why}"):
+            require_model_folder(str(tmp_path / name))
+
+
+def test_a_word_that_is_nothing_here_is_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was wrong was said to be that its prompt format is not known."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-model").mkdir()
+    with pytest.raises(ModelError, match=r"no folder 'my-modell'.*Did you mean \./my-model"):
+        recipe_for("my-modell")

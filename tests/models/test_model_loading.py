@@ -61,11 +61,7 @@ def config(path: Path, **changes: Any) -> ModelConfig:
 
 LOOPS = (
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    (
-        "{% macro f(n) %}{% for i in range(9) %}{{ f(n) if n else '' }}{% endfor %}{% endmacro %}"
-        "{% for i in range(99999) %}{{ f(0) * 9 }}"
-        "{% for j in range(9999) %}{% endfor %}{% endfor %}"
-    ),
+    "{% for i in range(99999) %}{{ i }}{% for j in range(9999) %}{{ '' }}{% endfor %}{% endfor %}",
 )
 
 

@@ -708,6 +708,8 @@ def test_what_a_run_has_lost_is_listed(tmp_path):
     assert run.losses() == missing
     both = ["the evaluation of base", "the evaluation of grpo"]
     assert run.losses(recipe) == [*missing, *both]
+    (tmp_path / "evaluations" / "sft.jsonl.gz").unlink()
+    assert run.losses() == [*missing, "the items of the evaluation sft"]
 
 
 def test_a_name_cannot_leave_the_folder(tmp_path):

@@ -20,6 +20,7 @@ from grouper.config.schema import GRPOConfig
 from grouper.errors import ConfigError, Interrupted
 from grouper.training.checkpoint import TrainState, numbered, read_state
 from grouper.training.loop import UserHook, run_phase
+from grouper.types import StepReport, Tally
 
 
 def hook(folder: Path, body: str) -> UserHook:
@@ -256,3 +257,10 @@ def test_a_wrong_reference_is_refused_before_anything_is_loaded(
         assert isinstance(refused.exception, ConfigError)
         assert told in str(refused.exception)
     assert not Path("out").exists()
+
+
+def test_a_metric_that_is_not_there_is_answered_with_the_nearest_one() -> None:
+    report = StepReport(phase="grpo", step=3, status="", tallies={"groups/mixed": Tally.of([1.0])})
+    assert report.mean("groups/mixed") == 1.0
+    with pytest.raises(KeyError, match="grpo step 3 has no metric 'group/mixed': did you mean"):
+        report.mean("group/mixed")

@@ -26,6 +26,7 @@ from grouper.evaluation.result import EvaluationResult, mean_of
 from grouper.files import table
 from grouper.prompts.rendering import encode_completion
 from grouper.runs.folder import RunFolder
+from grouper.runs.lock import is_running
 from grouper.types import AnswerFormat, Rollout, RolloutGroup, StepReport
 
 if TYPE_CHECKING:
@@ -238,7 +239,9 @@ def read_record(path: Path) -> Record:
         raise RunFolderError(
             "there is nothing to diagnose: the run has not finished a step",
             where=str(path),
-            fix="Continue it with --resume; training.log says how it ended.",
+            fix="It goes on: try again after its first step."
+            if is_running(path)
+            else "Continue it with --resume; training.log says how it ended.",
         )
     return Record(
         folder=folder,

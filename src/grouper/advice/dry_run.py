@@ -13,6 +13,7 @@ from grouper.config.loading import recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import GrouperError, raise_all
 from grouper.grading import require_symbolic
+from grouper.models.folders import is_model, weights_in
 from grouper.prompts import make_format
 from grouper.prompts.rendering import right_completion
 from grouper.rewards import build_rewards
@@ -101,10 +102,20 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
             folder,
             *_start_and_stops(recipe, intent, prepared),
         ),
-        warnings=(*(leak.warning for leak in leaks), *warnings),
+        warnings=(*_models_without_weights(recipe), *(leak.warning for leak in leaks), *warnings),
         leaks=tuple(leak.count for leak in leaks),
         unchecked=tuple(unchecked),
     )
+
+
+def _models_without_weights(recipe: Recipe) -> list[str]:
+    """Model folders that the run would be refused with, once it loads them."""
+    named = {"model.path": recipe.model.path, "grpo.start_from": recipe.grpo.start_from}
+    return [
+        f"{where}: {path} holds no weights (*.safetensors): a run cannot load it."
+        for where, path in named.items()
+        if path is not None and is_model(Path(path).expanduser()) and not weights_in(path)
+    ]
 
 
 def _check_rewards(recipe: Recipe, sets: ProblemSets, prepared: Prepared | None) -> list[str]:

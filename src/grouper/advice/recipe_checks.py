@@ -44,6 +44,10 @@ def collected(problems: list[GrouperError]) -> Iterator[None]:
         problems.append(error)
 
 
+# Tiny models that begin at random are taught with up to a fifth of it.
+LARGEST_RATE = 0.1
+
+
 def _is_repository(name: str) -> bool:
     """Whether the Hub takes a name: its own rules, without its library."""
     parts = name.split("/")
@@ -114,6 +118,8 @@ def warnings(recipe: Recipe) -> Iterator[Finding]:
         yield found("no-test")
     for phase in recipe.phases:
         rate, lora = getattr(recipe, phase).optimizer.learning_rate, recipe.model.lora
+        if rate > LARGEST_RATE:
+            yield found("rate-too-large", phase=phase, rate=rate)
         if lora is not None and rate < ADAPTER_RATES[phase]:
             yield found("adapter-rate", phase=phase, rate=rate, more=10 * rate)
         if lora is None and recipe.model.dtype == "bfloat16" and rate < BFLOAT16_RATE:

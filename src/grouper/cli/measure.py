@@ -212,6 +212,13 @@ def _asked(
     folder = Path(name).expanduser()
     hub = name.count("/") == 1 and not folder.exists() and not Path(name).suffix
     bare = hub or (is_model(folder) and not (folder / RECIPE_FILE).is_file())
+    if bare and not may_be_model and not hub:
+        raise ConfigError(
+            f"{name} is a model, and says nothing of the problems it is to be measured on",
+            where="RECIPE",
+            fix=f"Add --on SUITE (gsm8k, math500, a file), or name a recipe: grouper eval RECIPE "
+            f"--model {name}",
+        )
     if not (may_be_model and bare):
         opened = open_recipe(name, overrides)
         return opened, run_of(name, opened), None

@@ -23,7 +23,7 @@ from grouper.cli.opening import chosen_model, open_recipe, require_new, run_of
 from grouper.cli.text import warn
 from grouper.errors import ConfigError, ModelError, hide, require_vllm
 from grouper.files import cache_folder
-from grouper.models.folders import EXPORT_FILE, export_record
+from grouper.models.folders import EXPORT_FILE, export_record, require_on_this_machine
 from grouper.models.folders import run_of as run_of_model
 from grouper.models.trained import model_in
 
@@ -40,7 +40,12 @@ def export(
     progress()
     done = export_model(model, place, dtype=dtype, adapter=adapter, **how)
     checked = f" Checked: log-probs differ by at most {done.gap:.2g}."
-    click.echo(f"{model} -> {place} ({dtype}).{'' if adapter else checked}")
+    click.echo(f"{model} -> {place} ({done.dtype}).{'' if adapter else checked}")
+    if done.larger:
+        click.echo(
+            "The base is stored in bfloat16: this folder has twice its size, and --dtype bfloat16 "
+            "halves it, which rounds small changes away."
+        )
     if not done.prompts_alone:
         click.echo("Its chat template does not write the prompt of training: see its README.md.")
 
@@ -80,6 +85,7 @@ def serve(
 ) -> int:
     """Serve a model with another program until that ends; returns its exit code."""
     source = model_in(model, checkpoint=checkpoint, say=warn)
+    require_on_this_machine(source)
     chosen = engine or ("vllm" if find_spec("vllm") else "transformers")
     package, install, module = SERVERS[chosen]
     if find_spec(package) is None and not dry_run:

@@ -428,7 +428,7 @@ def _sources(data: str, columns: dict[str, str]) -> dict[str, Any]:
         own = {"source": "file"} if train["source"] == "prompt-response" else {}
         train |= {"columns": columns, **own}
     parts: dict[str, Any] = {"train": train, "validation_share": HELD_OUT}
-    beside = path.with_name(f"test{path.suffix}")
+    beside = path.parent / f"test{path.suffix}"  # `.` has no name that could be replaced
     if any([*path.glob("test[.-]*"), *path.glob("data/test[.-]*"), *path.glob("test/")]):
         parts["test"] = {**train, "split": "test"}
     elif path.stem == "train" and beside.is_file():

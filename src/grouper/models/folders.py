@@ -45,6 +45,13 @@ def require_model_folder(path: str, *, where: str = "model.path") -> None:
         ModelError: the folder is missing or holds no model. Hub names pass.
     """
     folder = Path(path).expanduser()
+    if folder.is_file() or folder.suffix == ".gguf":
+        what = f"{path!r} is a file, and a model is a folder"
+        fix = "Name the folder that it lies in."
+        if folder.suffix == ".gguf":
+            what = f"{path!r} holds weights for llama.cpp, which are rounded and cannot be trained"
+            fix = "Name the folder or the Hub name of the model that it was made from."
+        raise ModelError(what, where=where, fix=fix)
     if not looks_local(path) or is_model(folder):
         return
     if folder.is_dir():
@@ -69,6 +76,27 @@ def on_this_machine(path: str, revision: str | None = None) -> bool:
     if looks_local(path):
         return Path(path).expanduser().is_dir()
     return _cached(path, revision) is not None
+
+
+def require_on_this_machine(model: str) -> None:
+    """Raise `ModelError` for a single word that is neither a folder nor in the Hub cache.
+
+    Hub names with an owner pass: they can be downloaded.
+    """
+    if model.count("/") != 1 and not on_this_machine(model):
+        near = nearest(model, [entry.name for entry in Path().iterdir() if entry.is_dir()])
+        hint = f"Did you mean ./{near}? " if near else ""
+        raise ModelError(
+            f"there is no folder {model!r} here, and no model of that name on this machine",
+            where="MODEL",
+            fix=f"{hint}Give the folder of a run or of a model, or a Hub name (owner/model).",
+        )
+
+
+def weights_in(path: str) -> bool:
+    """Whether a folder has files of weights, of a model or an adapter, as far as names say."""
+    folder = Path(path).expanduser()
+    return any(file.suffix in (".safetensors", ".bin", ".pt") for file in folder.iterdir())
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
@@ -253,6 +281,7 @@ def recipe_for(model: str, recipe: Recipe | None = None, format_name: str | None
             data = DataConfig(train=SourceConfig(source="arithmetic"))
             recipe = Recipe(name="generate", model=ModelConfig(path=model), data=data)
         else:
+            require_on_this_machine(model)
             raise ConfigError(
                 f"the prompt format of this model is not known: it is not in a run folder, and has "
                 f"no {EXPORT_FILE}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ import transformers
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME
 from transformers.utils import logging as transformers_logging
 
 from grouper.config.schema import LoraConfig, ModelConfig
@@ -135,6 +137,12 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
     # How it was looked for here is nothing that others should do, and is saved with it otherwise.
     for name in ("local_files_only", "cache_dir", "token", "force_download"):
         tokenizer.init_kwargs.pop(name, None)
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise ModelError(
+            f"model_max_length in the tokenizer_config.json of {path!r} is no number",
+            where="the model",
+            fix="Put the file back that came with the model.",
+        )
     _require_template_that_ends(tokenizer, path)
     # Tokenizers of Llama 3 and others would drop spaces before `,` `.` `?` and `'s` in decoding.
     tokenizer.clean_up_tokenization_spaces = False
@@ -211,13 +219,30 @@ def stop_ids_of(path: str, revision: str | None = None) -> list[int]:
     """The end ids of a model's generation config; nothing else of it is ever used.
 
     PEFT saves none beside an adapter: there it is that of the base model.
+
+    Raises:
+        ModelError: there is one, and it is damaged.
     """
     read = transformers.GenerationConfig.from_pretrained
     for place in dict.fromkeys((path, base_of(path))):
-        with contextlib.suppress(OSError):  # there is none
-            of = revision if place == path else None
-            ids = read(str(Path(place).expanduser()), revision=of).eos_token_id
-            return [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
+        folder = Path(place).expanduser()
+        try:
+            found = read(str(folder), revision=revision if place == path else None)
+        except OSError as error:
+            if os.path.lexists(folder / GENERATION_CONFIG_NAME):
+                raise _unloadable(error, place) from error
+            continue  # there is none
+        except Exception as error:  # whatever its content leads to
+            raise _unloadable(error, place) from error
+        ids = found.eos_token_id
+        ids = [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
+        if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
+            raise ModelError(
+                f"eos_token_id in the {GENERATION_CONFIG_NAME} of {place!r} is {ids}: no token ids",
+                where="the model",
+                fix="Put the file back that came with the model.",
+            )
+        return ids
     return []
 
 

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from grouper.data import SOURCES
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.statistics import CONFIDENCE
-from grouper.models.folders import base_of, looks_local, read_adapter
+from grouper.models.folders import base_of, looks_local
 from grouper.publish.portable import without_folder
 from grouper.report.page import compared
 from grouper.runs.folder import PHASES, RunFolder
@@ -30,6 +30,7 @@ def model_card(
     *,
     run: Path | None = None,
     base: str | None = None,
+    adapter: bool = False,
     license_id: str | None = None,
 ) -> str:
     """The text of README.md, with the metadata that the Hub reads.
@@ -40,6 +41,7 @@ def model_card(
         place: the folder or Hub name that it will be loaded from.
         run: the run that trained it, if there is one.
         base: the model it was trained from; left out: that of the record, or its own.
+        adapter: what is published is the adapter alone.
         license_id: the Hub's name of a licence; left out: that of the base model's card.
     """
     recipe = record["recipe"] if record else {}
@@ -54,7 +56,7 @@ def model_card(
     name = recipe.get("name") or Path(source).name
     data = {part: rows for part, rows in recipe.get("data", {}).items() if isinstance(rows, dict)}
     metadata = ModelCardData(
-        library_name="transformers" if read_adapter(source) is None else "peft",
+        library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["grouper", "math", *(["grpo"] if "grpo" in phases else [])],
         base_model=None if looks_local(base) else base,

@@ -32,7 +32,7 @@ from grouper.models.folders import (
     require_model_folder,
     run_of,
 )
-from grouper.models.loading import load_policy, load_tokenizer, save_policy
+from grouper.models.loading import load_policy, load_tokenizer, save_policy, shape_of
 from grouper.models.merging import can_be_added, keeps_adapter, merged_copy
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import (
@@ -47,6 +47,7 @@ from grouper.publish.portable import without_folders
 from grouper.report.curves import draw_curves
 from grouper.runs.folder import RunFolder
 from grouper.runs.records import evaluation_summary
+from grouper.training.checkpoint import require_intact
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import ProblemSets
 from grouper.types import Problem
@@ -67,6 +68,10 @@ class Exported:
     gap: float
     """The largest difference between log-probs of source and export on the probe, in nats; 0 for
     an adapter alone, which is copied."""
+    dtype: str
+    """Of the saved weights."""
+    larger: bool
+    """Whether they take twice what those of the base take, in bfloat16."""
     prompts_alone: bool
     """Whether a user message alone, through the chat template, gives the prompt of training."""
 
@@ -75,7 +80,7 @@ def export_model(
     source: str,
     target: Path,
     *,
-    dtype: str = "float32",
+    dtype: str = "auto",
     adapter: bool = False,
     place: str | None = None,
     license_id: str | None = None,
@@ -87,7 +92,8 @@ def export_model(
     Args:
         source: a model or adapter folder, or a Hub name.
         target: must not exist yet.
-        dtype: of the saved weights, `float32` or `bfloat16`; merging is done in float32.
+        dtype: of the saved weights, `float32` or `bfloat16`; `auto` is that of the source, and
+            float32 where an adapter is merged, whose small changes bfloat16 rounds away.
         adapter: write the adapter alone instead of merging it into its base.
         place: where others will load it from, for the card; left out: the name of `target`.
         license_id: on the card; left out: that of the base model's card, if it can be read.
@@ -101,7 +107,11 @@ def export_model(
         raise ModelError(
             f"{target} exists already", where="export", fix="Name a folder that does not exist."
         )
+    require_intact(source)
     settings = read_adapter(source)
+    stored = shape_of(source).dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if settings is None and stored is torch.bfloat16 else "float32"
     if adapter:
         _require_portable_adapter(source, settings)
     lora = None if settings is None else LoraConfig(rank=settings["r"])
@@ -133,6 +143,7 @@ def export_model(
             place or f"./{target.name}",
             run=run,
             base=base,
+            adapter=adapter,
             license_id=license_id,
         )
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -145,7 +156,8 @@ def export_model(
                 where="export",
                 fix="Export as float32; if it disagrees there, too, please report it.",
             )
-    return Exported(gap=gap, prompts_alone=alone)
+    larger = dtype == "float32" and not adapter and stored is torch.bfloat16
+    return Exported(gap=gap, dtype=dtype, larger=larger, prompts_alone=alone)
 
 
 def _merged(source: str, original: Policy, dtype: torch.dtype) -> Policy:

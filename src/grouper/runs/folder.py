@@ -527,7 +527,9 @@ class RunFolder:
             write_lines(items, map(row_of, result.items))
         # The summary last: an evaluation without one does not exist.
         content = {**records.evaluation_summary(result), "items_crc32": checksum(items)}
-        text = json.dumps(content, indent=2)
+        # Strict readers of JSON know no NaN, as that of an accuracy where nothing was scored.
+        finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+        text = json.dumps(finite, indent=2)
         write_atomic(summary, (text + "\n").encode())
         Unfinished(summary.parent, result.name, {}).delete()  # not before: it can be gone on with
         self.measuring.close()
@@ -654,6 +656,13 @@ class RunFolder:
         done = {phase: self._finished_steps(phase) for phase in PHASES[1:]}
         finished = {phase: step for phase, step in done.items() if step is not None}
         lost = self.holes(finished)
+        for phase in PHASES[1:]:
+            final = self.path / phase / "final"
+            if final.is_dir() and phase not in finished:
+                lost.append(f"{STATE_FILE} of {phase}/final")
+        for summary in sorted((self.path / "evaluations").glob("*.json")):
+            if not self._evaluation_files(summary.stem)[1].exists():
+                lost.append(f"the items of the evaluation {summary.stem}")
         if recipe is not None and recipe.data.test is not None and finished:
             for name in ("base", *finished):
                 if not self._evaluation_files(name)[0].exists():

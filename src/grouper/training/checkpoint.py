@@ -34,7 +34,7 @@ from torch import Tensor
 from grouper.algorithms.batching import TrainBatch
 from grouper.config.loading import resolved_yaml
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
-from grouper.errors import CheckpointError, RunFolderError, first_line, is_out_of_memory
+from grouper.errors import CheckpointError, ModelError, RunFolderError, first_line, is_out_of_memory
 from grouper.evaluation.items import checked
 from grouper.evaluation.statistics import Interval
 from grouper.files import (
@@ -405,6 +405,31 @@ def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
     except OSError as error:
         return f"its {name} cannot be read ({error})"
     return None
+
+
+def require_intact(model: str) -> None:
+    """Refuse a model of a run whose weights are not those that were written; others pass.
+
+    Where only small files differ, as after an edit, there is a warning.
+
+    Raises:
+        ModelError: a file of its weights is damaged, or one of its files is missing.
+        CheckpointError: its state is damaged.
+    """
+    folder = Path(model).expanduser()
+    if not is_complete(folder):
+        return
+    problem = damage(folder)
+    if problem is None:
+        return
+    if damage(folder, only_tensors=True) is None:
+        log.warning("%s: %s. It is used as it is.", folder, problem)
+        return
+    raise ModelError(
+        f"{problem}, and it would be another model than was trained",
+        where=str(folder),
+        fix="Restore it from a backup, or name another model of the run (--checkpoint).",
+    )
 
 
 def _write_state(folder: Path, record: Mapping[str, Any]) -> None:
