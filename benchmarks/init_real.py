@@ -201,6 +201,11 @@ def main() -> None:
         start, sft = train_sft(folder, steps=arguments.sft_steps, batch_size=arguments.sft_batch)
         groups = first_groups(folder, start or model, until_mixed=arguments.until_mixed)
         recipe = (folder / "recipe.yaml").read_text()
+        # Where they lie on this machine is nobody's business.
+        places = {model: name, str(arguments.train.absolute()): arguments.train.name}
+        for place, short in places.items():
+            recipe = recipe.replace(place, short)
+            init["output"] = init["output"].replace(place, short)
         rows[name] = {"init": init, "recipe": recipe, "sft": sft, "groups": groups}
         arguments.results.write_text(json.dumps(rows, indent=1) + "\n")
         print(name, json.dumps(groups["solved"]), f"mixed: {groups['mixed']}", flush=True)

@@ -200,16 +200,21 @@ def init(
 def _say_what_is_next(target: Path, *, sft: bool) -> None:
     """Print the commands that come next: first a look at what the recipe would train on."""
     name = shlex.quote(str(target) if "/" in str(target) else f"./{target}")
-    after = " after SFT" if sft else ""
-    click.echo(
-        f"Written to {target}. Next, look at some samples: GRPO learns only where the answers to a "
-        "problem are right at times and wrong at times, and preview says whether they are, or why "
-        f"not{' (for a recipe with SFT, once that has run)' if sft else ''}."
+    why = (
+        "GRPO learns only where the answers to a problem are right at times and wrong at times, "
+        "and preview says whether they are, or why not."
     )
     if sft:
-        click.echo(f"  grouper sft {name}")
-    click.echo(f"  grouper preview {name}")
-    click.echo(f"Then train{after}:\n  grouper run {name}{' --resume' if sft else ''}")
+        click.echo(f"Written to {target}. Next, SFT, and then a look at some samples: {why}")
+        commands = [f"grouper sft {name}", f"grouper preview {name}"]
+        training = f"grouper run {name} --resume"
+    else:
+        click.echo(f"Written to {target}. Next, a look at some samples: {why}")
+        commands = [f"grouper preview {name}"]
+        training = f"grouper run {name}"
+    for command in commands:
+        click.echo(f"  {command}")
+    click.echo(f"Then train:\n  {training}")
 
 
 def _indented(settings: Mapping[str, Any]) -> str:
