@@ -44,6 +44,7 @@ BROKEN: list[tuple[str, str, Callable[[int], float]]] = [
     ("truncated", "completion/truncated", lambda t: 0.2 if t < 15 else 0.8),
     ("saturated", "groups/all_right", lambda t: 0.2 if t < 15 else 1.0),
     ("sampler-drift", "sampler_logprob_diff", lambda t: 0.003 if t < 15 else 0.03),
+    ("sampler-update-share", "sampler_update_share", lambda t: 1.0 if t < 15 else 0.4),
 ]
 
 

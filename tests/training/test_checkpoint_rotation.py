@@ -30,7 +30,23 @@ def make(phase: Path, step: int, *, optimizer: bool = True) -> Path:
         (folder / name).write_bytes(b"x")
     if not optimizer:
         (folder / OPTIMIZER_FOLDER).rmdir()
-    state = {**dict.fromkeys(checkpoint._KEYS), "files": dict.fromkeys(names, "")}
+    state = {
+        "phase": "grpo",
+        "step": step,
+        "total": 12,
+        "skipped": 0,
+        "position": 0,
+        "epoch_ended": False,
+        "checks": {},
+        "asked": {},
+        "difficulty": None,
+        "best": {"step": None, "accuracy": 0.0, "interval": None, "pending": None},
+        "policy_version": step,
+        "started_from": "base",
+        "recipe_hash": "",
+        "files": dict.fromkeys(names, ""),
+    }
+    assert state.keys() == {*checkpoint._KEYS}
     (folder / STATE_FILE).write_text(json.dumps(state))
     return folder
 

@@ -39,6 +39,18 @@ WINDOW = 4
 EXACT, ROUNDED, ROUGH = 1e-3, 0.05, 0.1
 
 
+def _require_weights(policy: Policy) -> None:
+    """Raise `ModelError` if a matrix holds nothing but zeros, as in a file that was cut."""
+    for name, weight in policy.model.named_parameters():
+        # The second factor of a new adapter is zero.
+        if weight.dim() == 2 and ".lora_" not in name and not weight.any():
+            raise ModelError(
+                f"every logit of the model is 0, and so is every number in {name}",
+                where="the model",
+                fix="The file of its weights was not written or copied completely: copy it again.",
+            )
+
+
 def check_native_attention(policy: Policy) -> None:
     """Compare our attention with the model's own, layer by layer.
 
@@ -73,11 +85,7 @@ def check_logits(policy: Policy) -> None:
     if not theirs.isfinite().all():
         _require_finite_weights(policy)
     if not theirs.any():
-        raise ModelError(
-            "every logit of the model is 0, so that its weights are, too",
-            where="the model",
-            fix="The file of its weights was not written or copied completely: copy it again.",
-        )
+        _require_weights(policy)
     # Of the tokens that both rows share, the one that moves least: rounding may choose an expert.
     moved = float((theirs[0] - theirs[1])[:shared].abs().amax(-1).min() / theirs.abs().max())
     if moved > EXACT:
