@@ -108,7 +108,10 @@ def _is_hopper(device: torch.device) -> bool:
 
 
 def _has(*packages: str) -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in packages)
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in packages)
+    except ModuleNotFoundError:  # one that is there without what it needs itself
+        return False
 
 
 def _empty(device: torch.device) -> None:

@@ -235,3 +235,23 @@ def test_a_model_folder_without_weights_is_a_warning(tmp_path):
     assert lacking == [
         f"model.path: {tmp_path}/m holds no weights (*.safetensors): a run cannot load it."
     ]
+
+
+def test_a_missing_library_is_reported_with_what_else_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """M16: a missing vLLM ended the checks before data and model were looked at."""
+    from grouper.advice.recipe_checks import check_recipe, missing_packages
+
+    monkeypatch.setattr("grouper.errors.find_spec", lambda name: None if name == "vllm" else name)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("{}\n")
+    data = f"data.train={{source: file, path: {bad}}}"
+    recipe = load_recipe("demo", ["sampling.engine=vllm", data, f"output_dir={tmp_path}"])
+    assert len(missing_packages(recipe)) == 1
+    check_recipe(recipe, packages=False)
+    with pytest.raises(GrouperError) as caught:
+        make_plan(recipe)
+    text = " ".join(map(str, (caught.value, *caught.value.others)))
+    assert "vLLM" in text
+    assert "no column holds" in text

@@ -141,12 +141,19 @@ WHOLE: dict[str, tuple[dict[str, Any], set[str]]] = {
         {
             **{k: v for k, v in GSM8K.items() if not k.startswith(("model.", "data."))},
             "name": "trl_gsm8k",
-            "model.path": "Qwen/Qwen2.5-0.5B-Instruct",
+            "model.path": "Qwen/Qwen2.5-1.5B-Instruct",
             "model.compute_dtype": "bfloat16",
             "data.train.source": "gsm8k",
-            "rewards.0.name": "correctness",
+            "rewards.0.name": "accuracy",
+            # The script has a LoraConfig and gives it to nothing.
+            "model.lora": None,
         },
-        {"output_dir", "log_on_each_node"},
+        {
+            "output_dir",
+            "log_on_each_node",
+            "reward_funcs: brevity",
+            "reward_funcs: xmlcount_reward_func",
+        },
     ),
     "trl_sft.yaml": (
         {
@@ -279,7 +286,7 @@ def test_a_whole_file_becomes_the_same_run(imported, name):
     assert of(found.recipe, settings) == settings
     assert found.left_out.keys() == left_out
     assert all(f"#   {name}: " in found.text for name in left_out)
-    assert ("that the script sets elsewhere" in found.text) == name.endswith(".py")
+    assert ("What a script computes is not read" in found.text) == name.endswith(".py")
     check_recipe(found.recipe, runs_here=False)
 
 
@@ -639,3 +646,86 @@ def test_every_name_that_such_files_have_has_a_row():
             shared = section in dapo["sections"] and name in trl["rows"]
             assert f"{section}.{name}" in dapo["rows"] or shared, (section, name)
     assert {"skip_sft", "skip_grpo", "save_path"} <= dapo["rows"].keys()
+
+
+SCRIPT = '''
+import re
+from datasets import load_dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import think_format_reward
+
+SYSTEM_PROMPT = """Answer like this:
+<reasoning>...</reasoning>
+<answer>...</answer>"""
+MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
+
+def questions(split="train"):
+    data = load_dataset("openai/gsm8k", "main")[split]
+    return data.map(lambda row: {"prompt": row["question"]})
+
+def brevity(completions, **kwargs):
+    return [0.0 for _ in completions]
+
+args = GRPOConfig(num_generations=8, per_device_train_batch_size=8, learning_rate=5e-6)
+lora = LoraConfig(r=8, lora_alpha=64, target_modules=["q_proj"], use_dora=True)
+trainer = GRPOTrainer(
+    model=MODEL,
+    reward_funcs=[think_format_reward, brevity],
+    args=args,
+    train_dataset=questions(),
+    peft_config=lora,
+)
+'''
+
+
+def test_what_other_calls_of_a_script_say_is_read(imported):
+    """M16: model, adapter, data, rewards and system prompt of the same file were ignored."""
+    found = imported(SCRIPT, "train.py")
+    recipe = found.recipe
+    assert recipe.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert recipe.model.lora is not None
+    assert (recipe.model.lora.rank, recipe.model.lora.alpha) == (8, 64)
+    assert recipe.model.lora.dropout == 0, "PEFT's default, not TRL's"
+    assert recipe.model.lora.target_modules == ("q_proj",)
+    assert (recipe.data.train.source, recipe.data.train.subset) == ("gsm8k", "main")
+    assert recipe.prompt.system is not None
+    assert recipe.prompt.system.startswith("Answer like this:")
+    assert recipe.prompt.format == "xml"
+    assert "brevity" in found.left_out["reward_funcs: brevity"]
+    assert "no counterpart" in found.left_out["LoraConfig.use_dora"]
+
+
+OTHER_SCRIPTS = [
+    # Unsloth's two functions
+    (
+        (
+            "model, tokenizer = FastLanguageModel.from_pretrained(model_name='a/b')\n"
+            "model = FastLanguageModel.get_peft_model(model, r=4, lora_alpha=4)\n"
+        ),
+        lambda recipe: (recipe.model.path, recipe.model.lora.rank) == ("a/b", 4),
+    ),
+    # A tokenizer's name is no model's.
+    (
+        (
+            "tok = AutoTokenizer.from_pretrained('c/d')\n"
+            "model = AutoModelForCausalLM.from_pretrained('a/b')\n"
+        ),
+        lambda recipe: recipe.model.path == "a/b" and recipe.model.lora is None,
+    ),
+    ("SYSTEM_PROMPT = f'{x}'\n", lambda recipe: recipe.prompt.system is None),
+    # What the configuration says itself comes first.
+    ("load_dataset('q/r')\n", lambda recipe: recipe.data.train.path == "q/r"),
+]
+
+
+@pytest.mark.parametrize(("lines", "holds"), OTHER_SCRIPTS)
+def test_scripts_of_other_shapes(imported, lines, holds):
+    config = "args = GRPOConfig(num_generations=8, per_device_train_batch_size=8)\n"
+    assert holds(imported(lines + config, "train.py").recipe)
+
+
+def test_two_data_sets_of_a_script_are_named(imported):
+    lines = "a = load_dataset('a/b')\nb = load_dataset('c/d')\n"
+    config = "args = GRPOConfig(num_generations=8, per_device_train_batch_size=8)\n"
+    assert "a/b, c/d" in imported(lines + config, "train.py").left_out["load_dataset"]

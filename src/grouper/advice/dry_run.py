@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from grouper.advice.recipe_checks import collected
+from grouper.advice.recipe_checks import collected, missing_packages
 from grouper.config.loading import recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import GrouperError, raise_all
@@ -57,7 +57,7 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
     Raises:
         GrouperError: everything that would stop the run at its start, all at once.
     """
-    problems: list[GrouperError] = []
+    problems: list[GrouperError] = missing_packages(recipe)
     prepared = None
     with collected(problems):
         require_symbolic(recipe.grading)

@@ -56,12 +56,14 @@ def _is_repository(name: str) -> bool:
     return fine and len(parts) <= 2 and not odd
 
 
-def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
+def check_recipe(recipe: Recipe, *, runs_here: bool = True, packages: bool = True) -> list[str]:
     """Check everything about a recipe that takes no data and no model.
 
     Args:
         recipe: what is to be run.
         runs_here: on this machine; otherwise missing files and libraries are only warnings.
+        packages: refuse missing libraries even where nothing else is wrong; else the caller asks
+            for `missing_packages` together with what it checks itself.
 
     Returns:
         Warnings: settings that work but rarely do what was meant.
@@ -91,7 +93,7 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
                 fix="Write OWNER/NAME, of letters, digits, -, _ and dots.",
             )
         )
-    missing = [*_missing_places(recipe), *_missing_packages(recipe)]
+    missing = list(_missing_places(recipe))
     with collected(missing):
         if recipe.save_path is not None:
             require_writable(
@@ -103,7 +105,10 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True) -> list[str]:
 
         with collected(missing):
             read_pass_rates(Path(rates).expanduser())
-    raise_all([*problems, *(missing if runs_here else ())])
+    libraries = missing_packages(recipe)
+    if problems or (runs_here and (missing or packages)):
+        raise_all([*problems, *((*missing, *libraries) if runs_here else ())])
+    missing += libraries if packages else []
     absent = [f"not on this machine: {error.paragraph()}" for error in missing]
     return [*absent, *map(str, warnings(recipe))]
 
@@ -173,7 +178,7 @@ def _missing_places(recipe: Recipe) -> Iterator[GrouperError]:
             yield refusal("no-file", f"{where}.path", path=source.path, near=near or there)
 
 
-def _missing_packages(recipe: Recipe) -> list[GrouperError]:
+def missing_packages(recipe: Recipe) -> list[GrouperError]:
     """Libraries that settings of the recipe need and this machine lacks."""
     missing: list[GrouperError] = []
     needs = {} if recipe.model.quantization is None else {"model.quantization": "it to null"}

@@ -21,7 +21,9 @@ from grouper.models.folders import RECIPE_FILE, is_model, local_model, require_m
 SUMMARY = 25
 
 
-def open_recipe(name: str, overrides: Sequence[str] = (), *, runs_here: bool = True) -> Recipe:
+def open_recipe(
+    name: str, overrides: Sequence[str] = (), *, runs_here: bool = True, packages: bool = True
+) -> Recipe:
     """Load a recipe with overrides, check it against all tables, and show its warnings.
 
     Args:
@@ -29,6 +31,7 @@ def open_recipe(name: str, overrides: Sequence[str] = (), *, runs_here: bool = T
         overrides: `section.key=value`. A model in ./models or ./.models comes before the Hub.
         runs_here: refuse settings that need a file or library missing on this machine; defaults
             that do are replaced, with a warning.
+        packages: as in `check_recipe`.
 
     Raises:
         ConfigError: every problem at once.
@@ -43,7 +46,8 @@ def open_recipe(name: str, overrides: Sequence[str] = (), *, runs_here: bool = T
         changes += [f"model.path={local}", "model.revision=null"]
     if changes:
         recipe = read_recipe(name, (*overrides, *changes))
-    for text in (*(text for _, text in instead), *check_recipe(recipe, runs_here=runs_here)):
+    warnings = check_recipe(recipe, runs_here=runs_here, packages=packages)
+    for text in (*(text for _, text in instead), *warnings):
         warn(text)
     return recipe
 

@@ -74,7 +74,8 @@ def run(
     )
     for note in () if is_follower() else notes:
         click.echo(f"note: {note}", err=True)
-    opened = open_recipe(name, spelled)
+    # A dry run reports a missing library together with what is wrong with data and model.
+    opened = open_recipe(name, spelled, packages=not dry_run)
     if not opened.phases:
         warn("nothing is trained: both phases are skipped, and the base model is measured alone.")
     folder = run_folder_of(name) if resume or overwrite else None

@@ -7,13 +7,11 @@ names, are worked out here.
 
 from __future__ import annotations
 
-import ast
 import copy
 import math
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe, read_text, resolved_yaml
 from grouper.config.overrides import as_json, parse_yaml, put
 from grouper.config.schema import LARGEST, TRACKERS, Recipe
+from grouper.config.scripts import read_script
 from grouper.errors import ConfigError, nearest
 
 # A data set's name -> the settings of its source.
@@ -31,6 +30,8 @@ SourceNamed = Callable[[str], dict[str, Any]]
 _ALIKE = 0.8
 # What switches off the settings that need it.
 _OFF: tuple[Any, ...] = (None, False, "", "no", "none", [], ["none"])
+# A tag of a system prompt -> the format whose tags these are.
+_FORMATS = {"<reasoning>": "xml", "<think>": "think"}
 _READABLE = "What can be read: TRL's YAML, JSON and Python, and files that docs/migrating.md lists."
 
 
@@ -112,62 +113,7 @@ def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
         if isinstance(data, dict) and data:
             return data, {}
         raise ConfigError("this file holds no named settings", where=str(path), fix=_READABLE)
-    try:
-        # A notebook that was saved as a script has lines for the shell (`!pip`) and magics.
-        tree = ast.parse(re.sub(r"(?m)^( *)(!(?!=)|%+\w).*", r"\1pass", text))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"this is not valid Python: {error}", where=str(path)) from error
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    calls = [call for call in calls if re.search(r"\b(GRPO|SFT)Config$", ast.unparse(call.func))]
-    if len(calls) != 1:
-        what = f"one GRPOConfig or SFTConfig must say what is trained; there are {len(calls)}"
-        raise ConfigError(what, where=str(path), fix="Give a copy of the file that has only one.")
-    [call] = calls
-    # TRL's rewards are given to the trainer; that there are any tells its phase.
-    data = {"reward_funcs": None} if ast.unparse(call.func).endswith("GRPOConfig") else {}
-    unread: dict[str, str] = {}
-    constants = _constants(tree)
-    for keyword in [*call.keywords, *(ast.keyword("output_dir", first) for first in call.args)]:
-        try:
-            data[str(keyword.arg)] = _value(keyword.value, constants)
-        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            text = ast.unparse(keyword.value)[:60]
-            unread[keyword.arg or f"**{text}"] = f"{text} is not a literal: set it in the recipe"
-    return data, unread
-
-
-def _value(node: ast.expr, constants: Mapping[str, ast.expr]) -> Any:
-    """A literal, a constant, or a difference of such (`max_seq_length - max_prompt_length`).
-
-    Raises:
-        ValueError: it is none of these; or what else `ast.literal_eval` raises.
-    """
-    if isinstance(node, ast.Name) and node.id in constants:
-        return _value(constants[node.id], constants)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-        return _value(node.left, constants) - _value(node.right, constants)
-    return ast.literal_eval(node)
-
-
-def _constants(tree: ast.Module) -> dict[str, ast.expr]:
-    """Name -> its value, of the names that a script sets once, not in a block, and to one value.
-
-    A list or mapping may be changed in place, and is not among them.
-    """
-    taken = Counter[str]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            taken[node.id] += 1
-        elif not isinstance(node, ast.keyword):  # parameters, imports, functions
-            taken.update(str(getattr(node, part, "")) for part in ("arg", "name", "asname", "rest"))
-    return {
-        target.id: node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
-        if not isinstance(node.value, ast.List | ast.Dict | ast.Set)
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name) and taken[target.id] == 1
-    }
+    return read_script(text, str(path))
 
 
 @dataclass
@@ -379,7 +325,7 @@ def _of_trl(s: _Settings, path: Path, rewards: Container[str]) -> None:
     if s.get("eval_strategy") in ("steps", "epoch"):
         s.put({"data.validation": train | {"split": s.get("dataset_test_split")}})
     if path.suffix == ".py":
-        s.notes.append("Model, data, LoRA and rewards that the script sets elsewhere: set them.")
+        s.notes.append("What a script computes is not read: compare model, data, LoRA and rewards.")
     if s.get("bf16") is False or s.get("fp16"):
         s.put({"model.compute_dtype": s.recipe["model"]["dtype"]})
     if s.phase == "grpo":
@@ -409,6 +355,11 @@ def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
         s.notes.append("Answers are read from \\boxed{} (prompt.format), as TRL's accuracy_reward.")
     s.put({"rewards": rows or [{"name": "correctness"}]})
     s.put({"prompt.format": "think" if tagged else "boxed"})
+    instruction = str(s.get("system_prompt") or "")
+    for tag, name in _FORMATS.items():
+        if tag in instruction and "<answer>" in instruction:
+            s.put({"prompt.format": name})
+            s.notes.append(f"The system prompt asks for {tag} and <answer>: prompt.format={name}.")
 
 
 def _importable(name: str, folder: Path) -> str | None:

@@ -1,0 +1,241 @@
+"""What a training script says, read from its syntax and never executed.
+
+The arguments of its one GRPOConfig or SFTConfig are its settings. The model, data set, adapter,
+rewards and system prompt are given to other calls of the same file; they come as the settings by
+which TRL's own command line has them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from grouper.errors import ConfigError
+
+# PEFT's arguments by TRL's names, with PEFT's defaults, which are not TRL's.
+_LORA = {
+    "r": ("lora_r", 8),
+    "lora_alpha": ("lora_alpha", 8),
+    "lora_dropout": ("lora_dropout", 0.0),
+    "target_modules": ("lora_target_modules", None),
+}
+# Arguments of an adapter that change nothing here.
+_OF_NO_MATTER = {
+    "task_type",
+    "bias",
+    "inference_mode",
+    "random_state",
+    "use_gradient_checkpointing",
+}
+_SYSTEM_PROMPT = re.compile(r"(?i)(reasoning_)?sys(tem)?_?(prompt|message)")
+_MODEL_ARGUMENTS = ("model", "model_name", "model_id", "pretrained_model_name_or_path")
+# What `ast.literal_eval` raises where a node is no literal.
+_NO_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
+
+Settings = dict[str, Any]
+"""TRL's name -> value."""
+
+
+def read_script(text: str, where: str) -> tuple[Settings, dict[str, str]]:
+    """The settings of a training script, and why some of them could not be read.
+
+    Args:
+        text: Python, or a notebook that was saved as Python.
+        where: the file, for errors.
+
+    Raises:
+        ConfigError: it is not Python, or has not one GRPOConfig or SFTConfig.
+    """
+    try:
+        # A notebook that was saved as a script has lines for the shell (`!pip`) and magics.
+        tree = ast.parse(re.sub(r"(?m)^( *)(!(?!=)|%+\w).*", r"\1pass", text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"this is not valid Python: {error}", where=where) from error
+    configs = list(_calls(tree, "GRPOConfig", "SFTConfig"))
+    if len(configs) != 1:
+        what = f"one GRPOConfig or SFTConfig must say what is trained; there are {len(configs)}"
+        raise ConfigError(what, where=where, fix="Give a copy of the file that has only one.")
+    [config] = configs
+    constants = _constants(tree)
+    # TRL's rewards are given to the trainer; that there are any tells its phase.
+    is_grpo = ast.unparse(config.func).endswith("GRPOConfig")
+    settings: Settings = {"reward_funcs": None} if is_grpo else {}
+    unread: dict[str, str] = {}
+    named_output = [ast.keyword("output_dir", first) for first in config.args]
+    for keyword in [*config.keywords, *named_output]:
+        try:
+            settings[str(keyword.arg)] = _value(keyword.value, constants)
+        except _NO_LITERAL:
+            shown = ast.unparse(keyword.value)[:60]
+            unread[keyword.arg or f"**{shown}"] = f"{shown} is not a literal: set it in the recipe"
+    elsewhere = _model(tree, constants)
+    elsewhere |= _data(tree, constants, unread)
+    elsewhere |= _adapter(tree, constants, unread)
+    elsewhere |= _rewards(tree, unread)
+    elsewhere |= _system_prompt(constants)
+    for name, value in elsewhere.items():
+        if settings.get(name) is None and name not in unread:
+            settings[name] = value
+    return settings, unread
+
+
+def _calls(tree: ast.AST, *names: str) -> Iterator[ast.Call]:
+    """The calls of functions or classes with these names, whatever module they are taken from."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names:
+            yield node
+
+
+def _argument(call: ast.Call, *names: str, position: int | None = None) -> ast.expr | None:
+    """An argument of a call by any of its names, or by its position."""
+    for keyword in call.keywords:
+        if keyword.arg in names:
+            return keyword.value
+    if position is not None and position < len(call.args):
+        return call.args[position]
+    return None
+
+
+def _text(node: ast.expr | None, constants: Mapping[str, ast.expr]) -> str | None:
+    """A text that stands in the script, or None."""
+    if node is None:
+        return None
+    try:
+        value = _value(node, constants)
+    except _NO_LITERAL:
+        return None
+    return value if isinstance(value, str) else None
+
+
+def _model(tree: ast.AST, constants: Mapping[str, ast.expr]) -> Settings:
+    """The model that the trainer is given by name, or that is loaded for it."""
+    for trainer in _calls(tree, "GRPOTrainer", "SFTTrainer"):
+        if name := _text(_argument(trainer, "model", position=0), constants):
+            return {"model_name_or_path": name}
+    for call in _calls(tree, "from_pretrained"):
+        owner = ast.unparse(call.func)
+        if "Tokenizer" in owner or "Processor" in owner:
+            continue
+        if name := _text(_argument(call, *_MODEL_ARGUMENTS, position=0), constants):
+            return {"model_name_or_path": name}
+    return {}
+
+
+def _data(tree: ast.AST, constants: Mapping[str, ast.expr], unread: dict[str, str]) -> Settings:
+    """The data set that the script loads, where it loads only one."""
+    found: dict[tuple[str, str | None], ast.Call] = {}
+    for call in _calls(tree, "load_dataset"):
+        name = _text(_argument(call, "path", position=0), constants)
+        subset = _text(_argument(call, "name", position=1), constants)
+        if name is not None:
+            found.setdefault((name, subset), call)
+    if len(found) > 1:
+        names = ", ".join(name for name, _ in found)
+        unread["load_dataset"] = f"the script loads several sets ({names}): set data.train"
+    if len(found) != 1:
+        return {}
+    [((name, subset), call)] = found.items()
+    data: Settings = {"dataset_name": name}
+    if subset is not None:
+        data["dataset_config"] = subset
+    split = _text(_argument(call, "split"), constants)
+    if split is not None and re.fullmatch(r"\w+", split):
+        data["dataset_train_split"] = split
+    elif split is not None:
+        unread["load_dataset.split"] = f"{split!r} is a part of a split: set data.train.limit"
+    return data
+
+
+def _adapter(tree: ast.AST, constants: Mapping[str, ast.expr], unread: dict[str, str]) -> Settings:
+    """LoRA, by PEFT's own configuration or by Unsloth's function."""
+    trainers = [*_calls(tree, "GRPOTrainer", "SFTTrainer")]
+    wrapped = [*_calls(tree, "get_peft_model")]
+    calls = [call for call in wrapped if _argument(call, "r") is not None]
+    # A configuration that nothing is given is not used: some scripts have one for other machines.
+    if wrapped or any(_argument(trainer, "peft_config") for trainer in trainers):
+        calls += _calls(tree, "LoraConfig")
+    if not calls:
+        return {}
+    adapter: Settings = {"use_peft": True} | dict(_LORA.values())
+    for keyword in calls[0].keywords:
+        name = str(keyword.arg)
+        if name in _OF_NO_MATTER or name == "model":
+            continue
+        try:
+            value = _value(keyword.value, constants)
+        except _NO_LITERAL:
+            shown = ast.unparse(keyword.value)[:60]
+            unread[f"LoraConfig.{name}"] = f"{shown} is not a literal: set model.lora in the recipe"
+            continue
+        if name in _LORA:
+            adapter[_LORA[name][0]] = value
+        elif value not in {None, False}:
+            unread[f"LoraConfig.{name}"] = "no counterpart: adapters are plain LoRA"
+    return {name: value for name, value in adapter.items() if value is not None}
+
+
+def _rewards(tree: ast.AST, unread: dict[str, str]) -> Settings:
+    """The trainer's reward functions that are imported; those of the script are named."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    for trainer in _calls(tree, "GRPOTrainer"):
+        node = _argument(trainer, "reward_funcs", position=1)
+        listed = node.elts if isinstance(node, ast.List | ast.Tuple) else [node] if node else []
+        names = [ast.unparse(one).rpartition(".")[2] for one in listed]
+        for name in names:
+            if name in own:
+                unread[f"reward_funcs: {name}"] = (
+                    "a function of the script, which would run with it: put it into a file of its "
+                    f"own and add {{name: FILE.py:{name}}} to rewards"
+                )
+        imported = [name for name in names if name not in own and name.isidentifier()]
+        return {"reward_funcs": imported} if imported else {}
+    return {}
+
+
+def _system_prompt(constants: Mapping[str, ast.expr]) -> Settings:
+    """The text of a constant that is named as one, where there is only one."""
+    texts = []
+    for name, node in constants.items():
+        text = _text(node, constants)
+        if text is not None and _SYSTEM_PROMPT.fullmatch(name):
+            texts.append(text)
+    return {"system_prompt": texts[0]} if len(texts) == 1 else {}
+
+
+def _value(node: ast.expr, constants: Mapping[str, ast.expr]) -> Any:
+    """A literal, a constant, or a difference of such (`max_seq_length - max_prompt_length`).
+
+    Raises:
+        ValueError: it is none of these; or what else `ast.literal_eval` raises.
+    """
+    if isinstance(node, ast.Name) and node.id in constants:
+        return _value(constants[node.id], constants)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        return _value(node.left, constants) - _value(node.right, constants)
+    return ast.literal_eval(node)
+
+
+def _constants(tree: ast.Module) -> dict[str, ast.expr]:
+    """Name -> its value, of the names that a script sets once, not in a block, and to one value.
+
+    A list or mapping may be changed in place, and is not among them.
+    """
+    taken = Counter[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            taken[node.id] += 1
+        elif not isinstance(node, ast.keyword):  # parameters, imports, functions
+            taken.update(str(getattr(node, part, "")) for part in ("arg", "name", "asname", "rest"))
+    constants: dict[str, ast.expr] = {}
+    for node in tree.body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        if isinstance(node.value, ast.List | ast.Dict | ast.Set):
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(target, ast.Name) and taken[target.id] == 1:
+                constants[target.id] = node.value
+    return constants
