@@ -274,3 +274,32 @@ def test_what_is_left_open_goes_with_its_name(tmp_path):
     del prepared
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
+
+
+def test_solutions_that_contradict_their_reference_are_counted(tmp_path, caplog):
+    r"""M14: a solution whose \boxed{} is not the answer column was trained without a word."""
+    rows = [
+        {"question": f"{n}+1?", "answer": str(n + 1), "solution": rf"So \boxed{{{n + 1 + n % 2}}}."}
+        for n in range(8)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = f"{{source: file, path: {file}}}"
+    settings = [
+        *SMALL[:2],
+        "model.new.vocab_size=300",
+        "prompt={format: boxed, max_prompt_tokens: 400}",
+        f"output_dir={tmp_path}",
+        *(f"data.{part}={source}" for part in ("sft", "train")),
+        "data.test=null",
+        "data.validation=null",
+        "rewards=[{name: correctness}]",
+    ]
+    with prepare(load_recipe("demo", settings)):
+        pass
+    text = "4 worked solutions state another answer than their reference, the first: rows/1"
+    assert text in caplog.text
+    caplog.clear()
+    with prepare(load_recipe("demo", [*settings, "data.sft.only_correct=true"])) as prepared:
+        assert len(prepared.demonstrations) == 4
+    assert "another answer" not in caplog.text

@@ -19,7 +19,7 @@ from grouper.data.overlap import question_words
 from grouper.data.sources import BOXED, FIELDS
 from grouper.errors import DataError, RunFolderError
 from grouper.files import write_atomic
-from grouper.grading import grade
+from grouper.grading import extract, grade
 from grouper.prompts import FORMATS
 from grouper.rewards.builtin import format_holds, plain_number
 from grouper.types import AnswerFormat, Problem
@@ -223,6 +223,34 @@ def grade_shown(problem: Problem, fmt: AnswerFormat | None = None) -> bool | Non
     if problem.solution is not None and r"\boxed" in problem.solution:
         return grade(problem.solution, problem.answer, BOXED).correct
     return None if problem.solution is not None else False
+
+
+# Solutions whose answer differs in its text are graded, at most so many of a set.
+MOST_GRADED = 1000
+
+
+def contradicting(problems: Problems) -> list[Problem]:
+    r"""The problems whose demonstration states another answer than their reference.
+
+    One that states none shows the reference, and one that states the same text needs no grading.
+
+    >>> shown = Problem(id="a", question="1+1?", answer="2", source="a", solution=r"\boxed{3}")
+    >>> [problem.id for problem in contradicting([shown])]
+    ['a']
+    """
+    wrong = []
+    graded = 0
+    for problem in problems:
+        text = problem.response or problem.solution or ""
+        stated = extract(text, BOXED).answer
+        if stated is None or stated.strip() == problem.answer.strip():
+            continue
+        graded += 1
+        if graded > MOST_GRADED:
+            break
+        if not grade(text, problem.answer, BOXED).correct:
+            wrong.append(problem)
+    return wrong
 
 
 def _correct(

@@ -20,6 +20,7 @@ from transformers import GenerationConfig
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import EvaluationConfig, Recipe, SamplingConfig
 from grouper.data import ProblemSet
+from grouper.data.problems import contradicting
 from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.evaluation.evaluate import evaluate
 from grouper.evaluation.result import EvaluationResult
@@ -466,7 +467,23 @@ class Prepared(AbstractContextManager["Prepared"]):
             max_completion_tokens=None if context is None else max(1, context - limit),
             max_tokens=self.recipe.sft.max_tokens if name == "sft" else None,
         )
-        return tuple(shown for _, shown in self._checked(rendered, name, "the solution of "))
+        kept = self._checked(rendered, name, "the solution of ")
+        if name == "sft" and not self._quiet:
+            self._warn_of_contradictions([problem for problem, _ in kept])
+        return tuple(shown for _, shown in kept)
+
+    def _warn_of_contradictions(self, problems: Sequence[Problem]) -> None:
+        """Name the worked solutions that will teach another answer than their reference."""
+        wrong = contradicting(problems)
+        if wrong:
+            log.warning(
+                "data.sft: %d worked solutions state another answer than their reference, the "
+                "first: %s (reference %.40r). They are trained as they are; "
+                "data.sft.only_correct=true leaves them out.",
+                len(wrong),
+                wrong[0].id,
+                wrong[0].answer,
+            )
 
     def _checked(
         self, rendered: PreparedItems[Item], name: str, what: str = ""
