@@ -30,7 +30,10 @@ def make(phase: Path, step: int, *, optimizer: bool = True) -> Path:
         (folder / name).write_bytes(b"x")
     if not optimizer:
         (folder / OPTIMIZER_FOLDER).rmdir()
-    state = {**dict.fromkeys(checkpoint._KEYS), "files": dict.fromkeys(names, "")}
+    best = {"step": None, "accuracy": -1.0, "interval": None, "pending": None}
+    state: dict[str, object] = dict.fromkeys(checkpoint._KEYS, 0) | {"phase": "grpo", "best": best}
+    state |= {"checks": {}, "asked": {}, "difficulty": None, "epoch_ended": False}
+    state |= {"started_from": "", "recipe_hash": "", "files": dict.fromkeys(names, "")}
     (folder / STATE_FILE).write_text(json.dumps(state))
     return folder
 

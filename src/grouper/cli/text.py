@@ -7,18 +7,16 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import yaml
 
-from grouper.config.loading import load_recipe
-from grouper.errors import ConfigError
 from grouper.files import dumps, write_atomic
-from grouper.models.folders import RECIPE_FILE
-from grouper.runs.folder import RunFolder
-from grouper.runs.lock import is_running
 from grouper.runs.samples import printable
+
+if TYPE_CHECKING:
+    from grouper.runs.folder import RunFolder
 
 
 def is_follower() -> bool:
@@ -34,6 +32,12 @@ def warn(text: str) -> None:
 
 def warn_of_losses(folder: RunFolder) -> None:
     """Name the records that a run has lost, so that nothing is missing without a word."""
+    # Here, because help has no time to import them.
+    from grouper.config.loading import load_recipe
+    from grouper.errors import ConfigError
+    from grouper.models.folders import RECIPE_FILE
+    from grouper.runs.lock import is_running
+
     if is_running(folder.path):
         return
     try:
