@@ -233,6 +233,19 @@ def test_a_finished_run_resumes_to_its_result_without_training(workplace: Path) 
     assert record(run("whole", resume=True)) == first
 
 
+def unsigned(content: Any) -> Any:
+    """Rows without the recipe that they were made by; any other content as it is."""
+    if isinstance(content, bytes):
+        return re.sub(rb',"recipe_hash":"[0-9a-f]+"', b"", content)
+    if isinstance(content, str):
+        return re.sub(r',"recipe_hash":"[0-9a-f]+"', "", content)
+    if isinstance(content, list):
+        return [unsigned(row) for row in content]
+    if isinstance(content, dict):
+        return {key: value for key, value in content.items() if key != "recipe_hash"}
+    return content
+
+
 @pytest.mark.slow
 def test_a_finished_run_can_be_prolonged(
     workplace: Path, capsys: pytest.CaptureFixture[str]
@@ -250,9 +263,9 @@ def test_a_finished_run_can_be_prolonged(
     assert "changed, as allowed: grpo.steps 4 -> 6" in shown
     assert "the learning rate follows the new number of steps" in shown
     for name in sorted(whole.keys() & longer.keys()):
-        # What names the recipe differs by the name of its first one.
+        # What names the recipe differs by the name of its first one, as do the rows made by it.
         if not name.endswith((STATE_FILE, "run.json")):
-            assert longer[name] == whole[name], name
+            assert unsigned(longer[name]) == unsigned(whole[name]), name
     assert {n for n in whole.keys() ^ longer.keys() if "checkpoint-" not in n} == set()
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from grouper.errors import ConfigError
 from grouper.files import dumps, write_atomic
 from grouper.runs.samples import printable
 
@@ -33,7 +32,9 @@ def warn(text: str) -> None:
 
 def warn_of_losses(folder: RunFolder) -> None:
     """Name the records that a run has lost, so that nothing is missing without a word."""
+    # Here, because help has no time to import them.
     from grouper.config.loading import load_recipe
+    from grouper.errors import ConfigError
     from grouper.models.folders import RECIPE_FILE
     from grouper.runs.lock import is_running
 
