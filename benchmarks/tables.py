@@ -193,6 +193,29 @@ def lora(records: Records) -> str:
     return f"{_table(head.split('|'), rows)}\n\n{_where([record['machine']])}"
 
 
+def lora_rounding(records: Records) -> str:
+    record = records["lora_rounding"]
+    rows = []
+    for step, row in record["steps"].items():
+        sampled = f"{row['sampler_gap']:.3f}"
+        if "nearest" not in row:
+            rows.append([step, "-", "-", "-", "-", "-", sampled])
+            continue
+        nearest, random = (
+            f"{row[name]['exact_share']:.0%}, {row[name]['exact_gap']:.3f}"
+            for name in ("nearest", "random")
+        )
+        cells = [step, f"{row['exact_change']:.3f}", f"{row['beside']['gap']:.3f}"]
+        cells += [nearest, random, f"{row['nearest']['weight_share']:.0%}", sampled]
+        rows.append(cells)
+    head = (
+        "steps|change of log-probs|beside: gap|merged, to nearest: share seen, gap|"
+        "merged, at random: share seen, gap|share of the weights' change, to nearest|"
+        "gap of sampled tokens"
+    )
+    return f"{_table(head.split('|'), rows)}\n\n{_where([record['machine']])}"
+
+
 def scaling(records: Records) -> str:
     record = records["scaling"]
     rows = []
@@ -331,6 +354,7 @@ TABLES: dict[str, tuple[str, Callable[[Records], str]]] = {
     "sampler": ("cpu_sampler", sampler),
     "logprobs": ("cpu_sampler", logprobs),
     "lora": ("lora_sampling", lora),
+    "lora-rounding": ("lora_rounding", lora_rounding),
     "scaling": ("scaling", scaling),
     "gpu": ("gpu", gpu),
     "parts": ("kernel_parts", parts),

@@ -108,6 +108,19 @@ def records() -> dict[str, Any]:
                 }
             },
         },
+        "lora_rounding": {
+            "machine": MACHINE,
+            "steps": {
+                "0": {"sampler_gap": 0.04},
+                "5": {
+                    "exact_change": 0.015,
+                    "beside": {"gap": 0.0},
+                    "nearest": {"exact_share": 0.09, "exact_gap": 0.014, "weight_share": 0.02},
+                    "random": {"exact_share": 1.04, "exact_gap": 0.002},
+                    "sampler_gap": 0.038,
+                },
+            },
+        },
         "cost_table": {
             "machine": MACHINE,
             "rows": [
@@ -198,6 +211,7 @@ SHOWN = {
     "sampler": "| bfloat16, fixed | 500 | 1.50 (1.00-2.00) | 3.00 (3.00-3.00) "
     "| 4.00 (4.00-4.00) | **2.00** | 3 | 0.50 (0.50-0.50) | 0.33 |",
     "logprobs": "| float32, ragged | grouper | 1.0e-07 | 2.0e-06 |",
+    "lora-rounding": "| 5 | 0.015 | 0.000 | 9%, 0.014 | 104%, 0.002 | 2% | 0.038 |",
     "lora": (
         "| 25M bf16 | 6.00 (5.00-7.00) | 2.00 (2.00-2.00) | 1.60 (1.60-1.60) | **3.00** | 1.25 | "
         "1.0e-03 | 1.0e-03 | 2.0e-03 |"
