@@ -230,7 +230,7 @@ class PromptConfig(Section):
     template: Literal["auto", "chat", "plain", "install"] = "auto"
     """auto: the tokenizer's chat template where it has one; install: give it another, which holds
     the instruction, opens the format's first tag, and is saved along"""
-    chat_template_kwargs: Params = {}
+    chat_template_kwargs: Annotated[Params, SINCE] = {}
     """variables of the model's own chat template, such as enable_thinking: false; its thinking
     block then stands in the prompt as the template writes it"""
     max_prompt_tokens: Positive = 512
