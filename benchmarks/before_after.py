@@ -25,7 +25,7 @@ from typing import Any
 
 from cpu_step import best_settings
 from workers import Worker
-from workload import CASES, RESULTS, save_model, where
+from workload import CASES, REAL_CASES, RESULTS, save_model, where
 
 RESULT = RESULTS / "before_after.json"
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,7 +51,7 @@ def compare(
 ) -> dict[str, Any]:
     """Seconds of each side's steps after two to warm up, and the ratio of every pair."""
     model = folder / "model"
-    save_model(CASES[name], model)
+    save_model({**CASES, **REAL_CASES}[name], model)
     settings = best_settings(name)["grouper"]
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     sampling: dict[str, list[float]] = {side: [] for side in sides}
@@ -89,7 +89,8 @@ def of_pairs(seconds: dict[str, list[float]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("other", type=Path, help="a checkout of the commit to compare with")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=["0.5M", "25M bf16"])
+    known = [*CASES, *REAL_CASES]
+    parser.add_argument("--cases", nargs="+", choices=known, default=["0.5M", "25M bf16"])
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--smaller", nargs=3, type=int, metavar=("PROMPTS", "GROUP", "TOKENS"))
     parser.add_argument("--output", type=Path, default=RESULT)

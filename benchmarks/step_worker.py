@@ -12,7 +12,7 @@ sys.path.insert(0, os.environ["STEPS_OF"])
 
 from grouper_step import GrouperSteps
 from workers import serve
-from workload import CASES
+from workload import CASES, REAL_CASES
 
 RUNNING: dict[str, GrouperSteps] = {}
 
@@ -20,7 +20,9 @@ RUNNING: dict[str, GrouperSteps] = {}
 def begin(
     *, case: str, model: str, folder: str, smaller: list[int] | None, budget: int, threads: int
 ) -> None:
-    work = CASES[case].smaller(*smaller) if smaller else CASES[case]
+    work = {**CASES, **REAL_CASES}[case]
+    if smaller:
+        work = work.smaller(*smaller)
     RUNNING[case] = GrouperSteps(work, Path(model), Path(folder), budget=budget, threads=threads)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +25,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 __all__ = [
     "CASES",
     "LENGTHS",
+    "REAL_CASES",
     "RESULTS",
     "STOP",
     "Case",
@@ -72,6 +74,8 @@ class Case:
     ragged: bool = False
     """Completions end at the committed lengths, capped at `new_tokens`."""
     vocabulary: int = 512
+    model: str = ""
+    """The name of a pretrained model in real-models/; empty: a random one of `shape`."""
 
     @property
     def rows(self) -> int:
@@ -92,6 +96,23 @@ CASES = {
         Case("ragged float32", LARGE, "float32", ragged=True),
     )
 }
+REAL_CASES = {
+    case.name: case
+    for case in (
+        Case(
+            "SmolLM2",
+            {},
+            "bfloat16",
+            prompts=8,
+            prompt_tokens=96,
+            new_tokens=96,
+            vocabulary=49_152,
+            model="smollm2",
+        ),
+    )
+}
+"""Pretrained models: `make real-models` fetches them."""
+REAL_MODELS = HERE.parent / "real-models"
 
 
 def write_lengths(count: int = 128, mean: int = 48, cap: int = 128) -> None:
@@ -130,7 +151,13 @@ def words(ids: list[int]) -> str:
 
 
 def save_model(case: Case, folder: Path) -> None:
-    """A random model (seed 0) in the case's dtype, with a tokenizer of whole words."""
+    """A random model (seed 0) in the case's dtype, with a tokenizer of whole words.
+
+    A pretrained one is copied as it is.
+    """
+    if case.model:
+        shutil.copytree(REAL_MODELS / case.model, folder)
+        return
     torch.manual_seed(0)
     config = Qwen3Config(
         **case.shape,
