@@ -188,7 +188,7 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, default=Path("init_real"))
     parser.add_argument("--results", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     rows = json.loads(arguments.results.read_text()) if arguments.results.is_file() else {}
     for model in arguments.models:
