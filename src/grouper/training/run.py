@@ -51,6 +51,7 @@ from grouper.training.parallel import ParallelPolicy, join_processes, leave_proc
 from grouper.training.prepare import Items, Prepared, make_base, named_base
 from grouper.training.problem_sets import (
     ProblemSets,
+    data_warnings,
     find_leaks,
     load_problem_sets,
     opening_lines,
@@ -153,8 +154,9 @@ class Run:
         if find_device(recipe.device).type == "cuda":  # elsewhere all is in model.dtype
             self.display.say(describe_dtypes(recipe.sampling, recipe.model))
         with self.display.within("preparing the problems"):  # of a large set, a minute
-            for leak in find_leaks(recipe, sets):
-                log.warning(leak.warning)
+            leaks = [leak.warning for leak in find_leaks(recipe, sets)]
+            for warning in (*data_warnings(recipe, sets), *leaks):
+                log.warning(warning)
             if _needs_start(recipe, self.path):
                 self._check_start(str(recipe.grpo.start_from))
             self.prepared = Prepared(recipe, sets, model=self.base_path)
