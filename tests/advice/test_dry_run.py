@@ -255,3 +255,47 @@ def test_a_missing_library_is_reported_with_what_else_is_wrong(
     text = " ".join(map(str, (caught.value, *caught.value.others)))
     assert "vLLM" in text
     assert "no column holds" in text
+
+
+def _plan_of(rows, tmp_path, *settings):
+    """Plan GRPO on these rows as training data."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = f"data.train={{source: file, path: '{path}'}}"
+    skipped = ["skip_sft=true", "data.sft=null"]
+    return make_plan(load_recipe("demo", [f"output_dir={tmp_path}", *skipped, data, *settings]))
+
+
+def _sums(different, count):
+    pairs = [(n % different, 2) for n in range(count)]
+    return [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in pairs]
+
+
+def test_one_problem_thirty_times_is_a_warning(tmp_path):
+    """The plan said thirty problems, and every step would have had the same one."""
+    (warning,) = _plan_of(_sums(1, 30), tmp_path).warnings
+    assert "data.train: 30 problems are only 1 different question." in warning
+    assert "data.train.unique" in warning
+
+
+def test_repetition_is_no_warning_where_it_is_little_or_asked_for(tmp_path):
+    assert _plan_of(_sums(15, 30), tmp_path).warnings == ()
+    asked = ["data.train.unique=1", "data.train.unique_by=problem"]
+    assert _plan_of(_sums(1, 30), tmp_path, *asked).warnings == ()
+
+
+def test_references_that_are_sentences_are_said_to_be_prose(tmp_path):
+    """They passed as lists of two members, which no completion with the numbers equals."""
+    rows = [
+        {
+            "question": f"He has {n} apples and she has 2 less. How many has each?",
+            "answer": f"He has {n} apples, and she has {n - 2}",
+        }
+        for n in range(10, 40)
+    ]
+    (warning,) = _plan_of(rows, tmp_path).warnings
+    assert "30 of 30 reference answers are prose and not an answer" in warning
+    assert "He has 10 apples, and she has 8" in warning
+    assert "data.train.columns.answer" in warning
+    lists = [{**row, "answer": f"{n}, {n - 2}"} for n, row in enumerate(rows)]
+    assert _plan_of(lists, tmp_path).warnings == ()

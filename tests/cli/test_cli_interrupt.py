@@ -8,13 +8,17 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from grouper.advice.live_checks import _require_room
 from grouper.cli.main import cli
 from grouper.config.loading import load_recipe
+from grouper.errors import Interrupted
 from grouper.runs.progress import Progress
+from grouper.sampling.decode_rows import HostLog
 from grouper.training.run import Run
 
 
@@ -144,3 +148,33 @@ def test_ctrl_c_before_the_command_line_is_there_is_no_traceback():
     """)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (130, b"")
+
+
+@pytest.mark.parametrize("name", ["pre-flight", "evaluation"])
+def test_a_signal_in_the_middle_of_one_long_completion_is_heeded_at_its_next_token(
+    small, tmp_path, monkeypatch, name
+):
+    """It was heeded when a completion ended, which took 90 seconds before GRPO."""
+    long = "sampling.max_new_tokens=300"
+    settings = [*small, long, "sampling.min_new_tokens=300", "skip_sft=true", "sampling.stop=[]"]
+    recipe = load_recipe(
+        "demo", [*settings, "grpo.allow_truncation=false", f"output_dir={tmp_path}"]
+    )
+    steps, write = [], HostLog.write
+
+    def interrupted(log, *drawn):
+        steps.append(drawn)
+        if len(steps) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return write(log, *drawn)
+
+    with Run(recipe, Progress(quiet=True)) as run:
+        policy = run.load(run.base_path)
+        monkeypatch.setattr(HostLog, "write", interrupted)
+        sampled = {
+            "pre-flight": partial(_require_room, run, policy, begun=False),
+            "evaluation": partial(run.evaluate, policy, phase="base", step=0, split="test"),
+        }
+        with pytest.raises(Interrupted):
+            sampled[name]()
+    assert len(steps) == 3

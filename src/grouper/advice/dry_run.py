@@ -21,6 +21,7 @@ from grouper.rewards.attacks import example_prompt
 from grouper.runs.folder import Intent, RunFolder
 from grouper.training.problem_sets import (
     ProblemSets,
+    data_warnings,
     find_leaks,
     load_problem_sets,
     phase_lines,
@@ -102,7 +103,12 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
             folder,
             *_start_and_stops(recipe, intent, prepared),
         ),
-        warnings=(*_models_without_weights(recipe), *(leak.warning for leak in leaks), *warnings),
+        warnings=(
+            *_models_without_weights(recipe),
+            *data_warnings(recipe, sets),
+            *(leak.warning for leak in leaks),
+            *warnings,
+        ),
         leaks=tuple(leak.count for leak in leaks),
         unchecked=tuple(unchecked),
     )

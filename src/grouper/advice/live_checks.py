@@ -177,12 +177,13 @@ def _sample(
     processes, sampler = run.processes, run.sampler(policy)
     mine = share_of(requests, processes.rank, processes.size)
     drawn: list[tuple[int, tuple[int, bool]]] = []
+    run.raise_if_stopped(purpose)
     with run.display.track(f"{purpose}: sampling", len(mine)) as task:
         for place, completion in sampler.sample([requests[i] for i in mine]):
             length = (len(completion.token_ids), not completion.truncated)
             drawn.append((indices[mine[place]], length))
             task.advance()
-            run.raise_if_stopped()
+            run.raise_if_stopped(purpose)
     sampler.rest()
     return dict(one for part in processes.gather(drawn) for one in part)
 

@@ -103,6 +103,31 @@ def _different(answers: Sequence[str]) -> list[str]:
 _WORDS = re.compile(r"[A-Za-z]{3,}", re.ASCII)
 
 
+# Words of statements. Values such as `no real solution` or `all numbers but 2` have none of them.
+_STATING = re.compile(
+    r"\b(?:he|she|it|we|they|is|are|was|were|has|have|had|will|would|can|could|does|did|gets?|needs?"
+    r"|because|therefore)\b",
+    re.IGNORECASE,
+)
+# With so many words a text is a sentence, whatever its verb is.
+_SENTENCE_WORDS = 7
+
+
+def is_sentence(answer: str) -> bool:
+    r"""Whether a reference is prose that states something, and not an answer.
+
+    A completion is scored against it word by word, so one that answers with the value is wrong.
+
+    >>> is_sentence("He has 5 apples, and she has 3"), is_sentence("It is 16")
+    (True, True)
+    >>> is_sentence(r"\text{no real solution}"), is_sentence("1, 2"), is_sentence("x = 2 or x = 3")
+    (False, False, False)
+    """
+    words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\\[A-Za-z]+", " ", answer), re.ASCII)
+    states = _STATING.search(" ".join(words)) is not None
+    return len(words) >= _SENTENCE_WORDS or (states and len(words) >= 2)
+
+
 def answer_type(answer: str) -> str:
     r"""What kind of answer a reference is.
 
@@ -110,7 +135,11 @@ def answer_type(answer: str) -> str:
     ['integer', 'integer', 'decimal', 'fraction', 'quantity', 'percent']
     >>> [answer_type(a) for a in ("(1, 2)", "[1, 2)", "1, 2", r"2\sqrt{3}", "x=5", "x=y", "blue")]
     ['tuple', 'interval', 'list', 'expression', 'integer', 'equation', 'text']
+    >>> answer_type("He has 5 apples, and she has 3")
+    'prose'
     """
+    if is_sentence(answer):
+        return "prose"
     tidied = tidy(answer)
     node = candidates(tidied)[0]
     if node.kind == "tuple":

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from grouper.config.schema import PhaseConfig, Recipe, SourceConfig
 from grouper.data import ProblemSet, find_overlap, hold_out, load_problems, without
-from grouper.errors import ConfigError, DataError
+from grouper.data.audit import is_sentence
+from grouper.data.overlap import question_words
+from grouper.errors import ConfigError, DataError, counted
 from grouper.prompts import make_format
 from grouper.training.curriculum import total_steps
 from grouper.types import Problem
@@ -20,6 +22,11 @@ log = logging.getLogger(__name__)
 
 # Training refuses data of which more than this cannot be read.
 MAX_QUARANTINED_SHARE = 0.05
+
+# A set with fewer different questions than this share of its rows is mostly repetition.
+MIN_DIFFERENT_SHARE = 0.5
+# A set of which more references than this are sentences is a set of the wrong column.
+MAX_SENTENCE_SHARE = 0.05
 
 PARTS = ("sft", "train", "validation", "test")
 # Parts of which nothing is learnt: a published set is measured whole, whatever it holds.
@@ -245,6 +252,47 @@ def find_leaks(recipe: Recipe, sets: ProblemSets) -> list[Leak]:
             )
             leaks.append(Leak(count=count, warning=warning))
     return leaks
+
+
+def data_warnings(recipe: Recipe, sets: ProblemSets) -> Iterator[str]:
+    """Warn of parts that are mostly repetition, and of references that are sentences."""
+    for name, part in sets.sources.items():
+        source: SourceConfig | None = getattr(recipe.data, name)
+        shown = name == "sft" or (name == "train" and recipe.skip_grpo)
+        # `unique` says how many are wanted: training on one problem is an experiment of its own.
+        if source is None or source.unique == "all":
+            yield from _repetition(name, part, shown=shown)
+        # Demonstrations show their own text; nothing is graded against the reference.
+        if not shown:
+            yield from _sentences(name, part)
+
+
+def _repetition(name: str, part: ProblemSet, *, shown: bool) -> Iterator[str]:
+    problems = part.problems
+    if shown:  # several solutions of a question are several demonstrations
+        different = len({(p.question, p.answer, p.solution, p.response) for p in problems})
+        noun = "different demonstration"
+    else:
+        different = len({question_words(p.question) for p in problems})
+        noun = "different question"
+    if different < MIN_DIFFERENT_SHARE * len(problems):
+        yield (
+            f"data.{name}: {len(problems):,} problems are only {counted(different, noun)}. The "
+            "others are repetitions, which teach and measure nothing new. Use data with more, or "
+            f"set data.{name}.unique to the number that you want; `grouper data audit` names the "
+            "repeated ones."
+        )
+
+
+def _sentences(name: str, part: ProblemSet) -> Iterator[str]:
+    prose = [problem for problem in part.problems if is_sentence(problem.answer)]
+    if len(prose) > MAX_SENTENCE_SHARE * len(part):
+        yield (
+            f"data.{name}: {len(prose):,} of {len(part):,} reference answers are prose and not "
+            f"an answer, the first: {prose[0].id} ({prose[0].answer[:80]!r}). A completion is "
+            "right only if it repeats the sentence. Name the column that holds the value alone in "
+            f"data.{name}.columns.answer."
+        )
 
 
 _OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}

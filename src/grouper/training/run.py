@@ -45,12 +45,14 @@ from grouper.runs.records import RunInfo, describe_changes, host, that_differ
 from grouper.runs.samples import printable
 from grouper.sampling.base import ModelSampler, Sampler, draw_seed
 from grouper.sampling.engines import Samplers
+from grouper.sampling.native import NativeSampler
 from grouper.sampling.vllm import VllmSampler
 from grouper.sampling.weights import describe_dtypes
 from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
 from grouper.training.prepare import Items, Prepared, make_base, named_base
 from grouper.training.problem_sets import (
     ProblemSets,
+    data_warnings,
     find_leaks,
     load_problem_sets,
     opening_lines,
@@ -153,8 +155,9 @@ class Run:
         if find_device(recipe.device).type == "cuda":  # elsewhere all is in model.dtype
             self.display.say(describe_dtypes(recipe.sampling, recipe.model))
         with self.display.within("preparing the problems"):  # of a large set, a minute
-            for leak in find_leaks(recipe, sets):
-                log.warning(leak.warning)
+            leaks = [leak.warning for leak in find_leaks(recipe, sets)]
+            for warning in (*data_warnings(recipe, sets), *leaks):
+                log.warning(warning)
             if _needs_start(recipe, self.path):
                 self._check_start(str(recipe.grpo.start_from))
             self.prepared = Prepared(recipe, sets, model=self.base_path)
@@ -193,8 +196,15 @@ class Run:
         """The sampler over a policy's weights: one per policy, with at most one copy of them."""
         if self._sampler is None or self._sampler[0] is not policy:
             self._forget_sampler()
-            self._sampler = (policy, self.prepared.samplers.over(policy))
+            self._sampler = (policy, self._new_sampler(policy))
         return self._sampler[1]
+
+    def _new_sampler(self, policy: Policy, *, copy_now: bool = False) -> ModelSampler:
+        sampler = self.prepared.samplers.over(policy, copy_now=copy_now)
+        if isinstance(sampler, NativeSampler):
+            # A completion may take minutes, so a request to stop is looked for within it, too.
+            sampler.on_tokens = lambda _: self.raise_if_stopped()
+        return sampler
 
     def _forget_sampler(self) -> None:
         """Release its copy of the weights, and what it holds between calls."""
@@ -233,7 +243,7 @@ class Run:
             if self.processes.size > 1 and self.recipe.parallel == "fsdp":
                 # The sampler's copy is made while the weights are still unsharded.
                 self._forget_sampler()  # not two copies at a time
-                self._sampler = (policy, self.prepared.samplers.over(policy, copy_now=True))
+                self._sampler = (policy, self._new_sampler(policy, copy_now=True))
             self._replica = make_parallel(policy, self.processes, self.recipe.parallel)
         return self._replica
 
@@ -386,7 +396,7 @@ class Run:
         """Raise `Interrupted` once the user has asked to stop; also feeds the watchdog.
 
         Args:
-            what: what is being done.
+            what: what is being done; left out: what was said before.
             together: whether all processes are here. Elsewhere each is at a different point, and
                 none may leave the others waiting.
         """
@@ -576,8 +586,8 @@ class Watchdog(threading.Thread):
         self._what, self._moved, self._ended = "starting", threading.Event(), False
 
     def alive(self, what: str) -> None:
-        """Report progress, and what is being done now."""
-        self._what = what
+        """Report progress, and what is being done now; without a name, the same as before."""
+        self._what = what or self._what
         self._moved.set()
 
     def end(self) -> None:
