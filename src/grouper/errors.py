@@ -196,6 +196,18 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """A time, for people.
+
+    >>> [duration(s) for s in (42, 600, 7200, 200_000)]
+    ['42 s', '10 min', '2.0 h', '2.3 days']
+    """
+    for size, unit in ((86_400, "days"), (3600, "h")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
 def require_known(
     what: str, name: str, known: Iterable[str], where: str, error: type[GrouperError] = ConfigError
 ) -> None:

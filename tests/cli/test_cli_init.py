@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,21 @@ def written(name: str = "mine.yaml") -> dict[str, Any]:
     assert text.count("\n# ") + text.count("\n  # ") >= 7
     data: dict[str, Any] = yaml.safe_load(text)
     return data
+
+
+def test_the_update_takes_what_a_plan_says(grouper: Grouper, model: Path) -> None:
+    """It was another figure, in another unit, and half a minute passed before it without a word."""
+    data = write("rows.jsonl", ROWS)
+    called = grouper("init", "--model", model, "--data", data, "--full", "--no-samples")
+    assert called.code == 0, called.err
+    assert "planning an update ..." in called.err
+    said = re.search(r"An update takes (\d+\.\d\d) GiB", called.out)
+    command = re.search(r"`grouper (plan .*? --device cuda)`", called.out)
+    assert said is not None, called.out
+    assert command is not None, called.out
+    planned = grouper(*command[1].split(), "--json")
+    updates = [part for part in json.loads(planned.out)["memory"] if "update" in part["name"]]
+    assert said[1] == f"{updates[0]['peak'] / 2**30:.2f}"
 
 
 @pytest.mark.slow

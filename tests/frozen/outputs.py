@@ -21,6 +21,8 @@ RECIPE = r"^name: (?:.|\n)*\Z"
 SAMPLES = r"^\[(?:.|\n)*?(?=^Right:)"
 """What a model has written, in a preview."""
 
+SECONDS = r"(?<=: done in )\S+"
+"""How long a part took."""
 STEP = (r"(?<=\d )(no-signal:\S+|learning)(?= \|)", r"\((prefill|update) [^)]*\)")
 """Of a step's line: what it learned from, and where its time went."""
 ADVICE = r"(?<=checkpoints not counted\n)(Try: .*\n)*"
@@ -93,8 +95,8 @@ WITHOUT_MODELS = (
     output("data-audit", "data audit ./some.jsonl --output found.jsonl", files=FOUND),
     output("data-audit-recipe", f"data audit demo {FEW}"),
     output("data-prepare", "data prepare ./some.jsonl validation_share=0.3", files=FOUND),
-    output("plan", f"plan demo --device cpu --tokens-per-second 9000 {FEW}"),
-    output("plan-json", f"plan demo --device cpu --json {FEW} model.new.layers=1"),
+    output("plan", f"plan demo --device cpu --tokens-per-second 9000 {FEW}", hide=(SECONDS,)),
+    output("plan-json", f"plan demo --device cpu --json {FEW} model.new.layers=1", hide=(SECONDS,)),
 )  # fmt: skip
 WITH_MODELS = (
     training("run", "run"),

@@ -35,6 +35,7 @@ from grouper.models.folders import EXPORT_FILE, recipe_for
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import render
 from grouper.publish import export
+from grouper.publish.card import model_card
 from grouper.publish.export import export_model
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import ProblemSets
@@ -435,3 +436,29 @@ def test_a_mode_of_the_chat_template_is_exported(finished_run: Path, tmp_path: P
             turn, tokenize=False, add_generation_prompt=True, enable_thinking=not thinking
         )
         assert other.endswith(ends[not thinking])
+
+
+def test_the_card_names_the_library_that_loads_what_is_exported(
+    adapter: Path, tmp_path: Path
+) -> None:
+    """M17: a merged model was called one of PEFT, whose loader looks for an adapter."""
+    export_model(str(adapter), tmp_path / "out")
+    assert not (tmp_path / "out" / "adapter_config.json").exists()
+    assert ModelCard.load(tmp_path / "out" / "README.md").data.library_name == "transformers"
+    alone = model_card(str(adapter), None, "me/adapter", adapter=True)
+    assert ModelCard(alone).data.library_name == "peft"
+
+
+def test_a_bfloat16_model_is_exported_as_it_is(base: Path, tmp_path: Path) -> None:
+    """M17: in float32 it took twice the room, without a word."""
+    half = tmp_path / "half"
+    shutil.copytree(base, half)
+    original = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    original.save_pretrained(half)
+    done = export_model(str(half), tmp_path / "out", dtype="auto")
+    assert (done.dtype, done.larger) == ("bfloat16", False)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert exported.dtype == torch.bfloat16
+    for name, value in exported.state_dict().items():
+        assert torch.equal(value, original.state_dict()[name]), name
+    assert export_model(str(base), tmp_path / "full", dtype="auto").dtype == "float32"

@@ -585,6 +585,20 @@ def test_an_evaluation_comes_back_equal(tmp_path, name):
     assert run.read_evaluation(result.name) == result
 
 
+def test_numbers_that_do_not_exist_are_null_in_a_summary(tmp_path):
+    """M17: strict readers of JSON (jq, browsers, DuckDB) refuse a file that holds NaN."""
+    result = make_result("grpo", "grpo", 2)
+    unscored = [replace(item, verdict=Verdict.NOT_SCORED, lenient=None) for item in result.items]
+    result = replace(result, items=tuple(unscored))
+    assert math.isnan(result.accuracy)
+    run = create(tmp_path)
+    run.write_evaluation(result)
+    text = (run.path / "evaluations" / "grpo.json").read_text()
+    summary = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in the summary"))
+    assert summary["accuracy"] is None
+    assert math.isnan(run.read_evaluation("grpo").accuracy)
+
+
 def test_an_evaluation_without_its_summary_does_not_exist(tmp_path):
     run = create(tmp_path)
     run.write_evaluation(make_result("base", "base", 0))

@@ -139,6 +139,45 @@ def test_without_a_terminal_a_long_part_says_how_far_it_is(monkeypatch):
     assert "evaluating base: 30 of 100" in out.getvalue()
 
 
+def shown_steps(out):
+    return [int(step) for step in re.findall(r"^grpo +(\d+)/", out.getvalue(), re.MULTILINE)]
+
+
+def report_steps(progress, now, seconds):
+    for step in range(1, 401):
+        now[0] += seconds
+        progress.step(make_report(step), 400)
+
+
+def test_without_a_terminal_a_long_phase_has_forty_lines_with_the_time_left(monkeypatch, log):
+    """A batch job's output was 400 lines of SFT, and none said when it would end."""
+    now = [0.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    console, out = plain()
+    report_steps(Progress(console=console), now, seconds=3)
+    assert shown_steps(out) == [1, *range(10, 401, 10)]
+    lines = out.getvalue().splitlines()
+    assert "left" not in lines[0] + lines[-1]
+    # 200 steps of 3 s each, and 10 of them.
+    assert lines[20].endswith("  10 min left")
+    assert lines[39].endswith("  30 s left")
+    assert log.read_text().count("/400") == 400  # the file has every one
+
+
+def test_without_a_terminal_long_steps_have_a_line_each(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    console, out = plain()
+    report_steps(Progress(console=console), now, seconds=100)
+    assert shown_steps(out) == [*range(1, 401)]
+
+
+def test_lines_that_a_recipe_asks_for_are_shown_without_a_terminal():
+    console, out = plain()
+    report_steps(Progress(console=console, log_every=2), [0.0], seconds=0)
+    assert shown_steps(out) == [1, *range(2, 401, 2)]
+
+
 def test_in_a_terminal_nested_bars_and_the_step_line_are_shown():
     console, out = terminal()
     progress = Progress(console=console)

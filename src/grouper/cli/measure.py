@@ -23,7 +23,6 @@ from grouper.cli.opening import (
     show_plan,
 )
 from grouper.cli.text import (
-    duration,
     is_follower,
     short,
     show,
@@ -33,7 +32,7 @@ from grouper.cli.text import (
     warn_of_losses,
 )
 from grouper.config.loading import load_recipe
-from grouper.errors import ConfigError, counted
+from grouper.errors import ConfigError, counted, duration
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.folders import (
     RECIPE_FILE,
@@ -607,9 +606,9 @@ def plan(
     os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
     opened = open_recipe(recipe, overrides, runs_here=False)
 
-    from grouper.advice.run_plan import plan_run
+    with progress().track("planning"):  # importing torch takes as long as the plan
+        from grouper.advice.run_plan import plan_run
 
-    with progress().within("planning"):
         found = plan_run(opened, device=device, tokens_per_second=tokens_per_second)
     if as_json:
         show_json(found.as_dict())

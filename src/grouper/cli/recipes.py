@@ -137,6 +137,8 @@ def _kind(annotation: Any) -> str:
 
 # Problems that are looked at.
 LOOKED_AT = 100
+# Problems whose lengths are measured for the plan.
+PLANNED = 10_000
 # (gradient checkpointing, tokens of a micro-batch), the fastest first.
 UPDATES = ((False, 8192), (True, 8192), (True, 2048))
 # GB of a common GPU, and the share of its memory that an update may take.
@@ -197,9 +199,14 @@ def init(
     _say_what_is_next(target, sft=choices.sft)
 
 
+def _name(file: Path) -> str:
+    """A recipe file as it is typed."""
+    return shlex.quote(str(file) if "/" in str(file) else f"./{file}")
+
+
 def _say_what_is_next(target: Path, *, sft: bool) -> None:
     """Print the commands that come next: first a look at what the recipe would train on."""
-    name = shlex.quote(str(target) if "/" in str(target) else f"./{target}")
+    name = _name(target)
     why = (
         "GRPO learns only where the answers to a problem are right at times and wrong at times, "
         "and preview says whether they are, or why not."
@@ -347,17 +354,22 @@ def _ask(
 
 
 def _fits(file: Path, memory: float) -> bool:
-    """Whether an update of the new recipe fits on the GPU, by its first problems."""
-    from grouper.advice.run_plan import GIB, plan_run
+    """Whether an update of the new recipe fits on the GPU, as `grouper plan` counts it."""
+    # The row of each phase's update is the same in `grouper plan`, whose longest rows are found
+    # among all problems: so they are here, too, but for sets that take minutes.
+    recipe = load_recipe(file, [f"data.train.limit={PLANNED}", "data.test_share=0"])
+    from grouper.runs.progress import Progress
 
-    # Of so few problems nothing is held out.
-    recipe = load_recipe(file, [f"data.train.limit={LOOKED_AT}", "data.test_share=0"])
-    plan = plan_run(recipe, device="cuda", with_cards=False)
-    update = plan.memory[0].peak / GIB
+    with Progress().track("planning an update"):  # importing torch takes as long as the plan
+        from grouper.advice.run_plan import GIB, plan_run
+
+        plan = plan_run(recipe, device="cuda", with_cards=False)
+    update = max(part.peak for part in plan.memory[: len(recipe.phases)]) / GIB
     click.echo(
         f"Model: {recipe.model.path}, {plan.parameters:,} parameters, {plan.trainable:,} of them "
-        f"trained. An update takes {update:.1f} GB of {memory:g}"
-        f"{' with gradient checkpointing' if recipe.model.gradient_checkpointing else ''}."
+        f"trained. An update takes {update:.2f} GiB of a GPU of {memory:g} GB"
+        f"{' with gradient checkpointing' if recipe.model.gradient_checkpointing else ''} "
+        f"(`grouper plan {_name(file)} --device cuda` shows of what)."
     )
     return update <= SHARE * memory
 

@@ -120,15 +120,3 @@ def write_rows(rows: Iterable[Mapping[str, Any]], output: Path | None) -> None:
         click.echo(text, nl=False)
     else:
         write_atomic(output, text.encode())
-
-
-def duration(seconds: float) -> str:
-    """For people.
-
-    >>> [duration(s) for s in (42, 600, 7200, 200_000)]
-    ['42 s', '10 min', '2.0 h', '2.3 days']
-    """
-    for size, unit in ((86_400, "days"), (3600, "h")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

@@ -598,7 +598,8 @@ class TrackingConfig(Section):
     """groups per step whose tokens are recorded one by one: log-probs, entropy, clipping; the
     report shows them. all: of every group, with ids and exact log-probs"""
     log_every: Positive = 1
-    """steps between lines on the console and in training.log"""
+    """steps between lines on the console and in training.log; with 1, a console that is no terminal
+    gets about 40 lines a phase"""
     print_every_steps: Annotated[Positive | None, ASIDE] = None
     """GRPO steps between samples shown on the console; left out: none"""
     trackers: Annotated[tuple[TrackerConfig, ...], Field(strict=False), _EACH_ONCE, ASIDE] = ()

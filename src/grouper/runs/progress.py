@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from grouper.errors import hidden
+from grouper.errors import duration, hidden
 from grouper.files import refusing, table
 from grouper.types import StepReport
 
@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 # Without a terminal, the progress of a long part that prints nothing else is printed this often.
 PLAIN_SECONDS = 15.0
+# There a phase prints about so many lines of steps, and one a minute where steps take long.
+PLAIN_LINES = 40
+PLAIN_STEP_SECONDS = 60.0
 # `time.*` metrics that add up to `time.step`, in the order in which they happen.
 TIME_PARTS = ("prefill", "decode", "grade", "update", "other")
 
@@ -119,6 +122,8 @@ class Progress:
             transient=True,
         )
         self._last_shown = time.monotonic()
+        # The phase, number and time of the first step of it that was reported.
+        self._first: tuple[str, int, float] | None = None
 
     @contextmanager
     def track(self, description: str, total: int | None = None) -> Iterator[Task]:
@@ -158,9 +163,14 @@ class Progress:
             report: what the step did.
             total: steps of the phase.
         """
+        left = self._time_left(report, total)
         if report.step in (1, total) or report.step % self._log_every == 0:
             logger.info("%s", format_step(report, total, verbose=True))
-            self._print(format_step(report, total, verbose=self._verbose))
+            line = format_step(report, total, verbose=self._verbose)
+            if self._live:
+                self._print(line)
+            elif self._is_due(report.step, total):
+                self._print(line + left)
         for event in report.events:
             logger.info("%s step %d: %s", report.phase, report.step, event)
 
@@ -184,6 +194,28 @@ class Progress:
     @property
     def _live(self) -> bool:
         return self.console.is_terminal and not self._quiet
+
+    def _is_due(self, step: int, total: int | None) -> bool:
+        """Whether a step has a line on a console that is no terminal.
+
+        A recipe that sets `log_every` gets what it says; `training.log` keeps every step.
+        """
+        if total is None or self._log_every > 1 or step in (1, total):
+            return True
+        waited = time.monotonic() - self._last_shown
+        return step % -(-total // PLAIN_LINES) == 0 or waited >= PLAIN_STEP_SECONDS
+
+    def _time_left(self, report: StepReport, total: int | None) -> str:
+        """How long the rest of the phase takes at the pace so far; in a terminal the bar has it."""
+        now = time.monotonic()
+        if self._first is None or self._first[0] != report.phase or self._first[1] >= report.step:
+            self._first = (report.phase, report.step, now)
+            return ""
+        if total is None or report.step >= total:
+            return ""
+        _, first, began = self._first
+        left = (now - began) / (report.step - first) * (total - report.step)
+        return f"  {duration(left)} left"
 
     def _print(self, line: str) -> None:
         self._last_shown = time.monotonic()
