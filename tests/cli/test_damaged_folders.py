@@ -253,6 +253,41 @@ def test_a_damaged_file_of_a_model_is_told(
         assert not (tmp_path / "out").exists()
 
 
+OTHER_READERS = [
+    ("config.json", "nested"),
+    ("config.json", "hidden_size: negative"),
+    ("tokenizer.json", "half"),
+    ("tokenizer_config.json", "zeros"),
+    ("generation_config.json", "eos_token_id: a text"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "damage"), OTHER_READERS)
+def test_what_plans_or_validates_a_damaged_model_ends_in_a_paragraph(
+    finished_run: Path, tmp_path: Path, file: str, damage: str
+) -> None:
+    """`plan`, `init` and a dry evaluation load no weights, and read everything else."""
+    model = tmp_path / "model"
+    shutil.copytree(finished_run / "base", model)
+    MODEL_FILES[file][damage](model / file)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(f'{{"question": "{n} + 1?", "answer": "{n + 1}"}}\n' for n in range(30))
+    )
+    new = ("init", tmp_path / "new.yaml", "--model", model, "--data", rows, "--no-samples")
+    results = {
+        "plan": called(("plan", "demo", "model.new=null", f"model.path={model}")),
+        "init": called(new),
+        "eval": called(("eval", model, "--on", rows, "--dry-run")),
+    }
+    complaints = {name: told(result) for name, result in results.items()}
+    # A dry evaluation makes no model of the shape that the configuration has.
+    whole = {"nested": {"plan", "init", "eval"}, "hidden_size: negative": {"plan", "init"}}
+    silent = [name for name in whole.get(damage, ()) if not complaints[name]]
+    assert not silent, results
+
+
 def test_the_kinds_of_damage_are_many() -> None:
     kinds = {
         (kind, damage)
