@@ -714,6 +714,8 @@ def test_what_a_run_has_lost_is_listed(tmp_path):
         (tmp_path / phase / "final" / "trainer_state.json").write_text('{"step": 3}')
     write_rollouts(run, "grpo", 2, [make_group(0, [1.0])], [1.0])
     run.write_evaluation(make_result("sft", "sft", 3, split="test"))
+    log = tmp_path / "training.log"
+    log.write_text("2026-11-27 10:00:00 INFO: sft step 1\n")
     missing = [
         "the lines of metrics.jsonl of sft step 3",
         "the lines of metrics.jsonl of grpo step 3",
@@ -722,6 +724,13 @@ def test_what_a_run_has_lost_is_listed(tmp_path):
     assert run.losses() == missing
     both = ["the evaluation of base", "the evaluation of grpo"]
     assert run.losses(recipe) == [*missing, *both]
+    other = recipe.override("grpo.beta=0.5")
+    instead = "its own recipe.yaml, in whose place there is another one"
+    assert run.losses(other) == [*missing, instead, *both]
+    for damaged in ("2026-11-27 10:00:00 INF", "2026\0\n", ""):
+        log.write_text(damaged)
+        assert run.losses() == [*missing, "training.log, and the warnings that it held"]
+    log.write_text("2026-11-27 10:00:00 INFO: sft step 1\n")
     (tmp_path / "evaluations" / "sft.jsonl.gz").unlink()
     assert run.losses() == [*missing, "the items of the evaluation sft"]
 

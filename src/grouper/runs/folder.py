@@ -34,6 +34,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
+from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
 from grouper.errors import RunFolderError
 from grouper.evaluation.items import StoredItems, Unfinished, row_of
@@ -57,6 +58,7 @@ from grouper.models.folders import STATE_FILE
 from grouper.runs import records
 from grouper.runs.lock import LOCK_FILE, RunLock
 from grouper.runs.records import (
+    MOST_STEPS,
     Change,
     Changes,
     RunInfo,
@@ -74,9 +76,6 @@ from grouper.types import StepReport
 log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
-
-# Of a phase: a larger number is damage, and would be counted to.
-MOST_STEPS = 10**7
 # What reward functions that vary have answered.
 ANSWERS_FILE = "reward_answers.jsonl"
 
@@ -663,6 +662,10 @@ class RunFolder:
         for summary in sorted((self.path / "evaluations").glob("*.json")):
             if not self._evaluation_files(summary.stem)[1].exists():
                 lost.append(f"the items of the evaluation {summary.stem}")
+        if finished and not _is_whole_log(self.path / "training.log"):
+            lost.append("training.log, and the warnings that it held")
+        if recipe is not None and finished and recipe_hash(recipe) not in self.recipe_hashes():
+            lost.append("its own recipe.yaml, in whose place there is another one")
         if recipe is not None and recipe.data.test is not None and finished:
             for name in ("base", *finished):
                 if not self._evaluation_files(name)[0].exists():
@@ -685,6 +688,15 @@ class RunFolder:
             if what != "the rollouts" or phase == "grpo"
             if (missing := [n for n in range(1, last + 1) if (phase, n) not in there])
         ]
+
+
+def _is_whole_log(file: Path) -> bool:
+    """Whether a log holds lines of text, the last of them with its end."""
+    try:
+        content = file.read_bytes()
+    except OSError:  # missing, a folder, a link to nothing
+        return False
+    return content.endswith(b"\n") and b"\0" not in content
 
 
 def _has_content(file: Path) -> bool:

@@ -32,6 +32,8 @@ from grouper.types import RolloutGroup, StepReport, Tally, Verdict
 SPREAD = re.compile(r"reward/.+|completion/tokens|policy/(kl|ratio)|sampler_logprob_diff")
 
 
+# Of a phase: a larger number is damage, and would be counted to.
+MOST_STEPS = 10**7
 # A number of things: more would be none.
 _COUNT: Any = Field(ge=0, lt=2**53)
 
@@ -255,15 +257,18 @@ def evaluation_of(summary: Mapping[str, Any], items: StoredItems) -> EvaluationR
     found = {name: value for name, value in summary.items() if name in _SETTINGS}
     if found.get("phase") not in PHASES:
         raise ValueError(f"phase: {found.get('phase')!r} is none of {', '.join(PHASES)}")
+    step = found.get("step")
+    if type(step) is not int or not 0 <= step <= MOST_STEPS:
+        raise ValueError(f"step: {step!r} is no number of steps")
     result = replace(_parse_result({**found, "items": ()}), items=items)
     seed = result.card.get("seed", 0)
     if type(seed) is not int:
         raise ValueError(f"card: seed: {seed!r} is no whole number")
     problems = {item.problem_id for item in items.light}
-    if result.step < 0 or result.samples < 1 or len(problems) * result.samples != len(items):
+    if result.samples < 1 or len(problems) * result.samples != len(items):
         raise ValueError(
-            f"step {result.step}, or {result.samples} samples of {len(problems)} problems, is not "
-            f"what made {len(items)} items"
+            f"{result.samples} samples of {len(problems)} problems are not what made "
+            f"{len(items)} items"
         )
     return result
 

@@ -51,7 +51,8 @@ from grouper.models.loading import save_policy
 from grouper.models.merging import whole
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
-from grouper.runs.folder import MOST_STEPS, OUR_FOLDERS, RunFolder
+from grouper.runs.folder import OUR_FOLDERS, RunFolder
+from grouper.runs.records import MOST_STEPS
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes
