@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from grouper.api import Solution, append_jsonl
-from grouper.config.loading import load_recipe
+from grouper.config.loading import load_recipe, recipe_hash
 from grouper.errors import RunFolderError
 from grouper.evaluation.evaluate import settings_name
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
@@ -705,7 +705,8 @@ def test_records_of_earlier_versions_carry_nothing_and_are_read(tmp_path):
 
 
 def test_what_a_run_has_lost_is_listed(tmp_path):
-    run, recipe = create(tmp_path), load_recipe("demo")
+    recipe = load_recipe("demo")
+    run = create(tmp_path, recipe_hash=recipe_hash(recipe))
     assert run.losses(recipe) == []
     for phase in ("sft", "grpo"):
         for step in (1, 2):
