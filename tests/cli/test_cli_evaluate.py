@@ -64,13 +64,13 @@ def test_rewards_are_left_out_where_they_are_not_wanted(grouper, run, tmp_path):
 
 
 @pytest.mark.slow
-def test_without_a_grpo_model_it_is_sft_and_then_the_recipe_s_own(grouper, run):
+def test_without_a_grpo_model_it_is_sft_and_never_the_untrained_base(grouper, run):
+    """M11: an unfinished run was measured as its base, without a word."""
     shutil.rmtree(run / "grpo")
     assert "demo-sft-final" in grouper("eval", run).out
     shutil.rmtree(run / "sft")
-    assert "demo-base" in grouper("eval", run).out
-    shutil.rmtree(run / "base")
-    grouper("eval", run).refused("there is nothing to measure", "--model")
+    grouper("eval", run).refused("neither a result nor a checkpoint", "--resume")
+    assert "demo-base" in grouper("eval", run, "--model", run / "base").out
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ MANY = "".join(f"token{n}: {n}\n" for n in range(20_000)) + "token7: 7\n"
     [
         (BOMB, "more than 20 aliases"),
         (MANY, "the key 'token7' is written twice"),
-        ("a: &a [*a]", "Circular reference"),
+        ("a: &a [*a]", "nested too deeply"),
         ("a: &a 1\n2026-01-01: *a", "keys must be str"),
         ("note: text\n2026-01-01: text", "keys must be str"),
         ("a: " + "[" * 3000, "nested too deeply"),

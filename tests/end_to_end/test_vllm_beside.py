@@ -5,6 +5,7 @@ With the fake engine, whose numbers are the same in every run.
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 import threading
@@ -28,9 +29,11 @@ from grouper.training.loop import Asked, Hook
 from grouper.training.phases import train
 from grouper.training.run import Run
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sampling"))
+for folder in ("sampling", "invariants"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / folder))
 
 from fake_vllm import FakeVllm
+from run_records import unsigned
 
 pytestmark = pytest.mark.slow
 
@@ -140,7 +143,8 @@ def numbers(folder: RunFolder) -> dict[str, Any]:
         weights = mark.with_name("model.safetensors").read_bytes()
         best[mark.parent.name] = mark.read_text(), weights
     validations = [(e.step, e.accuracy, e.interval) for e in folder.read_evaluations()]
-    read = {f.name: f.read_bytes() for f in files}
+    # Rows carry the hash of their recipe, in which the run's name is.
+    read = {f.name: unsigned(gzip.decompress(f.read_bytes())) for f in files}
     return {"metrics": metrics, "best": best, "validations": validations, **read}
 
 

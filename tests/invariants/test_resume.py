@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_records import record
+from run_records import record, unsigned
 
 from grouper.api import train
 from grouper.config.loading import load_recipe
@@ -231,19 +231,6 @@ def test_a_damaged_checkpoint_with_none_before_it_is_one_paragraph(workplace: Pa
 def test_a_finished_run_resumes_to_its_result_without_training(workplace: Path) -> None:
     first = record(run("whole"))
     assert record(run("whole", resume=True)) == first
-
-
-def unsigned(content: Any) -> Any:
-    """Rows without the recipe that they were made by; any other content as it is."""
-    if isinstance(content, bytes):
-        return re.sub(rb',"recipe_hash":"[0-9a-f]+"', b"", content)
-    if isinstance(content, str):
-        return re.sub(r',"recipe_hash":"[0-9a-f]+"', "", content)
-    if isinstance(content, list):
-        return [unsigned(row) for row in content]
-    if isinstance(content, dict):
-        return {key: value for key, value in content.items() if key != "recipe_hash"}
-    return content
 
 
 @pytest.mark.slow

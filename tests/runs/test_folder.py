@@ -16,7 +16,8 @@ import pandas as pd
 import pytest
 
 from grouper.api import Solution, append_jsonl
-from grouper.config.loading import load_recipe, recipe_hash
+from grouper.config import loading
+from grouper.config.loading import load_recipe
 from grouper.errors import RunFolderError
 from grouper.evaluation.evaluate import settings_name
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
@@ -706,7 +707,7 @@ def test_records_of_earlier_versions_carry_nothing_and_are_read(tmp_path):
 
 def test_what_a_run_has_lost_is_listed(tmp_path):
     recipe = load_recipe("demo")
-    run = create(tmp_path, recipe_hash=recipe_hash(recipe))
+    run = create(tmp_path, recipe_hash=loading.recipe_hash(recipe))
     assert run.losses(recipe) == []
     for phase in ("sft", "grpo"):
         for step in (1, 2):

@@ -350,8 +350,12 @@ class RunFolder:
 
     def _require_own(self, signature: object, what: str, file: Path) -> None:
         """Raise `RunFolderError` if a record carries the signature of another run."""
+        if signature is None or not self._signatures or str(signature) in self._signatures:
+            return
+        # Read again: another process, or another object, may have let the run change its recipe.
+        vars(self).pop("_signatures", None)
         own = self._signatures
-        if own and signature is not None and str(signature) not in own:
+        if str(signature) not in own:
             raise RunFolderError(
                 f"{what} is of another run (recipe hash {signature}, this one has "
                 f"{', '.join(sorted(own))})",
