@@ -540,12 +540,23 @@ def test_a_worker_killed_from_outside_is_replaced_and_asked_again() -> None:
         assert future.result(timeout=20).correct
 
 
+def _processor_seconds(pid: int) -> float:
+    """What a process has used; its start takes two or three seconds of it."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 def test_two_workers_killed_over_one_answer_are_a_crash() -> None:
     with Grader(BOXED, GradingConfig(timeout_seconds=30)) as grader:
         grader.grade(*ONE_PAIR)
         future = grader.submit(BOXED_HANG, "5")
         first = _kill_one(grader)
+        # At work, and not still starting: one that is killed then is started once more.
+        assert _wait_until(lambda: bool(set(grader.worker_pids) - {first}), 20)
+        (second,) = set(grader.worker_pids) - {first}
+        assert _wait_until(lambda: _processor_seconds(second) > 6, 120)
         _kill_one(grader, (first,))
         assert future.result(timeout=20).verdict is Verdict.CRASH
         assert grader.grade([r"\boxed{\sqrt{18}}"], [r"3\sqrt{2}"])[0].correct
