@@ -58,7 +58,8 @@ def stated_value(text: str) -> str:
         last -= 1
     before, core, after = tokens[:first], tokens[first:last], tokens[last:]
     value = " ".join(core)
-    if not _VALUE.search(value) or value[0] in "=+*/^<>," or any(map(_is_word, core)):
+    denied = any(_tells(token) and token.lower() not in CONSTANTS for token in core)
+    if not _VALUE.search(value) or value[0] in "=+*/^<>," or any(map(_is_word, core)) or denied:
         return text
     if any(map(_tells, before + after)) or not any(
         len(w.strip(_MARKS)) > 1 for w in before + after
