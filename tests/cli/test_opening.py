@@ -9,16 +9,19 @@ from pathlib import Path
 import pytest
 import yaml
 
+from grouper.advice.recipe_checks import missing_packages
 from grouper.cli import opening
 from grouper.config.loading import load_recipe
-from grouper.errors import ConfigError, ModelError, RunFolderError
+from grouper.errors import ConfigError, ModelError, RunFolderError, raise_all
 
 
 @pytest.fixture
 def resolved(monkeypatch, grouper):
-    monkeypatch.setattr(
-        "grouper.cli.train._dry_run", lambda recipe, _: print(recipe.model_dump_json())
-    )
+    def without_data(recipe, _):
+        raise_all(missing_packages(recipe))  # as a dry run does, with what else is wrong
+        print(recipe.model_dump_json())
+
+    monkeypatch.setattr("grouper.cli.train._dry_run", without_data)
 
     def call(*arguments):
         called = grouper(*arguments, "--dry-run")
