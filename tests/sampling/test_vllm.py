@@ -22,6 +22,7 @@ from grouper.algorithms.batching import unweighted_rows
 from grouper.config.loading import load_recipe
 from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig
 from grouper.errors import ConfigError, ModelError, PromptError
+from grouper.kernels.cpu.library import library
 from grouper.models.loading import load_policy
 from grouper.models.merging import whole_weights
 from grouper.models.policy import Policy
@@ -386,17 +387,25 @@ def test_the_models_own_rounding_is_allowed_for(
     engine = FakeVllm(policy.model.float(), TOKENIZER)
     policy.model.to(torch.bfloat16)
     sampler = over(policy, engine, tolerance=TOLERANCE[False])
+    rows = unweighted_rows([range(24), range(60)], [[5] * 8, [7] * 8], range(2))
+    with torch.no_grad():
+        # Plain operations may round both layouts alike; compiled kernels do not.
+        assert sampler._noise(rows) > 0 or library() is None
+        assert over(policy, engine, tolerance=0.019)._noise(rows) == 0, "the user's own tolerance"
+    # How much the two layouts differ depends on the kernels: here it is what rounding makes.
+    monkeypatch.setattr(VllmSampler, "_noise", lambda *_: 0.03)
     draw(sampler, requests(2))
     assert sampler.gap is not None
-    assert sampler.gap > TOLERANCE[False], "rounding alone"
+    assert TOLERANCE[False] < sampler.gap < 0.09, "rounding alone"
+    monkeypatch.setattr(VllmSampler, "_noise", lambda *_: 0.001)
+    with pytest.raises(ModelError, match=r"allowed 0\.02: its "):
+        draw(over(policy, engine, tolerance=TOLERANCE[False]), requests(2))
+    monkeypatch.setattr(VllmSampler, "_noise", lambda *_: 0.03)
     with monkeypatch.context() as patch:
         skip_everything(engine, patch)
         train(policy)
         with pytest.raises(ModelError, match="its weights are different"):
             draw(sampler, requests(2))
-    # A tolerance that the user has chosen is what is allowed.
-    with pytest.raises(ModelError, match=r"allowed 0\.019"):
-        draw(over(policy, engine, tolerance=0.019), requests(2))
 
 
 PUSHES: list[tuple[list[str], str, bool]] = [
