@@ -174,8 +174,8 @@ TUNED: tuple[str, ...] = (
 )
 
 
-# Written after that, in the same way: 96.3 % and 2.0 % at the first try.
-HELD_OUT: tuple[str, ...] = (
+# Written after that, in the same way: 96.3 % and 2.0 % at the first try, and then mended, too.
+LATER: tuple[str, ...] = (
     "To summarize, the value we were looking for is {i}.",
     "This leads to the final answer {i}.",
     "The final answer, then, is {i}.",
@@ -231,6 +231,47 @@ HELD_OUT: tuple[str, ...] = (
     "# The teacher should order {i} {o} for the {n} students in her class.",
     "# We multiply {n} by {m} to get {i}.",
     "# The average is ({n} + {m}) / 2 = {a}.",
+)
+
+# Written last, and not one of them was looked at to mend the reading: at the first try, with 3,600
+# completions each, 99.9 % of the right ones were found and none of the spoiled ones accepted.
+UNSEEN: tuple[str, ...] = (
+    "So our final value: {i}.",
+    "The answer that satisfies all of this is {i}.",
+    "We end with {i}.",
+    "Since $k$ cannot be {n}, the value has to be {i}.",
+    "The value in question is thus {i}, which completes the argument.",
+    "Therefore, $$Q = {a}$$",
+    "Finally:\n{d}",
+    "This shows that the requested value is {i}.",
+    "I am confident that the answer is {i}.",
+    "Answer (after {n} steps): {i}",
+    "All in all, it must be {i}.",
+    "From here the result follows: {i}.",
+    "Reading off, we find {i}.",
+    "It follows at once that\n\n{d}\n\nand we are finished.",
+    "Some get {n} here, but the right answer is {i}.",
+    "Note: {n} would be wrong. The answer is {i}.",
+    "**Final answer: {i}**",
+    "Final answer -> {i}",
+    "The correct value of the expression is therefore\n{d}",
+    "Plugging in $n = {n}$ one obtains {i} as the final value.",
+    "# So the store sold {i} {o} that week.",
+    "# Therefore, {i} {o} will be enough for {n} guests.",
+    "# Paul now owns {i} {o}.",
+    "# After giving away {n}, Julia still has {i} {o}.",
+    "# The total weight is {i} kg.",
+    "# It will be {i} minutes before all {n} are done.",
+    "# Hence she needs to save for {i} more weeks.",
+    "# So every one of the {n} kids received {i} {o}.",
+    "# Their combined age is {i}.",
+    "# That is {n} + {m} = {a} in total.",
+    "# The bus carries {i} people on its {n} trips.",
+    "# So the {o} cost him {i} dollars altogether.",
+    "# In the end, {i} {o} were not sold.",
+    "# Thus the final price, after a discount of {n}%, is {i} dollars.",
+    "# Dan ran {i} miles this week and {n} miles last week.",
+    "# {i} {o} is what remains.",
 )
 
 _BODIES = (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from completion_cases import HELD_OUT, TUNED, Completion, completions
+from completion_cases import LATER, TUNED, UNSEEN, Completion, completions
 
 from grouper.config.schema import GradingConfig
 from grouper.grading import Grader, extract, extract_lenient
@@ -202,7 +202,7 @@ def _graded(drawn: list[Completion]) -> list[tuple[Completion, Grade]]:
         return [(one, future.result()) for one, future in zip(drawn, futures, strict=True)]
 
 
-@pytest.mark.parametrize("templates", [TUNED, HELD_OUT], ids=["tuned", "held out"])
+@pytest.mark.parametrize("templates", [TUNED, LATER, UNSEEN], ids=["tuned", "later", "unseen"])
 @pytest.mark.parametrize(
     ("count", "seed"), [(600, 5), pytest.param(6000, 6, marks=pytest.mark.slow)]
 )

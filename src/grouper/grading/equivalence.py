@@ -28,10 +28,8 @@ from grouper.grading.numbers import (
     same_number,
     split_unit,
 )
-from grouper.grading.prose import stated_value, without_asides, without_condition
 from grouper.grading.shapes import (
     COLON,
-    LISTED,
     MAX_NESTING,
     Chain,
     atoms_of,
@@ -45,6 +43,7 @@ from grouper.grading.shapes import (
     split,
     variables,
 )
+from grouper.grading.surrounding_words import without_surrounding_words
 from grouper.types import Verdict
 
 # Characters; a longer text is not the answer to a maths problem and not worth parsing.
@@ -220,7 +219,7 @@ class Comparison:
         if congruence is not None:
             return self._congruences(congruence_of(prediction), congruence)
         outcome = self._readings(prediction, reference)
-        bare = "" if outcome else _bare_answer(prediction, reference)
+        bare = "" if outcome else without_surrounding_words(prediction, reference)
         if bare in ("", prediction):
             return outcome
         if canonical(bare) == canonical(reference):
@@ -349,21 +348,6 @@ class Comparison:
     def regions(self, prediction: str, reference: str) -> bool | None:  # noqa: ARG002 - as above
         """Sets written in different shapes, `x > 3` and `(3, oo)`; left to the worker."""
         return None
-
-
-def _bare_answer(prediction: str, reference: str) -> str:
-    """An answer without the words around it, where the reference has none: `It is 16.` for 16."""
-    prediction = prediction.removeprefix(r"\approx").lstrip()
-    if without_condition(reference) == reference:
-        prediction = without_condition(prediction)
-    if without_asides(reference, split(reference, LISTED)) == reference:
-        prediction = without_asides(prediction, split(prediction, LISTED))
-    if _VALUE.search(reference) and stated_value(reference) == reference:
-        prediction = stated_value(prediction)
-    return prediction
-
-
-_VALUE = re.compile(r"\d|\\[A-Za-z]|^[A-Za-z]$")
 
 
 def _as_numbers(
