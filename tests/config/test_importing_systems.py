@@ -668,7 +668,8 @@ def brevity(completions, **kwargs):
     return [0.0 for _ in completions]
 
 args = GRPOConfig(num_generations=8, per_device_train_batch_size=8, learning_rate=5e-6)
-lora = LoraConfig(r=8, lora_alpha=64, target_modules=["q_proj"], use_dora=True)
+lora = LoraConfig(r=8, lora_alpha=64, target_modules=["q_proj"], use_dora=True,
+                  modules_to_save=["lm_head"], use_rslora=False)
 trainer = GRPOTrainer(
     model=MODEL,
     reward_funcs=[think_format_reward, brevity],
@@ -693,7 +694,9 @@ def test_what_other_calls_of_a_script_say_is_read(imported):
     assert recipe.prompt.system.startswith("Answer like this:")
     assert recipe.prompt.format == "xml"
     assert "brevity" in found.left_out["reward_funcs: brevity"]
-    assert "no counterpart" in found.left_out["LoraConfig.use_dora"]
+    for name in ("use_dora", "modules_to_save"):
+        assert "no counterpart" in found.left_out[f"LoraConfig.{name}"]
+    assert "LoraConfig.use_rslora" not in found.left_out
 
 
 OTHER_SCRIPTS = [

@@ -40,7 +40,7 @@ Settings = dict[str, Any]
 
 
 def read_script(text: str, where: str) -> tuple[Settings, dict[str, str]]:
-    """The settings of a training script, and why some of them could not be read.
+    """Read the settings of a training script, and why some of them could not be read.
 
     Args:
         text: Python, or a notebook that was saved as Python.
@@ -71,26 +71,26 @@ def read_script(text: str, where: str) -> tuple[Settings, dict[str, str]]:
         except _NO_LITERAL:
             shown = ast.unparse(keyword.value)[:60]
             unread[keyword.arg or f"**{shown}"] = f"{shown} is not a literal: set it in the recipe"
-    elsewhere = _model(tree, constants)
-    elsewhere |= _data(tree, constants, unread)
-    elsewhere |= _adapter(tree, constants, unread)
-    elsewhere |= _rewards(tree, unread)
-    elsewhere |= _system_prompt(constants)
-    for name, value in elsewhere.items():
+    of_other_calls = _model(tree, constants)
+    of_other_calls |= _data(tree, constants, unread)
+    of_other_calls |= _adapter(tree, constants, unread)
+    of_other_calls |= _rewards(tree, unread)
+    of_other_calls |= _system_prompt(constants)
+    for name, value in of_other_calls.items():
         if settings.get(name) is None and name not in unread:
             settings[name] = value
     return settings, unread
 
 
 def _calls(tree: ast.AST, *names: str) -> Iterator[ast.Call]:
-    """The calls of functions or classes with these names, whatever module they are taken from."""
+    """Yield the calls of functions or classes with these names, from whatever module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names:
             yield node
 
 
 def _argument(call: ast.Call, *names: str, position: int | None = None) -> ast.expr | None:
-    """An argument of a call by any of its names, or by its position."""
+    """Return an argument of a call by any of its names, or by its position."""
     for keyword in call.keywords:
         if keyword.arg in names:
             return keyword.value
@@ -100,7 +100,7 @@ def _argument(call: ast.Call, *names: str, position: int | None = None) -> ast.e
 
 
 def _text(node: ast.expr | None, constants: Mapping[str, ast.expr]) -> str | None:
-    """A text that stands in the script, or None."""
+    """Return a text that stands in the script, or None."""
     if node is None:
         return None
     try:
@@ -111,7 +111,7 @@ def _text(node: ast.expr | None, constants: Mapping[str, ast.expr]) -> str | Non
 
 
 def _model(tree: ast.AST, constants: Mapping[str, ast.expr]) -> Settings:
-    """The model that the trainer is given by name, or that is loaded for it."""
+    """Find the model that the trainer is given by name, or that is loaded for it."""
     for trainer in _calls(tree, "GRPOTrainer", "SFTTrainer"):
         if name := _text(_argument(trainer, "model", position=0), constants):
             return {"model_name_or_path": name}
@@ -125,19 +125,19 @@ def _model(tree: ast.AST, constants: Mapping[str, ast.expr]) -> Settings:
 
 
 def _data(tree: ast.AST, constants: Mapping[str, ast.expr], unread: dict[str, str]) -> Settings:
-    """The data set that the script loads, where it loads only one."""
-    found: dict[tuple[str, str | None], ast.Call] = {}
+    """Find the data set that the script loads, where it loads only one."""
+    calls: dict[tuple[str, str | None], ast.Call] = {}
     for call in _calls(tree, "load_dataset"):
         name = _text(_argument(call, "path", position=0), constants)
         subset = _text(_argument(call, "name", position=1), constants)
         if name is not None:
-            found.setdefault((name, subset), call)
-    if len(found) > 1:
-        names = ", ".join(name for name, _ in found)
+            calls.setdefault((name, subset), call)
+    if len(calls) > 1:
+        names = ", ".join(name for name, _ in calls)
         unread["load_dataset"] = f"the script loads several sets ({names}): set data.train"
-    if len(found) != 1:
+    if len(calls) != 1:
         return {}
-    [((name, subset), call)] = found.items()
+    [((name, subset), call)] = calls.items()
     data: Settings = {"dataset_name": name}
     if subset is not None:
         data["dataset_config"] = subset
@@ -150,7 +150,7 @@ def _data(tree: ast.AST, constants: Mapping[str, ast.expr], unread: dict[str, st
 
 
 def _adapter(tree: ast.AST, constants: Mapping[str, ast.expr], unread: dict[str, str]) -> Settings:
-    """LoRA, by PEFT's own configuration or by Unsloth's function."""
+    """Read LoRA, by PEFT's own configuration or by Unsloth's function."""
     trainers = [*_calls(tree, "GRPOTrainer", "SFTTrainer")]
     wrapped = [*_calls(tree, "get_peft_model")]
     calls = [call for call in wrapped if _argument(call, "r") is not None]
@@ -172,18 +172,22 @@ def _adapter(tree: ast.AST, constants: Mapping[str, ast.expr], unread: dict[str,
             continue
         if name in _LORA:
             adapter[_LORA[name][0]] = value
-        elif value not in {None, False}:
+        elif value:
             unread[f"LoraConfig.{name}"] = "no counterpart: adapters are plain LoRA"
     return {name: value for name, value in adapter.items() if value is not None}
 
 
 def _rewards(tree: ast.AST, unread: dict[str, str]) -> Settings:
-    """The trainer's reward functions that are imported; those of the script are named."""
+    """Name the trainer's reward functions that are imported; those of the script are named."""
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for trainer in _calls(tree, "GRPOTrainer"):
         node = _argument(trainer, "reward_funcs", position=1)
-        listed = node.elts if isinstance(node, ast.List | ast.Tuple) else [node] if node else []
-        names = [ast.unparse(one).rpartition(".")[2] for one in listed]
+        functions: list[ast.expr] = []
+        if isinstance(node, ast.List | ast.Tuple):
+            functions = node.elts
+        elif node is not None:
+            functions = [node]
+        names = [ast.unparse(function).rpartition(".")[2] for function in functions]
         for name in names:
             if name in own:
                 unread[f"reward_funcs: {name}"] = (
@@ -196,7 +200,7 @@ def _rewards(tree: ast.AST, unread: dict[str, str]) -> Settings:
 
 
 def _system_prompt(constants: Mapping[str, ast.expr]) -> Settings:
-    """The text of a constant that is named as one, where there is only one."""
+    """Find the text of a constant that is named as one, where there is only one."""
     texts = []
     for name, node in constants.items():
         text = _text(node, constants)
@@ -206,7 +210,7 @@ def _system_prompt(constants: Mapping[str, ast.expr]) -> Settings:
 
 
 def _value(node: ast.expr, constants: Mapping[str, ast.expr]) -> Any:
-    """A literal, a constant, or a difference of such (`max_seq_length - max_prompt_length`).
+    """Read a literal, a constant, or a difference of such (`max_seq_length - max_prompt_length`).
 
     Raises:
         ValueError: it is none of these; or what else `ast.literal_eval` raises.
@@ -219,7 +223,7 @@ def _value(node: ast.expr, constants: Mapping[str, ast.expr]) -> Any:
 
 
 def _constants(tree: ast.Module) -> dict[str, ast.expr]:
-    """Name -> its value, of the names that a script sets once, not in a block, and to one value.
+    """Map names to their values: those that a script sets once, not in a block, to one value.
 
     A list or mapping may be changed in place, and is not among them.
     """
@@ -235,7 +239,8 @@ def _constants(tree: ast.Module) -> dict[str, ast.expr]:
             continue
         if isinstance(node.value, ast.List | ast.Dict | ast.Set):
             continue
-        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
             if isinstance(target, ast.Name) and taken[target.id] == 1:
                 constants[target.id] = node.value
     return constants
