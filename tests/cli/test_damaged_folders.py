@@ -83,7 +83,7 @@ VALUES_OF_A_TYPE = {
 """What no reader can tell from what was written: there only a traceback is a mistake."""
 
 
-def commands(run: Path, out: Path) -> dict[str, tuple[object, ...]]:
+def commands(run: Path, out: Path) -> dict[str, tuple[str | Path, ...]]:
     asked = ("--question", "What is 3 + 4?", "--max-new-tokens", "2")
     return {
         "runs": ("runs", run.parent),
@@ -98,7 +98,7 @@ def commands(run: Path, out: Path) -> dict[str, tuple[object, ...]]:
     }
 
 
-def called(words: tuple[object, ...]) -> Called:
+def called(words: tuple[str | Path, ...]) -> Called:
     """A command without the handlers that an earlier one has left, which print elsewhere."""
     logger = logging.getLogger("grouper")
     for handler in list(logger.handlers):
@@ -106,7 +106,7 @@ def called(words: tuple[object, ...]) -> Called:
     assert logging.lastResort is not None
     logger.addHandler(logging.lastResort)  # writes to whatever is standard error by then
     try:
-        return call(*words)  # type: ignore[arg-type]
+        return call(*words)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
         pytest.fail(f"{words[0]}: {type(error).__name__}: {error}")
     finally:

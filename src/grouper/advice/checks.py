@@ -408,9 +408,8 @@ def warnings_logged(record: Record) -> Iterator[Finding]:
     texts = (match[1] for line in lines if (match := _WARNING.match(line)))
     warned = list(dict.fromkeys(text for text in texts if not _OF_A_CHECK.match(text)))
     if warned:
-        phases = (record.sft or record.grpo, record.grpo or record.sft)
         phase = "sft" if record.sft else "grpo"
-        steps = (phases[0][0].step, phases[1][-1].step) if phases[0] else (0, 0)
+        steps = span([*record.sft, *record.grpo])
         noun = "warning" if len(warned) == 1 else "warnings"
         yield found(
             "warnings",

@@ -105,10 +105,12 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True, packages: bool = Tru
 
         with collected(missing):
             read_pass_rates(Path(rates).expanduser())
-    libraries = missing_packages(recipe)
-    if problems or (runs_here and (missing or packages)):
-        raise_all([*problems, *((*missing, *libraries) if runs_here else ())])
-    missing += libraries if packages else []
+    # Where something else is refused already, a missing library is told along with it.
+    if packages or problems or missing:
+        missing += missing_packages(recipe)
+    if runs_here:
+        problems += missing
+    raise_all(problems)
     absent = [f"not on this machine: {error.paragraph()}" for error in missing]
     return [*absent, *map(str, warnings(recipe))]
 

@@ -76,7 +76,7 @@ def kind_of(
     context: int | None = None,
     here: bool = True,
 ) -> ModelKind:
-    """The kind of a model by its name, its chat template and the tokens that end its texts.
+    """Tell the kind of a model by its name, its chat template and the tokens that end its texts.
 
     The name goes first: base models are often saved with the chat template of their instruct
     siblings. Where it is silent, a template whose turns end in another token than the model's
@@ -100,25 +100,31 @@ def kind_of(
     >>> kind_of("./tuned", None).why
     'it has no chat template'
     """
-    last = name.rstrip("/").rpartition("/")[2]
-    words = {word.lower() for word in re.split(r"[^A-Za-z0-9]+", last)}
-    named = [kind for kind, words_of in _NAMES if any(re.fullmatch(words_of, w) for w in words)]
-    kind: Kind = "instruct"
-    why = "it has a chat template" if here else "its name does not say that it is a base model"
+    kind, why = _kind_and_reason(name, template, ends_turns=ends_turns, here=here)
+    plain = here and not template
+    return ModelKind(kind=kind, why=why, parameters=parameters, context=context, plain=plain)
+
+
+def _kind_and_reason(
+    name: str, template: str | None, *, ends_turns: bool | None, here: bool
+) -> tuple[Kind, str]:
     if here and not template:
-        kind, why = "base", "it has no chat template"
-    elif "base" in named:
-        kind, why = "base", "by its name"
-    elif template and any(mark in template for mark in _THINKS):
-        kind, why = "thinking", "its chat template has thoughts"
-    elif named:
-        kind, why = named[0], "by its name"
-    elif ends_turns is False:
-        kind = "base"
-        why = "its chat template ends turns with a token that does not end its texts"
-    return ModelKind(
-        kind=kind, why=why, parameters=parameters, context=context, plain=here and not template
-    )
+        return "base", "it has no chat template"
+    last_part = name.rstrip("/").rpartition("/")[2]
+    words = {word.lower() for word in re.split(r"[^A-Za-z0-9]+", last_part)}
+    kinds_by_name = [
+        kind for kind, pattern in _NAMES if any(re.fullmatch(pattern, word) for word in words)
+    ]
+    if "base" in kinds_by_name:
+        return "base", "by its name"
+    if template and any(mark in template for mark in _THINKS):
+        return "thinking", "its chat template has thoughts"
+    if kinds_by_name:
+        return kinds_by_name[0], "by its name"
+    if ends_turns is False:
+        return "base", "its chat template ends turns with a token that does not end its texts"
+    seen = "it has a chat template" if here else "its name does not say that it is a base model"
+    return "instruct", seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

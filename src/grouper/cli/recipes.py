@@ -187,7 +187,8 @@ def init(
         **_of_the_choices(choices, held_out="validation_share" in parts),
         **_of_the_machine(lora, memory),
     }
-    for checkpointing, tokens in UPDATES if here else UPDATES[1:2]:
+    tried = UPDATES if here else UPDATES[1:2]
+    for checkpointing, tokens in tried:
         settings = {"checkpointing": str(checkpointing).lower(), "tokens": tokens}
         write_atomic(target, text.substitute(fields, **settings).encode())
         if not here or _fits(target, memory):
@@ -355,11 +356,11 @@ def _ask(
 
 def _fits(file: Path, memory: float) -> bool:
     """Whether an update of the new recipe fits on the GPU, as `grouper plan` counts it."""
-    # The row of each phase's update is the same in `grouper plan`, whose longest rows are found
-    # among all problems: so they are here, too, but for sets that take minutes.
-    recipe = load_recipe(file, [f"data.train.limit={PLANNED}", "data.test_share=0"])
     from grouper.runs.progress import Progress
 
+    # `grouper plan` measures the longest rows of all problems. So does this, but for sets whose
+    # reading takes minutes: the two name the same figure.
+    recipe = load_recipe(file, [f"data.train.limit={PLANNED}", "data.test_share=0"])
     with Progress().track("planning an update"):  # importing torch takes as long as the plan
         from grouper.advice.run_plan import GIB, plan_run
 

@@ -55,9 +55,11 @@ def _is_sharegpt(turn: Mapping[str, Any]) -> bool:
 
 
 def with_question(row: Row) -> tuple[Row, tuple[Message, ...]]:
-    """A row with `question` and `solution` out of its conversation, and the turns before them.
+    """Take `question` and `solution` of a row out of its conversation.
 
-    A row that has a question as text, or none of the layouts, comes back as it is.
+    Returns:
+        The row with both, and the turns before the question. A row that has a question as text, or
+        none of the layouts, comes back as it is.
 
     Raises:
         ValueError: the reason why a conversation cannot be read.
@@ -69,7 +71,8 @@ def with_question(row: Row) -> tuple[Row, tuple[Message, ...]]:
     ('1+1?', '2', ())
     """
     if _has_question(row):
-        return row, _turns(row[EARLIER], EARLIER) if row.get(EARLIER) else ()
+        earlier = row.get(EARLIER)
+        return row, _turns(earlier, EARLIER) if earlier else ()
     for name in TURNS:
         if is_conversation(row.get(name)):
             return _from_turns(row, name)
@@ -86,7 +89,7 @@ def _has_question(row: Row) -> bool:
 
 
 def before_turn(row: Row, column: str) -> tuple[Message, ...] | None:
-    """The turns before the one that a column names, as `messages.-2.content` does.
+    """Return the turns before the one that a column names, as `messages.-2.content` does.
 
     None where it names no turn.
 
@@ -136,7 +139,7 @@ def _from_alpaca(row: Row) -> tuple[Row, tuple[Message, ...]]:
 
 
 def _turns(values: Any, column: str) -> tuple[Message, ...]:
-    """The turns of a list, by the field's names of roles.
+    """Read the turns of a list, with the field's names of roles.
 
     Raises:
         ValueError: a role that no prompt has, a text that is none, or a system message that is not
@@ -146,14 +149,15 @@ def _turns(values: Any, column: str) -> tuple[Message, ...]:
         raise ValueError(f"column {column!r} holds something other than turns of a conversation")
     turns = []
     for number, value in enumerate(values):
-        sharegpt = _is_sharegpt(value)
-        given = value["from" if sharegpt else "role"]
-        text = value["value" if sharegpt else "content"]
-        role = ROLES.get(str(given).lower())
+        if _is_sharegpt(value):
+            speaker, text = value["from"], value["value"]
+        else:
+            speaker, text = value["role"], value["content"]
+        role = ROLES.get(str(speaker).lower())
         if role is None:
             raise ValueError(
-                f"column {column!r} holds a turn of {given!r}: only system, user and assistant are "
-                "rendered"
+                f"column {column!r} holds a turn of {speaker!r}: only system, user and assistant "
+                "are rendered"
             )
         if isinstance(text, Sequence) and not isinstance(text, str):  # parts, as of images
             text = _text_of_parts(text, column)

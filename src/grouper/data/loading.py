@@ -26,7 +26,7 @@ from grouper.data.reading import UnreadableRow, find_file, iterate_files, read_h
 from grouper.data.references import check_references
 from grouper.data.sources import FIELDS, SOURCES, Columns, Row, Source, choose_columns, read_fields
 from grouper.errors import ConfigError, DataError, did_you_mean, raise_all, require_known
-from grouper.types import AnswerFormat, Message, Problem
+from grouper.types import AnswerFormat, Problem
 
 Item = TypeVar("Item")
 
@@ -151,13 +151,12 @@ def _read(config: RowsConfig, split: str, keep_unreadable: bool) -> ProblemSet:
     for number, row in _part(enumerate(chain(first, rows)), config):
         try:
             fields = _fields(row, columns, SOURCES[config.source])
-            earlier = _earlier(row, columns)
         except ValueError as error:
             invalid.append(Quarantined(row=number, reason=str(error)))
             continue
         own = fields.pop("id")
         made = f"{label}/{own}" if own else f"{name}/{number}"
-        problem = Problem(id=made, source=label, columns=row, earlier=earlier, **fields)
+        problem = Problem(id=made, source=label, columns=row, **fields)
         read.append((number, problem))
     # What `numeric_only` will leave out needs no check.
     answers = [p.answer for _, p in read if not config.numeric_only or is_numeric(p.answer)]
@@ -248,16 +247,27 @@ def _window(items: Iterable[Item], config: RowsConfig) -> list[Item]:
 
 
 def _fields(row: Row, columns: Columns, source: Source) -> dict[str, Any]:
-    """The fields of a problem. Raises `ValueError` with the reason where a row cannot be used."""
+    """Read the fields of a problem, the turns before its question among them.
+
+    Raises:
+        ValueError: the reason why the row cannot be used.
+    """
     if isinstance(row, UnreadableRow):
         raise ValueError(row.reason)  # noqa: TRY004 - `_read` lists the rows that raise it
-    fields = source.parse_row(read_fields(with_question(row)[0], columns))
+    read, earlier = with_question(row)
+    for column in columns["question"]:
+        # A turn that the recipe names has its own turns before it.
+        turns = before_turn(row, column)
+        if turns is not None:
+            earlier = turns
+            break
+    fields = source.parse_row(read_fields(read, columns))
     answer = (fields["answer"] or "").strip()
     if not (fields["question"] or "").strip():
         raise ValueError("the question is empty")
     if not answer:
         raise ValueError("the answer is empty")
-    return {**fields, "answer": answer}
+    return {**fields, "answer": answer, "earlier": earlier}
 
 
 def _with_question(row: Row) -> Row:
@@ -266,15 +276,6 @@ def _with_question(row: Row) -> Row:
         return with_question(row)[0]
     except ValueError:
         return row
-
-
-def _earlier(row: Row, columns: Columns) -> tuple[Message, ...]:
-    """The turns before the question: of a turn that is named, or of a whole conversation."""
-    for column in columns["question"]:
-        turns = before_turn(row, column)
-        if turns is not None:
-            return turns
-    return with_question(row)[1]
 
 
 def _reasons(answers: Sequence[str], where: str) -> dict[str, str | None]:

@@ -31,8 +31,10 @@ def can_be_added(policy: Policy) -> bool:
 
 
 def _is_sum(adapter: Any) -> bool:
-    configs = adapter.peft_config.values()
-    return not any(getattr(config, name, None) for config in configs for name in _NO_SUMS)
+    for config in adapter.peft_config.values():
+        if any(getattr(config, name, None) for name in _NO_SUMS):
+            return False
+    return True
 
 
 def require_sums(policy: Policy) -> None:
@@ -73,12 +75,18 @@ def whole_weights(policy: Policy, *, merged: bool = True) -> Iterator[tuple[str,
     """
     if merged:
         require_sums(policy)
-    for name, value, delta in weights_and_deltas(policy.model):
-        yield name, value if delta is None or not merged else value + delta
+    for name, weight, delta in weights_and_deltas(policy.model):
+        if merged and delta is not None:
+            yield name, weight + delta
+        else:
+            yield name, weight
 
 
 def weights_and_deltas(model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """(name in the plain model, weight, what an adapter adds to it or None), tied weights once."""
+    """Yield (name in the plain model, weight, what an adapter adds to it or None).
+
+    Tied weights come once.
+    """
     seen = set[int]()
     for name, module in model.named_modules():
         if name.endswith(".base_layer") or ".lora_" in name:
@@ -89,11 +97,14 @@ def weights_and_deltas(model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor |
             deltas[getattr(base, "parameter_name", "weight")] = base.get_delta_weight
             base = base.base_layer
         for key, parameter in base.named_parameters(recurse=False):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                plain_name = f"{name}.{key}".replace(".base_layer", "").lstrip(".")
-                delta = whole(deltas[key](ADAPTER)) if key in deltas else None
-                yield plain_name, whole(parameter), delta
+            if id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            plain_name = f"{name}.{key}".replace(".base_layer", "").lstrip(".")
+            delta = None
+            if key in deltas:
+                delta = whole(deltas[key](ADAPTER))
+            yield plain_name, whole(parameter), delta
 
 
 class Rounding:
@@ -115,21 +126,31 @@ class Rounding:
     @property
     def share(self) -> float:
         """The projection of what was added on what should have been; 1 where that is nothing."""
-        return self._added / self._wanted if self._wanted else 1.0
+        if not self._wanted:
+            return 1.0
+        return self._added / self._wanted
 
     def weights(self, policy: Policy) -> Iterator[tuple[str, Tensor]]:
-        """As `whole_weights`, in this dtype.
+        """Yield every weight as `whole_weights` does, in this dtype.
 
         Raises:
             ModelError: the adapters are of a kind that cannot be added.
         """
         require_sums(policy)
         for name, weight, delta in weights_and_deltas(policy.model):
-            base = weight.to(self._dtype)
-            yield name, base if delta is None else self.add(name, base, delta)
+            rounded = weight.to(self._dtype)
+            if delta is not None:
+                rounded = self.add(name, rounded, delta)
+            yield name, rounded
 
     def add(self, name: str, base: Tensor, delta: Tensor) -> Tensor:
-        """A weight of this dtype and what is added to it, rounded."""
+        """Return the sum of a weight of this dtype and of a delta, rounded.
+
+        Args:
+            name: of the weight, which addresses the rounding.
+            base: of the dtype to round to.
+            delta: of the same shape, in any dtype.
+        """
         total = base.float() + delta.float()
         if self._seed is None or self._dtype is not torch.bfloat16:
             rounded = total.to(self._dtype)
@@ -142,7 +163,7 @@ class Rounding:
 
 
 def round_at_random(values: Tensor, seed: int) -> Tensor:
-    """float32 values in bfloat16, up or down in proportion to the distance of either neighbor.
+    """Round float32 values to bfloat16, up or down in proportion to the neighbors' distance.
 
     A bfloat16 number is the upper half of a float32 one, so adding a random lower half and cutting
     it off rounds up with just that chance. Numbers that are bfloat16 already stay as they are.
@@ -161,7 +182,7 @@ def round_at_random(values: Tensor, seed: int) -> Tensor:
 
 @torch.no_grad()
 def merged(adapter: Any, model: nn.Module) -> Any:
-    """The model of an adapter with it merged in place; coarse weights are rounded at random.
+    """Merge an adapter into its model in place; coarse weights are rounded at random.
 
     Args:
         adapter: PEFT's wrapper.
@@ -180,7 +201,7 @@ def merged(adapter: Any, model: nn.Module) -> Any:
 def merged_copy(
     policy: Policy, dtype: torch.dtype, *, seed: int | None = None
 ) -> tuple[Policy, float]:
-    """A plain policy in another dtype with the adapter merged, and the share of it that was kept.
+    """Make a plain policy in another dtype with the adapter merged.
 
     Args:
         policy: with or without an adapter; not changed.
@@ -191,25 +212,27 @@ def merged_copy(
         The copy, and the part of the adapter's change that its weights repeat after rounding: the
         projection of what was added on what should have been; 1 where nothing was to be added.
     """
-    memo = {
-        id(p): nn.Parameter(whole(p.detach()).to(dtype, copy=True), False)
-        for p in policy.model.parameters()
-        if p.is_floating_point()
-    }
+    memo: dict[int, nn.Parameter] = {}
+    for parameter in policy.model.parameters():
+        if parameter.is_floating_point():
+            values = whole(parameter.detach()).to(dtype, copy=True)
+            memo[id(parameter)] = nn.Parameter(values, requires_grad=False)
     model: Any
     if policy.adapter is None:
         model = copy.deepcopy(policy.model, memo)
     else:
         model = copy.deepcopy(policy.adapter, memo).unload()
-    made = Policy(model.requires_grad_(False), native=policy.native)
-    made.version = policy.version
-    held = dict(made.model.named_parameters())
+    plain = Policy(model.requires_grad_(False), native=policy.native)
+    plain.version = policy.version
+    weights = dict(plain.model.named_parameters())
     rounding = Rounding(dtype, seed)
     for name, value in rounding.weights(policy):
-        held[name].copy_(value)
-    return made, rounding.share
+        weights[name].copy_(value)
+    return plain, rounding.share
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor that is split over processes in one piece; every process takes part."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """Gather a tensor that is split over processes; every process takes part."""
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor()
+    return tensor

@@ -393,12 +393,12 @@ class RunFolder:
         Raises:
             RunFolderError: the recipe of the run is damaged.
         """
-        if not recipe_yaml or not self._recipe.exists():
-            return {}
-        fix = "Restore the file: what has changed since can only be told by it."
-        with reading(self._recipe, "the recipe of the run is damaged", fix):
-            return recipe_changes(self._recipe.read_text(encoding="utf-8"), recipe_yaml)
-        raise AssertionError
+        changes: Changes = {}
+        if recipe_yaml and self._recipe.exists():
+            fix = "Restore the file: what has changed since can only be told by it."
+            with reading(self._recipe, "the recipe of the run is damaged", fix):
+                changes = recipe_changes(self._recipe.read_text(encoding="utf-8"), recipe_yaml)
+        return changes
 
     # --- metrics
 
@@ -574,10 +574,10 @@ class RunFolder:
             LostItemsError: only its summary is left.
             RunFolderError: a file of it is damaged, or of another run or evaluation.
         """
-        return self._evaluation(name)
+        return self._load_evaluation(name)
 
-    def _evaluation(self, name: str) -> EvaluationResult | None:
-        """As `read_evaluation`."""
+    def _load_evaluation(self, name: str) -> EvaluationResult | None:
+        """Read an evaluation in this process alone, whoever asks; `read_evaluation` says how."""
         summary, items = self._evaluation_files(name)
         if not summary.exists():
             return None
@@ -617,7 +617,7 @@ class RunFolder:
     def read_evaluations(self) -> list[EvaluationResult]:
         """All evaluations by phase, step and name; raises as `read_evaluation` does."""
         summaries = (self.path / "evaluations").glob("*.json")
-        found = filter(None, [self._evaluation(path.stem) for path in summaries])
+        found = filter(None, [self._load_evaluation(path.stem) for path in summaries])
         return sorted(found, key=lambda r: (PHASES.index(r.phase), r.step, r.name))
 
     def _evaluation_files(self, name: str) -> tuple[Path, Path]:

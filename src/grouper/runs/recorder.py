@@ -151,10 +151,10 @@ class Recorder(RunFolder):
         if time.monotonic() >= self._draw_from:
             self.redraw()
 
-    def _evaluation(self, name: str) -> EvaluationResult | None:
-        """One whose items were lost does not exist for a run, which measures it again."""
+    def _load_evaluation(self, name: str) -> EvaluationResult | None:
+        """Treat one whose items were lost as none: a run measures it again."""
         try:
-            return super()._evaluation(name)
+            return super()._load_evaluation(name)
         except LostItemsError as error:
             log.warning("%s It is measured again where its model is still there.", error.what)
             return None
