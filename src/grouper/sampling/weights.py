@@ -21,9 +21,10 @@ if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
 def copy_dtype(sampling: SamplingConfig, model: ModelConfig, device: str) -> torch.dtype | None:
     """The dtype of the copy that samples; None: the weights that are trained.
 
-    `auto` makes a copy where that is known to be faster: of a model with LoRA, whose float32
-    adapters would be rounded again for every token, and on CUDA of weights that are not in the
-    dtype of the products, for the same reason. Quantized weights are never copied.
+    `auto` makes a copy of a model with LoRA: in float32 it is merged, which is faster; in bfloat16
+    the adapters are rounded once instead of for every token, and the weights are shared
+    (`benchmarks/lora_sampling.py`). On CUDA it also makes one of weights that are not in the dtype
+    of the products, which would be rounded for every token. Quantized weights are never copied.
 
     Args:
         sampling: names the dtype.
