@@ -5,7 +5,6 @@ Their texts are in `findings.yaml`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -48,14 +47,6 @@ def collected(problems: list[GrouperError]) -> Iterator[None]:
 LARGEST_RATE = 0.1
 
 
-def _is_repository(name: str) -> bool:
-    """Whether the Hub takes a name: its own rules, without its library."""
-    parts = name.split("/")
-    fine = all(re.fullmatch(r"\w([\w.-]{0,94}\w)?", part, re.ASCII) for part in parts)
-    odd = "--" in name or ".." in name or name.endswith(".git")
-    return fine and len(parts) <= 2 and not odd
-
-
 def check_recipe(recipe: Recipe, *, runs_here: bool = True, packages: bool = True) -> list[str]:
     """Check everything about a recipe that takes no data and no model.
 
@@ -85,14 +76,8 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True, packages: bool = Tru
             if path is not None:
                 require_model_folder(path, where=name)
     problems += _contradictions(recipe)
-    if recipe.push_to is not None and not _is_repository(recipe.push_to):
-        problems.append(
-            ConfigError(
-                f"{recipe.push_to!r} is not a name that the Hub has",
-                where="push_to",
-                fix="Write OWNER/NAME, of letters, digits, -, _ and dots.",
-            )
-        )
+    with collected(problems):
+        _check_push_to(recipe)
     missing = list(_missing_places(recipe))
     with collected(missing):
         if recipe.save_path is not None:
@@ -113,6 +98,24 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True, packages: bool = Tru
     raise_all(problems)
     absent = [f"not on this machine: {error.paragraph()}" for error in missing]
     return [*absent, *map(str, warnings(recipe))]
+
+
+def _check_push_to(recipe: Recipe) -> None:
+    """Raise `ConfigError` if checkpoints are to be pushed to a name that the Hub cannot have."""
+    if recipe.push_to is None:
+        return
+    # Here, because few recipes need it and the command line has no time to import it.
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # no __all__
+
+    try:
+        validate_repo_id(recipe.push_to)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"{recipe.push_to!r} is not a name that the Hub has",
+            where="push_to",
+            fix="Write OWNER/NAME, of letters, digits, -, _ and dots.",
+        ) from error
 
 
 def warnings(recipe: Recipe) -> Iterator[Finding]:
