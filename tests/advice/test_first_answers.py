@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grouper.advice import first_answers
-from grouper.advice.first_answers import ask, look_at_model, weight_bytes
+from grouper.advice.first_answers import ask, look_at_model, stored_bytes
 from grouper.config.loading import load_recipe
 from grouper.training.prepare import make_base
 from grouper.training.problem_sets import load_problem_sets
@@ -64,7 +64,7 @@ def test_a_slow_machine_asks_nothing(
 def test_what_a_model_is_by_its_files(model: Path, tmp_path: Path) -> None:
     plain = look_at_model(str(model))
     # Two bytes a parameter are assumed, and the tiny one is in float32.
-    assert plain.parameters == weight_bytes(str(model)) // 2
+    assert plain.parameters == stored_bytes(str(model)) // 2
     copy = tmp_path / "copy"
     shutil.copytree(model, copy)
     (copy / "chat_template.jinja").write_text(
@@ -79,5 +79,5 @@ def test_what_a_model_is_by_its_files(model: Path, tmp_path: Path) -> None:
     kind = look_at_model(str(copy))
     assert (kind.kind, kind.plain) == ("base", True)
     (copy / "model.safetensors").unlink()
-    assert weight_bytes(str(copy)) is None
+    assert stored_bytes(str(copy)) is None
     assert look_at_model(str(copy)).parameters is None

@@ -13,7 +13,7 @@ from grouper.config.loading import recipe_hash, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import GrouperError, raise_all
 from grouper.grading import require_symbolic
-from grouper.models.folders import is_model, weights_in
+from grouper.models.folders import is_model, weight_files
 from grouper.prompts import make_format
 from grouper.prompts.rendering import right_completion
 from grouper.rewards import build_rewards
@@ -120,7 +120,7 @@ def _models_without_weights(recipe: Recipe) -> list[str]:
     return [
         f"{where}: {path} holds no weights (*.safetensors): a run cannot load it."
         for where, path in named.items()
-        if path is not None and is_model(Path(path).expanduser()) and not weights_in(path)
+        if path is not None and is_model(Path(path).expanduser()) and not weight_files(path)
     ]
 
 

@@ -22,7 +22,7 @@ from grouper.config.schema import (
 from grouper.data import ProblemSet
 from grouper.errors import PromptError
 from grouper.grading import grade
-from grouper.models.folders import base_of, folder_of
+from grouper.models.folders import base_of, weight_files
 from grouper.models.loading import context_length, load_tokenizer, shape_of, stop_ids_of
 from grouper.models.policy import Policy
 from grouper.prompts import FORMATS
@@ -43,7 +43,6 @@ TOKENS = 256
 FEWEST_TOKENS = 96
 # Tokens that the speed is measured by.
 MEASURED_TOKENS = 12
-_WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def look_at_model(path: str) -> ModelKind:
@@ -64,7 +63,7 @@ def look_at_model(path: str) -> ModelKind:
             ends_turns = find_stop_tokens(tokenizer, (), FORMATS["boxed"])[0] in ends
         except PromptError:  # no token at all ends its texts
             ends_turns = None
-    size = weight_bytes(path)
+    size = stored_bytes(path)
     return kind_of(
         path,
         tokenizer.chat_template and str(tokenizer.chat_template),
@@ -75,12 +74,9 @@ def look_at_model(path: str) -> ModelKind:
     )
 
 
-def weight_bytes(path: str) -> int | None:
+def stored_bytes(path: str) -> int | None:
     """Size of the weights of a model, or of an adapter's base; None where they are not here."""
-    folder = folder_of(base_of(path))
-    if folder is None:
-        return None
-    files = next((found for glob in _WEIGHTS if (found := [*folder.glob(glob)])), [])
+    files = weight_files(base_of(path))
     return sum(file.stat().st_size for file in files) or None
 
 

@@ -306,10 +306,10 @@ def _ask(
     place: str, problems: ProblemSet, formats: Sequence[str], seconds: float
 ) -> list[FirstAnswers]:
     """Let the model answer a few problems in each format, where it is small; print a table."""
-    from grouper.advice.first_answers import MOST_BYTES, PROBLEMS, ask, weight_bytes
+    from grouper.advice.first_answers import MOST_BYTES, PROBLEMS, ask, stored_bytes
     from grouper.runs.progress import Progress
 
-    size = weight_bytes(place)
+    size = stored_bytes(place)
     if size is None or size > MOST_BYTES:
         why = "its weights are not here" if size is None else "it is large"
         click.echo(f"It was not asked anything, since {why}: choices follow from what it is.")

@@ -93,12 +93,6 @@ def require_on_this_machine(model: str) -> None:
         )
 
 
-def weights_in(path: str) -> bool:
-    """Whether a folder has files of weights, of a model or an adapter, as far as names say."""
-    folder = Path(path).expanduser()
-    return any(file.suffix in (".safetensors", ".bin", ".pt") for file in folder.iterdir())
-
-
 def _cached(name: str, revision: str | None) -> Path | None:
     """The configuration of a model in the Hub cache."""
     # Here, because the command line has no time to import it.
@@ -119,6 +113,23 @@ def folder_of(path: str, revision: str | None = None) -> Path | None:
         return folder if folder.is_dir() else None
     config = _cached(path, revision)
     return None if config is None else config.parent
+
+
+def weight_files(path: str) -> list[Path]:
+    """List the files that hold the weights of a model or an adapter, as far as names say.
+
+    Args:
+        path: a folder, or a Hub name; of one that is not on this machine there are none.
+    """
+    folder = folder_of(path)
+    if folder is None:
+        return []
+    # Where both are there, the first are read.
+    for pattern in ("*.safetensors", "*.bin"):
+        files = sorted(folder.glob(pattern))
+        if files:
+            return files
+    return []
 
 
 def identity_of(path: str, revision: str | None = None) -> str | None:
