@@ -275,7 +275,7 @@ def test_it_asks_where_there_is_a_terminal(
     assert called.code == 0, called.err
     assert "Train an adapter (LoRA), not all weights? [Y/n]: " in called.out
     assert "lora" not in written()["model"]
-    assert "GB of 48" in called.out
+    assert "of a GPU of 48 GB" in called.out
     assert written()["sampling"]["max_slots"] == 128
 
 
