@@ -6,14 +6,8 @@ import re
 
 import pytest
 
-from grouper.data.arithmetic import (
-    SPLITS,
-    ArithmeticOptions,
-    arithmetic_options,
-    generate,
-    kinds,
-    split_of,
-)
+from grouper.data.arithmetic import ArithmeticOptions, arithmetic_options, generate, kinds
+from grouper.data.generation import SPLITS, split_of
 from grouper.errors import ConfigError, DataError
 
 RUSHED = {"add2": 0.65, "three": 0.35}

@@ -11,7 +11,6 @@ decides which split it belongs to.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Iterator, Mapping
@@ -23,14 +22,12 @@ from pydantic import BaseModel, Field, model_validator
 
 from grouper.config.checks import validate_json
 from grouper.config.schema import Fraction, Positive, Section, Seed
-from grouper.errors import ConfigError, DataError, did_you_mean
+from grouper.data.generation import distinct_drafts, pick, pick_distinct, require_split
+from grouper.errors import DataError, did_you_mean
 from grouper.files import table
 from grouper.types import Problem
 
-SPLITS = ("train", "sft", "validation", "test")
 OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
-# Draws without a new question after which the space of questions counts as exhausted.
-PATIENCE = 20_000
 
 
 class _Kind(BaseModel, frozen=True):
@@ -95,11 +92,6 @@ def arithmetic_options(options: Mapping[str, Any], *, where: str) -> ArithmeticO
     return validate_json(ArithmeticOptions, json.dumps(options), where=where, place=("options",))
 
 
-def split_of(question: str) -> str:
-    """The one split that this question text belongs to, an equal share to each."""
-    return SPLITS[hashlib.sha256(question.encode()).digest()[0] % len(SPLITS)]
-
-
 def generate(options: ArithmeticOptions, *, split: str, seed: int) -> tuple[Problem, ...]:
     """`options.count` problems with distinct questions, a function of the arguments alone.
 
@@ -114,10 +106,7 @@ def generate(options: ArithmeticOptions, *, split: str, seed: int) -> tuple[Prob
         ConfigError: unknown split.
         DataError: the options allow fewer different questions than `count`.
     """
-    if split not in SPLITS:
-        raise ConfigError(
-            f"arithmetic has no split {split!r}", where="data", fix=did_you_mean(split, SPLITS)
-        )
+    require_split("arithmetic", split)
     seed = seed if options.seed is None else options.seed
     problems: list[Problem] = []
     for draft in islice(_distinct_drafts(options, split, seed), options.count):
@@ -172,19 +161,11 @@ def _random(seed: int, split: str, purpose: str) -> random.Random:
 def _distinct_drafts(options: ArithmeticOptions, split: str, seed: int) -> Iterator[_Draft]:
     """Drafts of this split without repeats, every kind equally likely, until patience runs out."""
     draw = _random(seed, split, "questions")
-    seen: set[str] = set()
-    misses = 0
-    kind = _pick(draw, options.kinds)
-    while misses < PATIENCE:
-        # A failed draw keeps its kind: else kinds with narrow ranges would become rare.
-        draft = _draw_draft(options, kind, draw)
-        if draft is None or draft.question in seen or split_of(draft.question) != split:
-            misses += 1
-            continue
-        misses = 0
-        kind = _pick(draw, options.kinds)
-        seen.add(draft.question)
-        yield draft
+    return distinct_drafts(
+        lambda: pick(draw, options.kinds),
+        lambda kind: _draw_draft(options, kind, draw),
+        split=split,
+    )
 
 
 def _draw_draft(options: ArithmeticOptions, name: str, draw: random.Random) -> _Draft | None:
@@ -196,10 +177,10 @@ def _draw_draft(options: ArithmeticOptions, name: str, draw: random.Random) -> _
     steps = _work(kind, values, options.max_value)
     if steps is None:
         return None
-    p, q, r = _pick_distinct(draw, words.names, 3)
-    gain, gain2 = _pick_distinct(draw, words.gains, 2)
-    loss, loss2 = _pick_distinct(draw, words.losses, 2)
-    items = _pick(draw, words.items)
+    p, q, r = pick_distinct(draw, words.names, 3)
+    gain, gain2 = pick_distinct(draw, words.gains, 2)
+    loss, loss2 = pick_distinct(draw, words.losses, 2)
+    items = pick(draw, words.items)
     text = kind.text.format(
         p=p, q=q, r=r, gain=gain, gain2=gain2, loss=loss, loss2=loss2, items=items, **values
     )
@@ -218,12 +199,3 @@ def _work(kind: _Kind, operands: Mapping[str, int], max_value: int) -> tuple[str
         values[result] = value
         lines.append(f"{left}{sign}{right}={value}")
     return tuple(lines)
-
-
-def _pick(draw: random.Random, choices: tuple[str, ...]) -> str:
-    return choices[int(draw.random() * len(choices))]
-
-
-def _pick_distinct(draw: random.Random, choices: tuple[str, ...], count: int) -> list[str]:
-    rest = list(choices)
-    return [rest.pop(int(draw.random() * len(rest))) for _ in range(count)]

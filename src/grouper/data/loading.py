@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from grouper.config.schema import RowsConfig, SourceConfig
-from grouper.data.arithmetic import arithmetic_options, generate
 from grouper.data.conversations import before_turn, with_question
+from grouper.data.generated import GENERATED
 from grouper.data.problems import (
     ProblemSet,
     Quarantined,
@@ -37,7 +37,7 @@ TRIED = 20
 # Rows of a stream that are held in memory to draw from when shuffling.
 SHUFFLE_BUFFER = 10_000
 # Sources that are neither in a file nor on the Hub.
-MADE = ("arithmetic", "mixture")
+MADE = (*GENERATED, "mixture")
 
 
 def load_problems(
@@ -86,10 +86,12 @@ def _load_one(
     config: RowsConfig, seed: int, fmt: AnswerFormat | None, keep_unreadable: bool
 ) -> ProblemSet:
     split = _split(config)
-    if config.source == "arithmetic":
-        name = f"arithmetic/{split}"
-        made = generate(arithmetic_options(config.options, where=name), split=split, seed=seed)
-        found = _problem_set(name, name, _part(made, config), [])
+    if config.source in GENERATED:
+        source = GENERATED[config.source]
+        name = f"{config.source}/{split}"
+        options = source.read_options(config.options, where=name)
+        problems = source.generate(options, split=split, seed=seed)
+        found = _problem_set(name, name, _part(problems, config), [])
     else:
         found = _read(config, split, keep_unreadable)
     return apply_filters(found, config, fmt)
@@ -108,10 +110,11 @@ def check_source(config: RowsConfig, *, where: str) -> None:
         for name in config.columns
         if name not in (*FIELDS, *source.columns)
     ]
-    if config.source == "arithmetic":
-        arithmetic_options(config.options, where=where)
+    if config.source in GENERATED:
+        GENERATED[config.source].read_options(config.options, where=where)
         if config.path is not None:
-            what, fix = "arithmetic is generated and reads no file", "For a file, set source=file."
+            what = f"{config.source} is generated and reads no file"
+            fix = "For a file, set source=file."
             problems.append(ConfigError(what, where=f"{where}.path", fix=fix))
     elif config.options:
         what = f"the source {config.source} has no options"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from grouper.data.generated import GENERATED
 from grouper.types import Problem
 
 # Consecutive words that two independent questions hardly ever share; the usual choice.
@@ -75,6 +76,6 @@ def question_words(text: str) -> str:
 def _parts(problem: Problem) -> list[str | tuple[str, ...]]:
     """A question as a whole, then its runs of words, unless it was generated."""
     whole = question_words(problem.question)
-    generated = problem.source == "arithmetic" and "steps" in problem.columns
+    generated = problem.source in GENERATED and "steps" in problem.columns
     words = [] if generated else whole.split()
     return [whole, *zip(*(words[start:] for start in range(RUN_LENGTH)), strict=False)]

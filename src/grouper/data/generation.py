@@ -1,0 +1,81 @@
+"""Parts that the generated sources share: splits by the hash of a question, and random choices.
+
+Only `random.Random(text).random()` is used for choices: its stream for a text seed is the same in
+every Python 3 release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from grouper.errors import ConfigError, did_you_mean
+
+SPLITS = ("train", "sft", "validation", "test")
+# Attempts without a new question after which the space of questions counts as exhausted.
+PATIENCE = 20_000
+
+Choice = TypeVar("Choice")
+
+
+class Draft(Protocol):
+    """A problem before it has a number in its split."""
+
+    @property
+    def question(self) -> str:
+        """The text whose hash decides the split."""
+        ...
+
+
+AnyDraft = TypeVar("AnyDraft", bound=Draft)
+
+
+def split_of(question: str) -> str:
+    """Return the one split that this question text belongs to, an equal share to each."""
+    return SPLITS[hashlib.sha256(question.encode()).digest()[0] % len(SPLITS)]
+
+
+def require_split(source: str, split: str) -> None:
+    """Raise `ConfigError` where a generated source has no such split."""
+    if split not in SPLITS:
+        raise ConfigError(
+            f"{source} has no split {split!r}", where="data", fix=did_you_mean(split, SPLITS)
+        )
+
+
+def distinct_drafts(
+    choose: Callable[[], Choice], write: Callable[[Choice], AnyDraft | None], *, split: str
+) -> Iterator[AnyDraft]:
+    """Yield drafts of this split without repeats, until `PATIENCE` attempts in a row fail.
+
+    Args:
+        choose: returns what the next draft is about.
+        write: writes a draft about it, or returns None where its numbers do not fit.
+        split: one of `SPLITS`.
+    """
+    questions: set[str] = set()
+    misses = 0
+    choice = choose()
+    while misses < PATIENCE:
+        # A failed attempt keeps its choice: else choices with narrow ranges would become rare.
+        draft = write(choice)
+        if draft is None or draft.question in questions or split_of(draft.question) != split:
+            misses += 1
+            continue
+        misses = 0
+        choice = choose()
+        questions.add(draft.question)
+        yield draft
+
+
+def pick(draw: random.Random, choices: Sequence[Choice]) -> Choice:
+    """Return one of the choices, each equally likely."""
+    return choices[int(draw.random() * len(choices))]
+
+
+def pick_distinct(draw: random.Random, choices: Sequence[Choice], count: int) -> list[Choice]:
+    """Return `count` of the choices, none of them twice."""
+    remaining = list(choices)
+    return [remaining.pop(int(draw.random() * len(remaining))) for _ in range(count)]
