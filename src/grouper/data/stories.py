@@ -234,7 +234,7 @@ def _is_possible(options: StoriesOptions, name: str) -> bool:
     # Its own stream: whether a story is possible depends on the options alone, not on the seed.
     draw = random.Random(f"grouper/stories/possible/{name}")
     story = tables().stories[name]
-    return any(_draw_numbers(options, story, draw) is not None for _ in range(TRIALS))
+    return any(draw_numbers(options, story, draw) is not None for _ in range(TRIALS))
 
 
 def _choose_story(options: StoriesOptions, names: StoryNames, draw: random.Random) -> str:
@@ -245,17 +245,18 @@ def _choose_story(options: StoriesOptions, names: StoryNames, draw: random.Rando
     return pick(draw, choices)
 
 
-def _draw_numbers(
+def draw_numbers(
     options: StoriesOptions, story: Story, draw: random.Random
 ) -> dict[str, int] | None:
     """Draw the numbers of a story and work out its results.
 
     Returns:
-        Letter -> number, the last one the answer; None where a number is above the limits, a
-        division leaves a remainder, or a result is below 1.
+        Letter -> number, the last one the answer; None where two numbers are equal, one is above
+        the limits, a division leaves a remainder, or a result is below 1.
     """
     numbers = {letter: pick(draw, values) for letter, values in story.numbers.items()}
-    if max(numbers.values()) > options.high:
+    # Equal numbers would make a problem degenerate: so much in 4 hours, how much in 4 hours?
+    if max(numbers.values()) > options.high or len(set(numbers.values())) < len(numbers):
         return None
     for step in story.steps:
         result, left, sign, right = parse_equation(step.equation)
@@ -301,7 +302,7 @@ def _calculate(left: int, sign: str, right: int) -> int | None:
 def _write_draft(options: StoriesOptions, name: str, draw: random.Random) -> _Draft | None:
     """Write one problem of this story, or return None where its numbers do not fit."""
     story = tables().stories[name]
-    numbers = _draw_numbers(options, story, draw)
+    numbers = draw_numbers(options, story, draw)
     if numbers is None:
         return None
     words = _draw_words(story, draw)
@@ -311,7 +312,10 @@ def _write_draft(options: StoriesOptions, name: str, draw: random.Random) -> _Dr
     places = text.split("{extra}")
     place = 1 + int(draw.random() * (len(places) - 1))
     if has_distractor:
-        numbers["n"] = pick(draw, distractor.n)
+        unused = [n for n in distractor.n if n <= options.high and n not in numbers.values()]
+        if not unused:
+            return None
+        numbers["n"] = pick(draw, unused)
         places.insert(place, distractor.text)
     question = _render(" ".join(places), words, numbers, draw)
     lines = [_render(_solution_line(step, numbers), words, numbers, draw) for step in story.steps]
@@ -359,10 +363,10 @@ def _render(
 
 
 def _fill(name: str, form: str | None, words: Mapping[str, str], numbers: Mapping[str, int]) -> str:
-    """Return what stands at one place: `{a}`, `{a:box}`, `{c:percent}`, `{item}`, `{item:s}`."""
+    """Return what stands at one place: `{a}`, `{a:box}`, `{c:percent}`, `{item}` or `{item:s}`."""
     spellings = tables().spellings
     if name not in numbers:
-        return plural(words[name]) if form == "s" else words[name]
+        return _word(words[name], form)
     number = numbers[name]
     if form is None:
         return str(number)
@@ -370,6 +374,14 @@ def _fill(name: str, form: str | None, words: Mapping[str, str], numbers: Mappin
         return spellings[form][number]
     noun = words.get(form, form)
     return f"{number} {noun if number == 1 else plural(noun)}"
+
+
+def _word(word: str, form: str | None) -> str:
+    if form == "s":
+        return plural(word)
+    if form == "a":
+        return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
+    return word
 
 
 def plural(noun: str) -> str:
