@@ -9,6 +9,7 @@ import pytest
 
 from grouper.config.schema import SourceConfig
 from grouper.data import SOURCES, load_problems, loading
+from grouper.data.generated import GENERATED
 from grouper.errors import ConfigError, DataError
 
 
@@ -281,6 +282,8 @@ def test_sets_that_give_no_problem(tmp_path, rows, config, message):
         ({"source": "gsm8k", "options": {"count": 3}}, "has no options"),
         ({"source": "arithmetic", "options": {"cuont": 3}}, "Did you mean count=3"),
         ({"source": "arithmetic", "path": "mine.jsonl"}, "data.path: .* reads no file.* file"),
+        ({"source": "stories", "options": {"cuont": 3}}, "Did you mean count=3"),
+        ({"source": "stories", "path": "mine.jsonl"}, "data.path: stories .* reads no file"),
     ],
 )
 def test_settings_that_cannot_be_right(config, message):
@@ -288,13 +291,14 @@ def test_settings_that_cannot_be_right(config, message):
         load_problems(SourceConfig(**config), seed=0)
 
 
-def test_arithmetic_through_the_same_door():
-    problem_set = load("arithmetic", split="validation", options={"count": 30}, offset=10, limit=5)
+@pytest.mark.parametrize("source", GENERATED)
+def test_generated_problems_through_the_same_door(source):
+    problem_set = load(source, split="validation", options={"count": 30}, offset=10, limit=5)
     assert [p.id for p in problem_set.problems] == [
-        f"arithmetic/validation/{i}" for i in range(10, 15)
+        f"{source}/validation/{i}" for i in range(10, 15)
     ]
-    other_seed = load_problems(SourceConfig(source="arithmetic"), seed=1)
-    assert other_seed.fingerprint != load("arithmetic").fingerprint
+    other_seed = load_problems(SourceConfig(source=source), seed=1)
+    assert other_seed.fingerprint != load(source).fingerprint
 
 
 def test_a_hub_name_goes_through_datasets(monkeypatch):
