@@ -58,6 +58,7 @@ def write_recipe(model: str, train: Path, folder: Path, *, seconds: float) -> di
 def train_sft(folder: Path, *, steps: int, batch_size: int) -> tuple[str | None, dict[str, Any]]:
     """Run the SFT of the recipe, shortened; returns the folder of its model, if it has SFT."""
     import grouper
+    from grouper.models.device import fastest_dtype
 
     recipe = grouper.load_recipe(folder / "recipe.yaml")
     if recipe.skip_sft:
@@ -71,6 +72,8 @@ def train_sft(folder: Path, *, steps: int, batch_size: int) -> tuple[str | None,
         skip_grpo=True,
         output_dir=str(folder),
         name="sft-run",
+        # The recipe's is meant for a GPU.
+        model={"dtype": fastest_dtype()},
     )
     final = folder / "sft-run" / "sft" / "final"
     started = time.perf_counter()
@@ -95,13 +98,15 @@ def first_groups(folder: Path, model: str, *, until_mixed: bool) -> dict[str, An
         until_mixed: draw no more once a group is mixed.
     """
     import grouper
+    from grouper.models.device import fastest_dtype
     from grouper.rewards.builtin import format_holds
     from grouper.training.curriculum import first_met
     from grouper.training.grpo import advantages_of, collect
     from grouper.training.prepare import Prepared
     from grouper.training.problem_sets import ProblemSets, load_part
 
-    recipe = grouper.load_recipe(folder / "recipe.yaml").override(data=ALL_FOR_TRAINING)
+    recipe = grouper.load_recipe(folder / "recipe.yaml")
+    recipe = recipe.override(data=ALL_FOR_TRAINING, model={"dtype": fastest_dtype()})
     started = time.perf_counter()
     groups: list[Any] = []
     sets = ProblemSets(train=load_part(recipe, "train"))
@@ -191,8 +196,10 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     rows = json.loads(arguments.results.read_text()) if arguments.results.is_file() else {}
-    for model in arguments.models:
-        name = Path(model).name
+    for named in arguments.models:
+        name = Path(named).name
+        # `init` is run in a folder of its own.
+        model = str(Path(named).absolute()) if Path(named).exists() else named
         folder = (arguments.folder / name).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         init = write_recipe(

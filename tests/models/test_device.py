@@ -11,7 +11,13 @@ from grouper.config.loading import load_recipe
 from grouper.config.schema import ModelConfig
 from grouper.errors import ConfigError
 from grouper.models import device
-from grouper.models.device import find_device, on_device, use_cpu_threads
+from grouper.models.device import (
+    bfloat16_slowdown,
+    fastest_dtype,
+    find_device,
+    on_device,
+    use_cpu_threads,
+)
 from grouper.training import parallel, run
 
 
@@ -131,3 +137,23 @@ def test_a_share_of_the_card_is_all_that_a_process_may_take(
     assert device.free_memory(card) == 20 - 6
     monkeypatch.setattr(torch.cuda, share, lambda _: 0.1)
     assert device.free_memory(card) == 10 - 6
+
+
+def test_the_slowdown_of_bfloat16_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many processors convert every number, and take several times as long."""
+
+    def product(rows: torch.Tensor, weight: torch.Tensor) -> None:
+        clock.now += 0.05 if rows.dtype == torch.bfloat16 else 0.01
+        assert weight.dtype == rows.dtype
+
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(device.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(torch, "mm", product)
+    assert bfloat16_slowdown.__wrapped__() == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(("slowdown", "dtype"), [(5.0, "float32"), (0.5, "bfloat16")])
+def test_the_fastest_dtype(monkeypatch: pytest.MonkeyPatch, slowdown: float, dtype: str) -> None:
+    monkeypatch.setattr(device, "bfloat16_slowdown", lambda: slowdown)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert fastest_dtype() == dtype

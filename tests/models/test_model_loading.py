@@ -32,12 +32,12 @@ from grouper.models.loading import (
     context_length,
     load_policy,
     load_tokenizer,
-    quiet,
     save_policy,
     shape_of,
     stop_ids_of,
 )
 from grouper.models.policy import Policy
+from grouper.models.quiet import quiet
 
 
 class NoTokenizer:
@@ -182,6 +182,33 @@ def test_an_adapter_is_continued_with_lora_and_merged_without(folder: Path, tmp_
     assert merged.adapter is None
     assert len(merged.trainable()) == len(list(Policy(tiny_model()).parameters()))
     torch.testing.assert_close(merged(batch).logprobs, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "slowdown", "told"),
+    [
+        ({"dtype": "bfloat16"}, 5.0, "model.dtype=float32 is faster"),
+        ({"compute_dtype": "bfloat16"}, 5.0, "model.compute_dtype=float32 is faster"),
+        ({"dtype": "bfloat16"}, 0.6, None),
+        ({}, 5.0, None),
+    ],
+)
+def test_products_that_are_slow_on_this_cpu_are_reported(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    changes: dict[str, Any],
+    slowdown: float,
+    told: str | None,
+) -> None:
+    """A step of SmolLM2 took six minutes on a processor without instructions for bfloat16."""
+    monkeypatch.setattr(loading, "_LARGE", 0)
+    monkeypatch.setattr(loading, "bfloat16_slowdown", lambda: slowdown)
+    load_policy(config(folder, **changes), str(folder), seed=0)
+    if told is None:
+        assert "bfloat16" not in caplog.text
+    else:
+        assert f"5.0 times as long as in float32. {told}" in caplog.text
 
 
 def test_a_missing_folder_names_the_nearest(folder: Path) -> None:

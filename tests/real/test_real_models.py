@@ -18,10 +18,12 @@ from typing import Any
 
 import pytest
 import torch
+from gates import shared
 
 from grouper.algorithms.batching import unweighted_rows
 from grouper.cli import main
 from grouper.config.schema import LoraConfig, ModelConfig
+from grouper.models.gguf import read_header, token_bytes
 from grouper.models.loading import load_policy, load_tokenizer, stop_ids_of
 from grouper.models.policy import Policy
 from grouper.prompts.formats import FORMATS
@@ -59,6 +61,11 @@ def tokenizer(folder: Path) -> Any:
 @pytest.fixture(scope="module")
 def policy(folder: Path) -> Policy:
     return load_policy(ModelConfig(path=str(folder), dtype="bfloat16"), str(folder), seed=0)
+
+
+def rows_of(*place: str) -> list[dict[str, Any]]:
+    lines = shared(*place).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def prompts_of(tokenizer: Any, questions: tuple[str, ...] = (QUESTION,)) -> list[Prompt]:
@@ -268,3 +275,40 @@ def test_eval_generate_and_chat_take_the_run(finished: Path) -> None:
     assert "%" in table
     conversation = call("chat", finished, "--max-new-tokens", 8, stdin="What is 2 + 3?\n")
     assert conversation.strip()
+
+
+# --- GGUF files ----------------------------------------------------------------------------------
+
+# The mean log-prob of the text below when it was first measured, in nats a token.
+LOG_PROBS = {"smollm2": -2.936, "gemma270": -3.074, "coder05": -2.415}
+
+
+@pytest.fixture(scope="module")
+def gguf_file(folder: Path) -> Path:
+    file = folder.with_suffix(".gguf")
+    if not file.is_file():
+        pytest.skip(f"{file.name} is not beside its folder: make real-models fetches it")
+    return file
+
+
+def test_the_folder_is_what_the_gguf_file_holds(folder: Path, gguf_file: Path) -> None:
+    """Two thousand strings of real problems read back by the table of the file itself."""
+    header = read_header(gguf_file)
+    tokenizer = load_tokenizer(str(folder))
+    table = token_bytes(header)
+    texts = [row["question"] for row in rows_of("gsm8k", "train.jsonl")[:1500]]
+    texts += [row["problem"] for row in rows_of("math", "train.jsonl")[:500]]
+    assert len(texts) == 2000
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert b"".join(table[token_id] for token_id in ids).decode() == text
+    assert stop_ids_of(str(folder)) == stop_ids_of(str(gguf_file))
+
+
+def test_log_probs_of_a_text_are_stable(folder: Path, policy: Policy, tokenizer: Any) -> None:
+    text = "If Ann has 3 boxes of 12 pens and gives away 7 pens, she has 36 - 7 = 29 pens left."
+    ids = tokenizer.encode(text, return_tensors="pt")
+    with torch.inference_mode():
+        logits = policy.model(ids).logits.float().log_softmax(-1)
+    scores = logits[0, :-1].gather(-1, ids[0, 1:, None])
+    assert scores.mean().item() == pytest.approx(LOG_PROBS[folder.name], abs=0.02)

@@ -22,8 +22,8 @@ from grouper.evaluation import evaluate as evaluating
 from grouper.evaluation.items import Unfinished
 from grouper.evaluation.result import EvaluationResult
 from grouper.grading import Grader
-from grouper.models.loading import quiet
 from grouper.models.process_group import ProcessGroup
+from grouper.models.quiet import quiet
 from grouper.rewards import RewardStack
 from grouper.runs.progress import Progress
 from grouper.sampling.native import NativeSampler

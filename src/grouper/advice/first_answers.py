@@ -22,6 +22,7 @@ from grouper.config.schema import (
 from grouper.data import ProblemSet
 from grouper.errors import PromptError
 from grouper.grading import grade
+from grouper.models.device import fastest_dtype
 from grouper.models.folders import base_of, weight_files
 from grouper.models.loading import context_length, load_tokenizer, shape_of, stop_ids_of
 from grouper.models.policy import Policy
@@ -119,7 +120,7 @@ def ask(
         recipe = Recipe(
             name="init",
             skip_sft=True,
-            model=ModelConfig(path=path, dtype="bfloat16"),
+            model=ModelConfig(path=path, dtype=fastest_dtype()),
             data=DataConfig(train=SourceConfig(source="arithmetic")),
             prompt=PromptConfig(format=name),
             sampling=SamplingConfig(

@@ -86,10 +86,10 @@ class NewModelConfig(Section):
 
 
 class ModelConfig(Section):
-    """Which model is trained: a folder or Hub name, or a new random one."""
+    """Which model is trained: a folder, GGUF file or Hub name, or a new random one."""
 
     path: str | None = None
-    """local folder first, else a Hub name"""
+    """local folder or GGUF file first, else a Hub name"""
     revision: str | None = None
     """Hub revision; leave out for local folders"""
     new: NewModelConfig | None = None

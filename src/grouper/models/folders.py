@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe
 from grouper.config.schema import DataConfig, ModelConfig, PromptConfig, Recipe, SourceConfig
-from grouper.errors import ConfigError, ModelError, nearest, require_known
-from grouper.files import read_json
+from grouper.errors import ConfigError, ModelError, counted, nearest, require_known
+from grouper.files import cache_folder, read_json
 from grouper.prompts import FORMATS
 
 # What a run folder, and a model exported by it, keep the resolved recipe in, so that the model is
@@ -24,8 +25,50 @@ EXPORT_FILE = "grouper.json"
 STATE_FILE = "trainer_state.json"
 # In the best checkpoint of a phase so far; names the evaluation that made it the best.
 BEST_FILE = "best.json"
+# Files of llama.cpp, which `models/gguf.py` reads.
+GGUF_SUFFIX = ".gguf"
+# Counted up when the same file would be written differently, so that older folders are not used.
+GGUF_VERSION = 1
+# Digits of a hash that tell models apart.
+_SHOWN_DIGITS = 16
 # Where people keep models, below the folder that the command runs in.
-MODEL_FOLDERS = ("models", ".models")
+MODEL_FOLDERS = ("models", ".models", "real-models")
+
+
+def is_gguf(path: str) -> bool:
+    """Whether a path names a GGUF file; there may be none."""
+    return path.lower().endswith(GGUF_SUFFIX)
+
+
+def gguf_cache() -> Path:
+    """The folder of model folders that were made from GGUF files; it may not exist yet."""
+    return cache_folder() / "gguf"
+
+
+def gguf_folder(path: str) -> Path:
+    """The model folder that is made of a GGUF file when it is first loaded.
+
+    Args:
+        path: of a file that exists.
+    """
+    file = Path(path).expanduser()
+    digest = gguf_digest(path)[:_SHOWN_DIGITS]
+    return gguf_cache() / f"{file.stem}-{digest}-{GGUF_VERSION}"
+
+
+def gguf_digest(path: str) -> str:
+    """The SHA-256 of a GGUF file, read once in a process unless the file changes."""
+    file = Path(path).expanduser()
+    status = file.stat()
+    return _sha256(file, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache
+def _sha256(file: Path, *content: int) -> str:
+    """Hash a file; `content`, its size and time of change, tells one content from another."""
+    del content
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def is_model(folder: Path) -> bool:
@@ -34,8 +77,10 @@ def is_model(folder: Path) -> bool:
 
 
 def looks_local(path: str) -> bool:
-    """Whether a path is meant as a folder and not as a Hub name (owner/model)."""
-    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
+    """Whether a path is meant as a folder or file and not as a Hub name (owner/model)."""
+    if path.startswith((".", "/", "~")) or path.count("/") > 1 or is_gguf(path):
+        return True
+    return Path(path).exists()
 
 
 def require_model_folder(path: str, *, where: str = "model.path") -> None:
@@ -45,20 +90,40 @@ def require_model_folder(path: str, *, where: str = "model.path") -> None:
         ModelError: the folder is missing or holds no model. Hub names pass.
     """
     folder = Path(path).expanduser()
-    if folder.is_file() or folder.suffix == ".gguf":
-        what = f"{path!r} is a file, and a model is a folder"
-        fix = "Name the folder that it lies in."
-        if folder.suffix == ".gguf":
-            what = f"{path!r} holds weights for llama.cpp, which are rounded and cannot be trained"
-            fix = "Name the folder or the Hub name of the model that it was made from."
-        raise ModelError(what, where=where, fix=fix)
+    if is_gguf(path):
+        if folder.is_file():
+            return
+        raise ModelError(
+            f"there is no file {path!r}",
+            where=where,
+            fix="Give the path of a GGUF file, a model folder or a Hub name (owner/model).",
+        )
+    if folder.is_file():
+        raise ModelError(
+            f"{path!r} is a file, and a model is a folder",
+            where=where,
+            fix="Name the folder that it lies in.",
+        )
     if not looks_local(path) or is_model(folder):
         return
     if folder.is_dir():
+        files = sorted(str(file) for file in folder.glob(f"*{GGUF_SUFFIX}"))
+        if files:
+            raise ModelError(
+                f"{path!r} is no model folder; it holds {counted(len(files), 'GGUF file')}",
+                where=where,
+                fix=f"Name the file: {' or '.join(files[:3])}.",
+            )
         raise ModelError(
             f"{path!r} holds neither a model (config.json) nor an adapter ({ADAPTER_FILE})",
             where=where,
             fix="Give the folder that `save_pretrained` wrote, for example <run>/sft/final.",
+        )
+    if folder.parent == gguf_cache():
+        raise ModelError(
+            f"{path!r}, which was made from a GGUF file, has been deleted from the cache",
+            where=where,
+            fix="Run any command with that file as the model: the folder is written again.",
         )
     beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
     folders = {entry.name: str(entry) for entry in beside if entry.is_dir()}
@@ -72,9 +137,9 @@ def require_model_folder(path: str, *, where: str = "model.path") -> None:
 
 
 def on_this_machine(path: str, revision: str | None = None) -> bool:
-    """Whether a path is a folder, or a Hub name whose configuration is in the Hub cache."""
+    """Whether a path is there, or is a Hub name whose configuration is in the Hub cache."""
     if looks_local(path):
-        return Path(path).expanduser().is_dir()
+        return Path(path).expanduser().exists()
     return _cached(path, revision) is not None
 
 
@@ -110,6 +175,8 @@ def folder_of(path: str, revision: str | None = None) -> Path | None:
     """The folder that holds a model on this machine, that of the Hub cache included; else None."""
     if looks_local(path):
         folder = Path(path).expanduser()
+        if is_gguf(path) and folder.is_file():
+            folder = gguf_folder(path)
         return folder if folder.is_dir() else None
     config = _cached(path, revision)
     return None if config is None else config.parent
@@ -138,6 +205,8 @@ def identity_of(path: str, revision: str | None = None) -> str | None:
     None for a Hub name of which nothing is on this machine.
     """
     folder = Path(path).expanduser()
+    if is_gguf(path) and folder.is_file():
+        return gguf_digest(path)[:_SHOWN_DIGITS]
     if not folder.is_dir():
         found = _cached(path, revision)
         return None if found is None else found.parent.name
@@ -151,7 +220,8 @@ def identity_of(path: str, revision: str | None = None) -> str | None:
                     opened.seek(max(0, size - _SAMPLE) * part // (_SAMPLED - 1))
                     digest.update(opened.read(_SAMPLE))
     base = base_of(path)
-    return digest.hexdigest()[:16] + ("" if base == path else f"+{identity_of(base)}")
+    own = digest.hexdigest()[:_SHOWN_DIGITS]
+    return own if base == path else f"{own}+{identity_of(base)}"
 
 
 # Files that change what a model answers, and how much of a large one is read: training changes

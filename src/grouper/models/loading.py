@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from types import MethodType
@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME
-from transformers.utils import logging as transformers_logging
 
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import (
@@ -31,10 +30,18 @@ from grouper.errors import (
     require_extra,
 )
 from grouper.models.attention_check import check_logits, check_native_attention
-from grouper.models.device import DTYPES, on_device
-from grouper.models.folders import base_of, looks_local, read_adapter, require_model_folder
+from grouper.models.device import DTYPES, bfloat16_slowdown, on_device
+from grouper.models.folders import (
+    base_of,
+    is_gguf,
+    looks_local,
+    read_adapter,
+    require_model_folder,
+)
+from grouper.models.gguf import folder_of_gguf
 from grouper.models.merging import merged
 from grouper.models.policy import ADAPTER, Policy, ropes_of
+from grouper.models.quiet import quiet
 
 log = logging.getLogger(__name__)
 
@@ -42,27 +49,12 @@ log = logging.getLogger(__name__)
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
-# One thread at a time: transformers swaps PyTorch's functions while it makes a model, which leaves
-# another without weights. Bars, warnings and the random generator are the whole process's, too.
-_ALONE = threading.RLock()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No bars for files that take no time, no warnings about calls between other libraries."""
-    with _ALONE, warnings.catch_warnings():
-        was_on = transformers_logging.is_progress_bar_enabled()
-        transformers_logging.disable_progress_bar()
-        # PEFT asks transformers in a way that transformers will drop; neither is ours.
-        warnings.simplefilter("ignore", FutureWarning)
-        try:
-            yield
-        finally:
-            if was_on:
-                transformers_logging.enable_progress_bar()
-
-
 # --- what transformers loads ---------------------------------------------------------------------
+
+
+def _folder_to_load(path: str) -> Path:
+    """Return what `from_pretrained` takes for a path: of a GGUF file, the folder made of it."""
+    return folder_of_gguf(path) if is_gguf(path) else Path(path).expanduser()
 
 
 def _load(loader: Any, path: str, **options: Any) -> Any:
@@ -71,11 +63,12 @@ def _load(loader: Any, path: str, **options: Any) -> Any:
     Raises:
         ModelError: there is nothing to load, it is damaged, or it may not be had.
     """
+    folder = _folder_to_load(path)
     try:
         with quiet():
             # Left out, it is asked for in the terminal.
             options["trust_remote_code"] = False
-            return loader.from_pretrained(str(Path(path).expanduser()), **options)
+            return loader.from_pretrained(str(folder), **options)
     except Exception as error:  # of any class where files do not belong together
         # torch has a RuntimeError for what happens on a device, which is for others to explain.
         if is_out_of_memory(error) or "CUDA error" in str(error):
@@ -225,7 +218,7 @@ def stop_ids_of(path: str, revision: str | None = None) -> list[int]:
     """
     read = transformers.GenerationConfig.from_pretrained
     for place in dict.fromkeys((path, base_of(path))):
-        folder = Path(place).expanduser()
+        folder = _folder_to_load(place)
         try:
             found = read(str(folder), revision=revision if place == path else None)
         except OSError as error:
@@ -293,6 +286,7 @@ def load_policy(
     elif config.lora is not None:
         adapter = _new_adapter(model, config.lora, base, seed)
     policy = _as_policy(model, adapter, config).to(device)
+    _warn_of_slow_products(policy, config, torch.device(device))
     with as_model_error(
         f"{path!r} was loaded, and cannot be run",
         where="the model",
@@ -301,6 +295,29 @@ def load_policy(
         check_logits(policy)
         check_native_attention(policy)
     return policy
+
+
+# Weights from which on the speed of products is what a step takes; and how much slower those in
+# bfloat16 have to be before it is worth a warning.
+_LARGE = 20_000_000
+_SLOW = 1.5
+
+
+def _warn_of_slow_products(policy: Policy, config: ModelConfig, device: torch.device) -> None:
+    """Warn where a CPU computes faster in float32 than in the bfloat16 that a recipe asks for."""
+    weights = sum(parameter.numel() for parameter in policy.model.parameters())
+    if device.type != "cpu" or config.compute_dtype != "bfloat16" or weights < _LARGE:
+        return
+    slowdown = bfloat16_slowdown()
+    if slowdown < _SLOW:
+        return
+    setting = "model.dtype" if config.dtype == "bfloat16" else "model.compute_dtype"
+    log.warning(
+        "This CPU has no fast products in bfloat16: they take %.1f times as long as in float32. "
+        "%s=float32 is faster.",
+        slowdown,
+        setting,
+    )
 
 
 def weightless_policy(
@@ -617,7 +634,7 @@ def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int)
         ):
             adapter = peft.get_peft_model(model, settings)
     # Absolute, so that the adapter loads from whatever folder a command is run in.
-    local = Path(base).expanduser()
+    local = _folder_to_load(base)
     name = str(local.resolve()) if local.is_dir() else base
     adapter.peft_config[ADAPTER].base_model_name_or_path = name
     _untie(model)

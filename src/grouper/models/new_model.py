@@ -22,7 +22,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from grouper.config.schema import NewModelConfig
 from grouper.errors import ConfigError, RunFolderError
 from grouper.files import whole_folder
-from grouper.models.loading import quiet
+from grouper.models.quiet import quiet
 from grouper.types import AnswerFormat, Problem
 
 END, PAD = "<|end|>", "<|pad|>"

@@ -1,0 +1,680 @@
+"""GGUF files as a source of weights: read once, written as a model folder, used like any other.
+
+A GGUF file holds weights for llama.cpp, most of them rounded to a few bits, with the tokenizer and
+the chat template as metadata. transformers rebuilds a model from it. What it leaves out in silence
+is checked here: every number of the file has a place in the model and every weight of the model
+came from the file; the tokenizer writes and splits text as the file's own table says; scaled
+positions are restored or refused.
+
+The folder lies in the cache (`GROUPER_CACHE`) under the file's SHA-256, so that a file that was
+moved or renamed is not read again. Deleting it loses nothing but the time to write it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import math
+import random
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from grouper.errors import ModelError, RunFolderError, as_model_error, require_extra
+from grouper.files import whole_folder
+from grouper.models.folders import gguf_digest, gguf_folder, require_model_folder
+from grouper.models.quiet import quiet
+
+log = logging.getLogger(__name__)
+
+# The record of where a folder came from, in the folder.
+RECORD_FILE = "gguf.json"
+# Types that hold numbers as they are; all others are quantized.
+_PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
+_TEXTS_TO_TRY = 2000
+
+# Values of `tokenizer.ggml.token_type`.
+_NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """Everything in a GGUF file but the numbers."""
+
+    file: Path
+    metadata: Mapping[str, Any]
+    """By llama.cpp's names, such as `general.architecture`."""
+    tensors: Mapping[str, tuple[str, int]]
+    """Name of a tensor -> its type, such as `Q4_K`, and how many numbers it has."""
+    rope_factors: tuple[float, ...] | None
+    """What the frequencies of the positions are divided by, one for each; None: by nothing."""
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+    @property
+    def elements(self) -> int:
+        """Numbers in all tensors that hold weights."""
+        return sum(count for name, (_, count) in self.tensors.items() if not _is_rope(name))
+
+    @property
+    def types(self) -> Counter[str]:
+        """How many tensors there are of each type."""
+        return Counter(kind for kind, _ in self.tensors.values())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the weights are stored in: float32 where bfloat16 would round once more.
+
+        A quantized number carries at most eight bits, which is what bfloat16 keeps.
+        """
+        # Norms are float32 in every file; the largest tensors say what the model is stored in.
+        largest = max(self.tensors.values(), key=lambda entry: entry[1], default=("F32", 0))
+        return torch.float32 if largest[0] in ("F64", "F32", "F16") else torch.bfloat16
+
+
+def _is_rope(name: str) -> bool:
+    return name.startswith(("rope_freqs.", "rope_factors_"))
+
+
+def folder_of_gguf(path: str, *, where: str = "model.path") -> Path:
+    """Return the model folder that a GGUF file was written to; the first call writes it.
+
+    Args:
+        path: of the file.
+        where: the setting or argument that names it.
+
+    Raises:
+        ConfigError: the package `gguf` is not installed.
+        ModelError: the file cannot be used as a model that is trained.
+        RunFolderError: there is no room for the folder, or the cache cannot be written.
+    """
+    require_model_folder(path, where=where)
+    target = gguf_folder(path)
+    if (target / RECORD_FILE).is_file():
+        return target
+    require_extra("gguf", "gguf", where=where)
+    header = read_header(Path(path).expanduser())
+    require_usable(header, where=where)
+    _require_room(header, target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Processes of one run start together: one writes, the others wait and find it.
+    with filelock.FileLock(f"{target}.lock"):
+        if not (target / RECORD_FILE).is_file():
+            log.warning("%s is read once, and kept as a model folder in %s.", path, target)
+            with whole_folder(target) as folder:
+                losses = write_folder(header, folder, digest=gguf_digest(path), where=where)
+            for loss in losses:
+                log.warning("%s: %s", path, loss)
+    return target
+
+
+def _require_room(header: GgufHeader, target: Path) -> None:
+    needed = header.elements * header.dtype.itemsize
+    existing = next(folder for folder in target.parents if folder.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise RunFolderError(
+            f"the weights of {header.file.name} take {needed / 1e9:.1f} GB as a model folder, and "
+            f"{free / 1e9:.1f} GB are free here",
+            where=str(existing),
+            fix="Free some, or set GROUPER_CACHE to a folder on another disk.",
+        )
+
+
+# --- the header ----------------------------------------------------------------------------------
+
+
+def read_header(file: Path) -> GgufHeader:
+    """Read metadata and the list of tensors.
+
+    Raises:
+        ModelError: it is not a GGUF file, or damaged.
+    """
+    with file.open("rb") as opened:
+        if opened.read(4) != b"GGUF":
+            raise ModelError(
+                f"{str(file)!r} is not a GGUF file: it does not begin with GGUF",
+                where="the model",
+                fix="Download it again, or name a model folder.",
+            )
+    with as_model_error(
+        f"{str(file)!r} ends too early, or is damaged",
+        where="the model",
+        fix="Download it again.",
+    ):
+        reader = _make_reader(file)
+        metadata = {name: field.contents() for name, field in reader.fields.items()}
+        tensors = {
+            tensor.name: (tensor.tensor_type.name, int(tensor.n_elements))
+            for tensor in reader.tensors
+        }
+        factors = [
+            tuple(map(float, tensor.data))
+            for tensor in reader.tensors
+            if tensor.name == "rope_freqs.weight"
+        ]
+    return GgufHeader(
+        file=file,
+        metadata=metadata,
+        tensors=tensors,
+        rope_factors=factors[0] if factors else None,
+    )
+
+
+def _make_reader(file: Path) -> Any:
+    import gguf
+
+    class Reader(gguf.GGUFReader):
+        """The reader of the library, five times as fast.
+
+        It cuts a vocabulary into a million slices of a memory map, and a slice of an array takes a
+        fifth of the time.
+        """
+
+        @property
+        def data(self) -> Any:
+            return self._array
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._array = mapped.view(np.ndarray)
+
+    return Reader(file)
+
+
+def require_usable(header: GgufHeader, *, where: str = "model.path") -> None:
+    """Check that a file holds a whole language model that transformers can rebuild.
+
+    Raises:
+        ModelError: it does not.
+    """
+    name = header.file.name
+    kind = header.metadata.get("general.type", "model")
+    parts = int(header.metadata.get("split.count", 0))
+    if header.architecture == "clip" or kind == "mmproj":
+        raise ModelError(
+            f"{name} holds the part of a model that reads images, not a language model",
+            where=where,
+            fix="Name the file of the language model that it belongs to.",
+        )
+    if kind == "adapter":
+        raise ModelError(
+            f"{name} holds a LoRA adapter for llama.cpp, not a model",
+            where=where,
+            fix="Name the model, or the folder of the adapter as PEFT saved it.",
+        )
+    if parts > 1:
+        raise ModelError(
+            f"{name} is one of {parts} parts of a model",
+            where=where,
+            fix="Join them with llama.cpp's `llama-gguf-split --merge`, and name the result.",
+        )
+    if not _is_known(header.architecture):
+        raise ModelError(
+            f"{name} holds a model of the architecture {header.architecture!r}, which transformers "
+            f"{transformers.__version__} cannot read from a GGUF file",
+            where=where,
+            fix="Name the folder or the Hub name of the model that the file was made from.",
+        )
+    if not header.metadata.get("tokenizer.ggml.tokens"):
+        raise ModelError(
+            f"{name} holds no tokenizer",
+            where=where,
+            fix="Name a file that was made with the model's own vocabulary.",
+        )
+
+
+def _is_known(architecture: str) -> bool:
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    if architecture in GGUF_SUPPORTED_ARCHITECTURES:
+        return True
+    try:
+        # Newer versions read some architectures in another way, and list them elsewhere.
+        from transformers.integrations.gguf import is_gguf_arch_supported
+    except ImportError:
+        return False
+    return bool(is_gguf_arch_supported(architecture))
+
+
+# --- the folder ----------------------------------------------------------------------------------
+
+
+def write_folder(
+    header: GgufHeader, folder: Path, *, digest: str, where: str = "model.path"
+) -> list[str]:
+    """Write weights, tokenizer, template and stop tokens of a GGUF file as a model folder.
+
+    Args:
+        header: of the file.
+        folder: exists, and is empty.
+        digest: SHA-256 of the file, for the record.
+        where: the setting or argument that names the file.
+
+    Returns:
+        What the folder does not have of the model that the file was made from, a sentence each.
+
+    Raises:
+        ModelError: it cannot be rebuilt as it is.
+    """
+    losses = _losses_of_weights(header)
+    tokenizer = _load_tokenizer(header, where)
+    losses += _set_pre_tokenizer(header, tokenizer)
+    check_tokenizer(header, tokenizer)
+    model = _load_model(header, where)
+    with quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    if tokenizer.chat_template is None:
+        losses.append("it has no chat template, so that prompts are written as plain text.")
+    record = {
+        "file": header.file.name,
+        "sha256": digest,
+        "name": header.metadata.get("general.name"),
+        "license": header.metadata.get("general.license"),
+        "types": dict(header.types),
+        "transformers": transformers.__version__,
+        "losses": losses,
+    }
+    text = json.dumps(record, indent=2, ensure_ascii=False)
+    (folder / RECORD_FILE).write_text(f"{text}\n", encoding="utf-8")
+    return losses
+
+
+def _losses_of_weights(header: GgufHeader) -> list[str]:
+    quantized = {kind: n for kind, n in header.types.most_common() if kind not in _PLAIN_TYPES}
+    if not quantized:
+        return []
+    kinds = ", ".join(f"{count} {kind}" for kind, count in quantized.items())
+    bits = 8 * header.file.stat().st_size / max(1, header.elements)
+    sentence = (
+        f"its weights are quantized ({kinds} of {sum(header.types.values())} tensors, "
+        f"{bits:.1f} bits a number): training starts from the rounded values."
+    )
+    return [sentence]
+
+
+def _options(header: GgufHeader) -> dict[str, Any]:
+    """Arguments that let transformers read the file."""
+    return {"gguf_file": header.file.name, "local_files_only": True}
+
+
+def _load_model(header: GgufHeader, where: str) -> PreTrainedModel:
+    """Load the weights as plain numbers, with the positions and the head of the model.
+
+    Raises:
+        ModelError: something of the file has no place in the model, or the other way round.
+    """
+    options = {**_options(header), "dtype": header.dtype}
+    if hasattr(transformers, "GgufConfig"):
+        # Left out, newer versions keep the weights quantized wherever they have kernels for it.
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    # Its bar for the tensors cannot be switched off otherwise.
+    silent = contextlib.redirect_stderr(io.StringIO())
+    with (
+        silent,
+        quiet(),
+        as_model_error(
+            f"transformers cannot rebuild the model in {header.file.name}",
+            where=where,
+            fix="Name the folder or the Hub name of the model that the file was made from.",
+        ),
+    ):
+        config = AutoConfig.from_pretrained(header.file.parent, **_options(header))
+        _set_head_size(header, config)
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            header.file.parent, config=config, output_loading_info=True, **options
+        )
+    config = model.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    if getattr(model, "hf_quantizer", None) is not None:
+        # It would refuse to save what is no longer quantized.
+        model.hf_quantizer = None
+    missing = sorted(loading["missing_keys"])
+    misshapen = sorted(name for name, *_ in loading["mismatched_keys"])
+    if missing or misshapen:
+        # transformers would draw them at random.
+        what = "lacks" if missing else "has other sizes for"
+        names = missing or misshapen
+        raise ModelError(
+            f"{header.file.name} {what} {len(names)} of the weights of its model, such as "
+            f"{names[0]}",
+            where=where,
+            fix="Download it again, or name the model that it was made from.",
+        )
+    stored = sum(parameter.numel() for parameter in model.parameters())
+    if stored != header.elements:
+        raise ModelError(
+            f"{header.file.name} holds {header.elements:,} numbers, and transformers "
+            f"{transformers.__version__} finds a place for {stored:,}",
+            where=where,
+            fix="Name the folder or the Hub name of the model that the file was made from.",
+        )
+    _restore_positions(header, config, where)
+    config.architectures = [type(model).__name__]
+    model.generation_config = transformers.GenerationConfig(**_special_ids(header))
+    return _tied(model)
+
+
+def _set_head_size(header: GgufHeader, config: PretrainedConfig) -> None:
+    """Take the size of a head from the file, where transformers would assume it."""
+    size = header.metadata.get(f"{header.architecture}.attention.key_length")
+    if size is not None and hasattr(config, "head_dim"):
+        config.head_dim = int(size)
+
+
+def _tied(model: PreTrainedModel) -> PreTrainedModel:
+    """Tie embedding and head again where a file holds one matrix quantized twice."""
+    embedding = model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
+    if head is embedding:
+        return model
+    distance = (head.float() - embedding.float()).norm()
+    if distance > 0.1 * embedding.float().norm():
+        return model
+    # The head's copy is the finer one.
+    embedding.data.copy_(head.data)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    return model
+
+
+def _special_ids(header: GgufHeader) -> dict[str, Any]:
+    """Ids of the tokens that begin, end and pad a text, as a generation config has them.
+
+    A chat ends with `eot` where a text ends with `eos`; a model may use both.
+    """
+    prefix = "tokenizer.ggml."
+    names = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ends = [header.metadata.get(prefix + name) for name in names]
+    stop_ids = list(dict.fromkeys(int(end) for end in ends if end is not None))
+    ids = {
+        "bos_token_id": header.metadata.get(f"{prefix}bos_token_id"),
+        "eos_token_id": stop_ids if len(stop_ids) > 1 else next(iter(stop_ids), None),
+        "pad_token_id": header.metadata.get(f"{prefix}padding_token_id"),
+    }
+    return {name: value for name, value in ids.items() if value is not None}
+
+
+# --- positions -----------------------------------------------------------------------------------
+
+# How the positions of Llama 3.1 and later are scaled; the factor differs between sizes. A GGUF file
+# holds the result alone.
+_LOW_FREQUENCY = 1.0
+_HIGH_FREQUENCY = 4.0
+_LLAMA3_CONTEXT = 8192
+
+
+def llama3_factors(frequencies: Sequence[float], factor: float) -> list[float]:
+    """What Llama 3.1 divides the frequencies of its positions by.
+
+    Source: "The Llama 3 Herd of Models" (arXiv 2407.21783), in the form of its reference code: long
+    waves are stretched by `factor`, short ones not, and those between are interpolated.
+
+    Args:
+        frequencies: radians a position turns by, one for each pair of dimensions.
+        factor: the scale of the longest waves.
+    """
+    factors = []
+    for frequency in frequencies:
+        waves = _LLAMA3_CONTEXT * frequency / (2 * math.pi)
+        between = (waves - _LOW_FREQUENCY) / (_HIGH_FREQUENCY - _LOW_FREQUENCY)
+        smooth = min(1.0, max(0.0, between))
+        factors.append(1.0 / ((1.0 - smooth) / factor + smooth))
+    return factors
+
+
+def _restore_positions(header: GgufHeader, config: PretrainedConfig, where: str) -> None:
+    """Write the scaling of positions into a config, which transformers leaves out.
+
+    Raises:
+        ModelError: the file has a scaling that is not known here.
+    """
+    prefix = f"{header.architecture}.rope.scaling."
+    kind = header.metadata.get(f"{prefix}type", "none")
+    rope = dict(config.rope_parameters or {})
+    if header.rope_factors is not None:
+        largest = max(header.rope_factors)
+        pairs = len(header.rope_factors)
+        base = float(rope.get("rope_theta", 0.0))
+        frequencies = [base ** (-pair / pairs) for pair in range(pairs)] if base else []
+        expected = llama3_factors(frequencies, largest)
+        if len(expected) == pairs and all(
+            math.isclose(ours, theirs, rel_tol=1e-3)
+            for ours, theirs in zip(expected, header.rope_factors, strict=True)
+        ):
+            config.rope_parameters = {
+                **rope,
+                "rope_type": "llama3",
+                "factor": largest,
+                "low_freq_factor": _LOW_FREQUENCY,
+                "high_freq_factor": _HIGH_FREQUENCY,
+                "original_max_position_embeddings": _LLAMA3_CONTEXT,
+            }
+            return
+        kind = "by a table of its own"
+    elif kind == "none" or rope.get("rope_type", "default") != "default":
+        return
+    elif kind == "linear":
+        scaling = {"rope_type": "linear", "factor": float(header.metadata[f"{prefix}factor"])}
+        if "full_attention" in rope:
+            # Gemma 3 scales the layers that see the whole context.
+            rope["full_attention"] = {**rope["full_attention"], **scaling}
+            config.rope_parameters = rope
+        else:
+            config.rope_parameters = {**rope, **scaling}
+        return
+    raise ModelError(
+        f"the positions of {header.file.name} are scaled ({kind}), which cannot be read from it",
+        where=where,
+        fix="Name the folder or the Hub name of the model that the file was made from.",
+    )
+
+
+# --- the tokenizer -------------------------------------------------------------------------------
+
+# How text is split before byte pairs are merged: `tokenizer.ggml.pre` -> a normalizer and regular
+# expressions, each applied to what the ones before it have left. The names are llama.cpp's, the
+# expressions those that the models were published with.
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3_TEXT = _QWEN2.replace(r"\p{N}| ?", r"\p{N}{1,3}| ?")
+_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_SPLITS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
+    "default": (None, (_GPT2,)),
+    "gpt-2": (None, (_GPT2,)),
+    "smollm": (None, (r"\p{N}", _GPT2)),
+    "qwen2": (normalizers.NFC(), (_QWEN2,)),
+    "llama-bpe": (None, (_LLAMA3_TEXT,)),
+}
+
+
+def _load_tokenizer(header: GgufHeader, where: str) -> Any:
+    with (
+        quiet(),
+        as_model_error(
+            f"transformers cannot rebuild the tokenizer in {header.file.name}",
+            where=where,
+            fix="Name the folder or the Hub name of the model that the file was made from.",
+        ),
+    ):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            header.file.parent, **_options(header)
+        )
+    for name in ("gguf_file", "local_files_only"):
+        tokenizer.init_kwargs.pop(name, None)
+    return _without_added_tokens(header, tokenizer)
+
+
+def _without_added_tokens(header: GgufHeader, tokenizer: Any) -> Any:
+    """Drop tokens that the class of a tokenizer adds to those of its file.
+
+    GPT-2's, which stands for all byte-level ones, brings a token for the end of a text. Where a
+    file has none of that name, its id is one that the model has no embedding for.
+    """
+    size = len(header.metadata["tokenizer.ggml.tokens"])
+    if len(tokenizer) <= size:
+        return tokenizer
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    parts["added_tokens"] = [token for token in parts["added_tokens"] if token["id"] < size]
+    vocabulary = parts["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        kept = {token: token_id for token, token_id in vocabulary.items() if token_id < size}
+        parts["model"]["vocab"] = kept
+    tokens = header.metadata["tokenizer.ggml.tokens"]
+    names = {
+        "bos_token": "bos_token_id",
+        "eos_token": "eos_token_id",
+        "pad_token": "padding_token_id",
+        "unk_token": "unknown_token_id",
+    }
+    special = {
+        name: tokens[header.metadata[f"tokenizer.ggml.{key}"]]
+        for name, key in names.items()
+        if f"tokenizer.ggml.{key}" in header.metadata
+    }
+    rebuilt = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(parts)), **special
+    )
+    rebuilt.chat_template = tokenizer.chat_template
+    return rebuilt
+
+
+def _set_pre_tokenizer(header: GgufHeader, tokenizer: Any) -> list[str]:
+    """Let a byte-level tokenizer split text by the rule that its file names.
+
+    transformers falls back to the rule of GPT-2, by which the digits of a number stay together.
+
+    Returns:
+        A sentence where the rule is not known.
+    """
+    if header.metadata.get("tokenizer.ggml.model") != "gpt2":
+        return []
+    rule = str(header.metadata.get("tokenizer.ggml.pre", "default"))
+    if rule in _SPLITS:
+        normalizer, expressions = _SPLITS[rule]
+        splits = [
+            pre_tokenizers.Split(Regex(expression), behavior="isolated")
+            for expression in expressions
+        ]
+        alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, alphabet])
+        if normalizer is not None:
+            tokenizer.backend_tokenizer.normalizer = normalizer
+        return []
+    if rule in _rules_of_transformers():
+        return []
+    sentence = (
+        f"its tokenizer splits text by a rule that is not known here ({rule!r}); GPT-2's is used, "
+        "which may split numbers differently than in training."
+    )
+    return [sentence]
+
+
+def _rules_of_transformers() -> Mapping[str, str]:
+    try:
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+    except ImportError:
+        return {}
+    return dict(GGUF_PRE_TOKENIZER_SPLITS)
+
+
+def token_bytes(header: GgufHeader) -> list[bytes]:
+    """The text of every token, as UTF-8, by the table of the file."""
+    metadata = header.metadata
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    types: list[int] = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    if metadata.get("tokenizer.ggml.model") == "gpt2":
+        byte_of = {spelling: byte for byte, spelling in _byte_spellings().items()}
+        return [
+            bytes(byte_of[character] for character in token)
+            if byte_of.keys() >= set(token)
+            else token.encode()
+            for token in tokens
+        ]
+    return [
+        bytes([int(token[1:-1], 16)]) if kind == _BYTE else token.replace("▁", " ").encode()
+        for token, kind in zip(tokens, types, strict=True)
+    ]
+
+
+def _byte_spellings() -> dict[int, str]:
+    """The character that byte-level tokenizers write for each byte (GPT-2).
+
+    Printable bytes are themselves; the others follow from 256 on.
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]
+    printable += range(ord("®"), ord("ÿ") + 1)
+    spellings = {byte: chr(byte) for byte in printable}
+    others = [byte for byte in range(256) if byte not in spellings]
+    return spellings | {byte: chr(256 + index) for index, byte in enumerate(others)}
+
+
+def check_tokenizer(header: GgufHeader, tokenizer: Any) -> None:
+    """Encode texts, and read the ids back by the table of the file.
+
+    Raises:
+        ModelError: the tokenizer has other tokens than the file, or changes a text.
+    """
+    table = token_bytes(header)
+    fix = "Name the folder or the Hub name of the model that the file was made from."
+    what = f"the tokenizer that transformers makes of {header.file.name}"
+    if len(tokenizer) != len(table):
+        raise ModelError(
+            f"{what} has {len(tokenizer):,} tokens, and the file {len(table):,}",
+            where="the model",
+            fix=fix,
+        )
+    adds_space = bool(header.metadata.get("tokenizer.ggml.add_space_prefix", False))
+    for text in _texts_of(header, table):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        read_back = b"".join(table[token_id] for token_id in ids)
+        if adds_space:
+            read_back = read_back.removeprefix(b" ")
+        if read_back != text.encode():
+            raise ModelError(
+                f"{what} writes {text!r} with tokens that the file reads as "
+                f"{read_back.decode(errors='replace')!r}",
+                where="the model",
+                fix=fix,
+            )
+
+
+def _texts_of(header: GgufHeader, table: Sequence[bytes]) -> list[str]:
+    """Make texts of tokens that are drawn at random, the same ones each time."""
+    types = header.metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(table)
+    words = []
+    for piece, kind in zip(table, types, strict=True):
+        text = piece.decode(errors="replace")
+        if kind == _NORMAL and text and "\ufffd" not in text and _is_composed(text):
+            words.append(text)
+    draw = random.Random(0)
+    texts = []
+    for _ in range(_TEXTS_TO_TRY):
+        count = 1 + int(draw.random() * 8)
+        text = "".join(words[int(draw.random() * len(words))] for _ in range(count))
+        if _is_composed(text):
+            texts.append(text)
+    return texts
+
+
+def _is_composed(text: str) -> bool:
+    """Whether a tokenizer that composes characters (NFC) leaves a text as it is."""
+    return str(normalizers.NFC().normalize_str(text)) == text

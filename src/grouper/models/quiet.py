@@ -1,0 +1,29 @@
+"""Calls of transformers and PEFT without their bars and warnings, one thread at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterator
+
+from transformers.utils import logging as transformers_logging
+
+# One thread at a time: transformers swaps PyTorch's functions while it makes a model, which leaves
+# another without weights. Bars, warnings and the random generator are the whole process's, too.
+_ALONE = threading.RLock()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """No bars for files that take no time, no warnings about calls between other libraries."""
+    with _ALONE, warnings.catch_warnings():
+        was_on = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.disable_progress_bar()
+        # PEFT asks transformers in a way that transformers will drop; neither is ours.
+        warnings.simplefilter("ignore", FutureWarning)
+        try:
+            yield
+        finally:
+            if was_on:
+                transformers_logging.enable_progress_bar()
