@@ -224,6 +224,7 @@ def test_parts_of_a_loop_that_are_alike_are_traced_once(monkeypatch: pytest.Monk
     """A plan for the CPU ran every block of heads and every chunk of logits without content."""
     monkeypatch.setattr(ops, "ROOM", 1 << 12)
     monkeypatch.setattr(token_scores, "CHUNK_ELEMENTS", 16 * SHAPE["vocab_size"])
+    monkeypatch.setattr(token_scores, "CPU_ROWS", 1)
     shape = AutoConfig.for_model(**{**SHAPE, "num_hidden_layers": 1})
     tracer = Tracer(weightless_policy(ModelConfig(path="x"), shape), "cpu")
     counted, count_one = list[int](), _Live.count

@@ -111,6 +111,7 @@ def gradients(scores: tuple[Tensor, Tensor], given: dict[str, Any]) -> list[Tens
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """One token a chunk, several uneven chunks, or all in one."""
     monkeypatch.setattr(token_scores, "CHUNK_ELEMENTS", request.param * VOCABULARY)
+    monkeypatch.setattr(token_scores, "CPU_ROWS", 1)
     return int(request.param)
 
 
@@ -246,12 +247,33 @@ def test_chunks_on_cuda_grow_with_the_memory_that_is_free(monkeypatch: pytest.Mo
     monkeypatch.undo()
     vocabulary = 151_936
     rows = token_scores.chunk_rows
-    assert rows(vocabulary) == rows(vocabulary, "mps") == 220
+    assert rows(vocabulary, "mps") == 220
     assert rows(vocabulary, "cuda") == rows(vocabulary, "cuda", 80 * 10**9) == 1766
     # A quarter of 4 GB, 12 bytes for each logit: 548 tokens.
     assert rows(vocabulary, "cuda", 4 * 10**9) == 512
     assert rows(vocabulary, "cuda", 10**6) == 220
     assert rows(2**40) == rows(2**40, "cuda", 0) == 1
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "gigabytes", "rows"),
+    [
+        (512, 24, 65_536),
+        (49_152, 24, 682),
+        (151_936, 24, 512),
+        (262_144, 24, 512),
+        (262_144, 16, 256),
+        (262_144, 8, 128),
+        (262_144, 1, 128),
+    ],
+)
+def test_chunks_on_a_cpu_have_tokens_enough_for_a_large_head(
+    monkeypatch: pytest.MonkeyPatch, vocabulary: int, gigabytes: int, rows: int
+) -> None:
+    """Gemma's head was read and its gradient written for 128 tokens at a time."""
+    monkeypatch.undo()
+    monkeypatch.setattr(token_scores, "machine_memory", lambda: gigabytes * 10**9)
+    assert token_scores.chunk_rows(vocabulary) == rows
 
 
 def test_a_device_that_cannot_widen_products_rounds_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,7 @@ def _environment() -> dict[str, dict[str, str]]:
     import torch
 
     from grouper.kernels.cpu.library import kernels_in_use
+    from grouper.models.device import machine_memory
 
     versions = {"grouper-rl": version("grouper-rl"), "python": platform.python_version()}
     extras: dict[str, str] = {}
@@ -188,11 +189,10 @@ def _environment() -> dict[str, dict[str, str]]:
             versions[package] = found
         elif extra[1] != "dev":
             extras[extra[1]] = ", ".join(filter(None, (extras.get(extra[1]), f"{package} {found}")))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     devices = {
         "system": platform.platform(),
         "cpu": f"{processors()} of {os.cpu_count()} processors, {torch.get_num_threads()} threads",
-        "memory": f"{memory / 2**30:.1f} GiB",
+        "memory": f"{machine_memory() / 2**30:.1f} GiB",
     }
     for number in range(torch.cuda.device_count()):
         card = torch.cuda.get_device_properties(number)

@@ -112,6 +112,11 @@ def find_device(name: str) -> torch.device:
     return torch.device("cpu" if name == "auto" else name)
 
 
+def machine_memory() -> int:
+    """Bytes of memory that this machine has, free or not."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def free_memory(device: torch.device) -> int:
     """What new tensors can take on a CUDA device: what is free, and what PyTorch holds unused.
 

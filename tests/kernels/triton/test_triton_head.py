@@ -131,6 +131,7 @@ def test_a_head_runs_on_them(name: str, bias: bool, monkeypatch: pytest.MonkeyPa
         del inputs["bias"]
     targets = torch.randint(31, (23,), generator=random).to(DEVICE)
     monkeypatch.setattr(token_scores, "CHUNK_ELEMENTS", 7 * 31)
+    monkeypatch.setattr(token_scores, "CPU_ROWS", 1)
     monkeypatch.setattr(token_scores, "serves", lambda *tensors: tensors[0].dtype != torch.float64)
     used: list[str] = []
 
