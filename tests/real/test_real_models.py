@@ -23,6 +23,7 @@ from gates import shared
 from grouper.algorithms.batching import unweighted_rows
 from grouper.cli import main
 from grouper.config.schema import LoraConfig, ModelConfig
+from grouper.models.device import fastest_dtype
 from grouper.models.gguf import read_header, token_bytes
 from grouper.models.loading import load_policy, load_tokenizer, stop_ids_of
 from grouper.models.policy import Policy
@@ -60,7 +61,8 @@ def tokenizer(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def policy(folder: Path) -> Policy:
-    return load_policy(ModelConfig(path=str(folder), dtype="bfloat16"), str(folder), seed=0)
+    config = ModelConfig(path=str(folder), dtype=fastest_dtype())
+    return load_policy(config, str(folder), seed=0)
 
 
 def rows_of(*place: str) -> list[dict[str, Any]]:
@@ -146,17 +148,18 @@ QUESTIONS = tuple(f"What is {n} + {n + 3}? Explain." for n in range(8))
 
 
 def test_an_adapter_adds_nothing_to_the_gap_between_sampler_and_trainer(
-    folder: Path, policy: Policy, tokenizer: Any
+    folder: Path, tokenizer: Any
 ) -> None:
     """A small update of LoRA is below the distance of bfloat16 numbers: a merge would lose it."""
     prompts = prompts_of(tokenizer, QUESTIONS)
     budget = {"max_new_tokens": 24, "temperature": 1.0}
     stops = [tokenizer.eos_token_id]
+    config = ModelConfig(path=str(folder), dtype="bfloat16")
+    policy = load_policy(config, str(folder), seed=0)
     plain = sampled(SamplingWeights(policy, torch.bfloat16), tokenizer, prompts, stops, **budget)
     usual = float(gaps(policy, prompts, plain).mean())
-    lora = LoraConfig(rank=16, alpha=64.0)
-    config = ModelConfig(path=str(folder), dtype="bfloat16", lora=lora)
-    adapted = load_policy(config, str(folder), seed=0)
+    with_adapter = config.model_copy(update={"lora": LoraConfig(rank=16, alpha=64.0)})
+    adapted = load_policy(with_adapter, str(folder), seed=0)
     with torch.no_grad():
         for name, parameter in adapted.trainable().items():
             if "lora_B" in name:
@@ -204,7 +207,7 @@ def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "name": "real",
         "output_dir": str(place),
         "threads": torch.get_num_threads(),
-        "model": {"path": str(folder), "dtype": "bfloat16"},
+        "model": {"path": str(folder), "dtype": fastest_dtype()},
         "prompt": {"format": "xml", "max_prompt_tokens": 200},
         "sft": {"steps": 2, "batch_size": 4, "optimizer": {"learning_rate": 1e-5}},
         "grpo": {
