@@ -374,6 +374,16 @@ def test_no_room_for_the_folder(
     assert "set GROUPER_CACHE to a folder on another disk" in str(caught.value)
 
 
+def test_a_cache_that_cannot_be_written(
+    tiny: TinyGguf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tiny.write(tmp_path / "tiny.gguf")
+    (tmp_path / "a-file").touch()
+    monkeypatch.setenv("GROUPER_CACHE", str(tmp_path / "a-file" / "cache"))
+    with pytest.raises(RunFolderError):
+        folder_of_gguf(str(file))
+
+
 def test_the_package_is_missing(
     tiny: TinyGguf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from grouper.errors import ModelError, RunFolderError, as_model_error, require_extra
-from grouper.files import whole_folder
+from grouper.files import refusing, whole_folder
 from grouper.models.folders import gguf_digest, gguf_folder, require_model_folder
 from grouper.models.quiet import quiet
 
@@ -79,7 +79,7 @@ class GgufHeader:
     def dtype(self) -> torch.dtype:
         """What the weights are stored in: float32 where bfloat16 would round once more.
 
-        A quantized number carries at most eight bits, which is what bfloat16 keeps.
+        Quantized numbers are off by far more than bfloat16 rounds.
         """
         # Norms are float32 in every file; the largest tensors say what the model is stored in.
         largest = max(self.tensors.values(), key=lambda entry: entry[1], default=("F32", 0))
@@ -110,9 +110,10 @@ def folder_of_gguf(path: str, *, where: str = "model.path") -> Path:
     header = read_header(Path(path).expanduser())
     require_usable(header, where=where)
     _require_room(header, target)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    with refusing(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
     # Processes of one run start together: one writes, the others wait and find it.
-    with filelock.FileLock(f"{target}.lock"):
+    with refusing(target.parent), filelock.FileLock(f"{target}.lock"):
         if not (target / RECORD_FILE).is_file():
             log.warning("%s is read once, and kept as a model folder in %s.", path, target)
             with whole_folder(target) as folder:
