@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from conftest import Grouper
 from gguf_files import TinyGguf
 
 from grouper.models.folders import gguf_folder
+from grouper.models.gguf import folder_of_gguf
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(50)]
 
@@ -91,3 +93,15 @@ def test_a_folder_with_a_gguf_file_alone(grouper: Grouper, file: Path) -> None:
     called = grouper("plan", "demo", "model.new=null", f"model.path={file.parent}")
     assert called.code == 2
     assert f"Name the file: {file}." in called.err
+
+
+def test_a_quantized_copy_of_a_model_of_the_hub_is_named(
+    grouper: Grouper, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make real-models` leaves one where no Hub can be reached."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder_of_gguf(str(file)), "real-models/Tiny-1B")
+    changes = ["model.path=owner/Tiny-1B", *recipe(file)[1:2], "prompt.max_prompt_tokens=99"]
+    called = grouper("run", "demo", *changes, "--dry-run")
+    assert called.code == 0, called.err
+    assert "owner/Tiny-1B is read from ./real-models/Tiny-1B, a copy whose weights" in called.err

@@ -15,7 +15,13 @@ from grouper.config.loading import load_recipe, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, DataError, GradingError
 from grouper.files import read_lines, require_writable
-from grouper.models.folders import RECIPE_FILE, is_model, local_model, require_model_folder
+from grouper.models.folders import (
+    GGUF_RECORD,
+    RECIPE_FILE,
+    is_model,
+    local_model,
+    require_model_folder,
+)
 
 # Lines of a dry run before the recipe.
 SUMMARY = 25
@@ -42,12 +48,16 @@ def open_recipe(
     path = recipe.model.path or ""
     instead = [*fallbacks(name, recipe, overrides)] if runs_here else []
     changes = [override for override, _ in instead]
-    if (local := local_model(path)) != path:
+    notes = [text for _, text in instead]
+    local = local_model(path)
+    if local != path:
         changes += [f"model.path={local}", "model.revision=null"]
+        if (Path(local) / GGUF_RECORD).is_file():
+            notes.append(f"{path} is read from {local}, a copy whose weights were quantized.")
     if changes:
         recipe = read_recipe(name, (*overrides, *changes))
     warnings = check_recipe(recipe, runs_here=runs_here, packages=packages)
-    for text in (*(text for _, text in instead), *warnings):
+    for text in (*notes, *warnings):
         warn(text)
     return recipe
 

@@ -27,6 +27,8 @@ STATE_FILE = "trainer_state.json"
 BEST_FILE = "best.json"
 # Files of llama.cpp, which `models/gguf.py` reads.
 GGUF_SUFFIX = ".gguf"
+# In a folder made of such a file: where it came from, and what it lost.
+GGUF_RECORD = "gguf.json"
 # Counted up when the same file would be written differently, so that older folders are not used.
 GGUF_VERSION = 1
 # Digits of a hash that tell models apart.

@@ -34,13 +34,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from grouper.errors import ModelError, RunFolderError, as_model_error, require_extra
 from grouper.files import refusing, whole_folder
-from grouper.models.folders import gguf_digest, gguf_folder, require_model_folder
+from grouper.models.folders import (
+    GGUF_RECORD,
+    gguf_digest,
+    gguf_folder,
+    require_model_folder,
+)
 from grouper.models.quiet import quiet
 
 log = logging.getLogger(__name__)
 
-# The record of where a folder came from, in the folder.
-RECORD_FILE = "gguf.json"
 # Types that hold numbers as they are; all others are quantized.
 _PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
 _TEXTS_TO_TRY = 2000
@@ -104,7 +107,7 @@ def folder_of_gguf(path: str, *, where: str = "model.path") -> Path:
     """
     require_model_folder(path, where=where)
     target = gguf_folder(path)
-    if (target / RECORD_FILE).is_file():
+    if (target / GGUF_RECORD).is_file():
         return target
     require_extra("gguf", "gguf", where=where)
     header = read_header(Path(path).expanduser())
@@ -114,7 +117,7 @@ def folder_of_gguf(path: str, *, where: str = "model.path") -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
     # Processes of one run start together: one writes, the others wait and find it.
     with refusing(target.parent), filelock.FileLock(f"{target}.lock"):
-        if not (target / RECORD_FILE).is_file():
+        if not (target / GGUF_RECORD).is_file():
             log.warning("%s is read once, and kept as a model folder in %s.", path, target)
             with whole_folder(target) as folder:
                 losses = write_folder(header, folder, digest=gguf_digest(path), where=where)
@@ -292,7 +295,7 @@ def write_folder(
         "losses": losses,
     }
     text = json.dumps(record, indent=2, ensure_ascii=False)
-    (folder / RECORD_FILE).write_text(f"{text}\n", encoding="utf-8")
+    (folder / GGUF_RECORD).write_text(f"{text}\n", encoding="utf-8")
     return losses
 
 
