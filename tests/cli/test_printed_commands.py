@@ -138,6 +138,11 @@ def put(command: str, *, texts: dict[str, str], finished_run: Path) -> None:
     for run in runs | set(re.findall(r"outputs/[\w-]+", command)):
         shutil.copytree(finished_run, run)
     made_here = command.startswith(("grouper new-model", "grouper export"))
+    for file in set(re.findall(r"[\w.-]+\.gguf", command)):
+        # Here, because it needs the package `gguf`.
+        from gguf_files import TinyGguf
+
+        TinyGguf().write(Path(file))
     for model in set(re.findall(r"\./(my-model|wider|models/mine)", command)):
         if not made_here:
             shutil.copytree(finished_run / "grpo" / "final", model)
