@@ -322,7 +322,11 @@ def test_damaged_files(
         ({"split.count": 3}, "is one of 3 parts of a model"),
         ({"tokenizer.ggml.tokens": None}, "holds no tokenizer"),
         ({"qwen3.rope.scaling.type": "yarn"}, r"positions of tiny.gguf are scaled \(yarn\)"),
-        ({"tokenizer.ggml.model": "rwkv"}, "cannot rebuild the tokenizer in tiny.gguf"),
+        ({"tokenizer.ggml.model": "rwkv"}, "the tokenizer in tiny.gguf cannot be rebuilt"),
+        ({"tokenizer.ggml.token_type": [1, 1]}, "the tokenizer in tiny.gguf cannot be rebuilt"),
+        ({"tokenizer.ggml.eos_token_id": 99_999}, "the tokenizer in tiny.gguf cannot be rebuilt"),
+        ({"qwen3.block_count": None}, "tiny.gguf"),
+        ({"qwen3.rope.scaling.type": "linear"}, "the model in tiny.gguf cannot be rebuilt"),
     ],
 )
 def test_files_that_are_no_model_to_train(
@@ -352,6 +356,7 @@ def test_an_architecture_that_transformers_cannot_read(tmp_path: Path) -> None:
         ({"blk.1.ffn_up.weight": torch.zeros(0)}, "lacks 1 of the weights of its model"),
         ({"blk.1.attn_sinks.weight": torch.ones(64)}, "finds a place for"),
         ({"rope_freqs.weight": torch.tensor([1.0, 7.0] * 8)}, "scaled .by a table of its own"),
+        ({"rope_factors_long.weight": torch.ones(8)}, "scaled .by a table of its own"),
     ],
 )
 def test_weights_that_do_not_match_the_model(

@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 # Types that hold numbers as they are; all others are quantized.
 _PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
 _TEXTS_TO_TRY = 2000
+# What to do about a file that cannot be rebuilt.
+_OTHER_SOURCE = "Name the folder or the Hub name of the model that the file was made from."
 
 # Values of `tokenizer.ggml.token_type`.
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
@@ -61,8 +63,8 @@ class GgufHeader:
     """By llama.cpp's names, such as `general.architecture`."""
     tensors: Mapping[str, tuple[str, int]]
     """Name of a tensor -> its type, such as `Q4_K`, and how many numbers it has."""
-    rope_factors: tuple[float, ...] | None
-    """What the frequencies of the positions are divided by, one for each; None: by nothing."""
+    rope_factors: Mapping[str, tuple[float, ...]]
+    """Name of a tensor -> what the frequencies of positions are divided by, one for each."""
 
     @property
     def architecture(self) -> str:
@@ -166,17 +168,12 @@ def read_header(file: Path) -> GgufHeader:
             tensor.name: (tensor.tensor_type.name, int(tensor.n_elements))
             for tensor in reader.tensors
         }
-        factors = [
-            tuple(map(float, tensor.data))
+        rope_factors = {
+            tensor.name: tuple(map(float, tensor.data))
             for tensor in reader.tensors
-            if tensor.name == "rope_freqs.weight"
-        ]
-    return GgufHeader(
-        file=file,
-        metadata=metadata,
-        tensors=tensors,
-        rope_factors=factors[0] if factors else None,
-    )
+            if _is_rope(tensor.name)
+        }
+    return GgufHeader(file=file, metadata=metadata, tensors=tensors, rope_factors=rope_factors)
 
 
 def _make_reader(file: Path) -> Any:
@@ -232,7 +229,7 @@ def require_usable(header: GgufHeader, *, where: str = "model.path") -> None:
             f"{name} holds a model of the architecture {header.architecture!r}, which transformers "
             f"{transformers.__version__} cannot read from a GGUF file",
             where=where,
-            fix="Name the folder or the Hub name of the model that the file was made from.",
+            fix=_OTHER_SOURCE,
         )
     if not header.metadata.get("tokenizer.ggml.tokens"):
         raise ModelError(
@@ -275,18 +272,24 @@ def write_folder(
     Raises:
         ModelError: it cannot be rebuilt as it is.
     """
+    name = header.file.name
     losses = _losses_of_weights(header)
-    tokenizer = _load_tokenizer(header, where)
-    losses += _set_pre_tokenizer(header, tokenizer)
-    check_tokenizer(header, tokenizer)
-    model = _load_model(header, where)
+    # Damaged metadata raise errors of any class.
+    with as_model_error(
+        f"the tokenizer in {name} cannot be rebuilt", where=where, fix=_OTHER_SOURCE
+    ):
+        tokenizer = _load_tokenizer(header)
+        losses += _set_pre_tokenizer(header, tokenizer)
+        check_tokenizer(header, tokenizer)
+    with as_model_error(f"the model in {name} cannot be rebuilt", where=where, fix=_OTHER_SOURCE):
+        model = _load_model(header, where)
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     if tokenizer.chat_template is None:
         losses.append("it has no chat template, so that prompts are written as plain text.")
     record = {
-        "file": header.file.name,
+        "file": name,
         "sha256": digest,
         "name": header.metadata.get("general.name"),
         "license": header.metadata.get("general.license"),
@@ -327,19 +330,10 @@ def _load_model(header: GgufHeader, where: str) -> PreTrainedModel:
     if hasattr(transformers, "GgufConfig"):
         # Left out, newer versions keep the weights quantized wherever they have kernels for it.
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    config = AutoConfig.from_pretrained(header.file.parent, **_options(header))
+    _set_head_size(header, config)
     # Its bar for the tensors cannot be switched off otherwise.
-    silent = contextlib.redirect_stderr(io.StringIO())
-    with (
-        silent,
-        quiet(),
-        as_model_error(
-            f"transformers cannot rebuild the model in {header.file.name}",
-            where=where,
-            fix="Name the folder or the Hub name of the model that the file was made from.",
-        ),
-    ):
-        config = AutoConfig.from_pretrained(header.file.parent, **_options(header))
-        _set_head_size(header, config)
+    with quiet(), contextlib.redirect_stderr(io.StringIO()):
         model, loading = AutoModelForCausalLM.from_pretrained(
             header.file.parent, config=config, output_loading_info=True, **options
         )
@@ -367,7 +361,7 @@ def _load_model(header: GgufHeader, where: str) -> PreTrainedModel:
             f"{header.file.name} holds {header.elements:,} numbers, and transformers "
             f"{transformers.__version__} finds a place for {stored:,}",
             where=where,
-            fix="Name the folder or the Hub name of the model that the file was made from.",
+            fix=_OTHER_SOURCE,
         )
     _restore_positions(header, config, where)
     config.architectures = [type(model).__name__]
@@ -425,7 +419,7 @@ _LLAMA3_CONTEXT = 8192
 
 
 def llama3_factors(frequencies: Sequence[float], factor: float) -> list[float]:
-    """What Llama 3.1 divides the frequencies of its positions by.
+    """Compute what Llama 3.1 divides the frequencies of its positions by.
 
     Source: "The Llama 3 Herd of Models" (arXiv 2407.21783), in the form of its reference code: long
     waves are stretched by `factor`, short ones not, and those between are interpolated.
@@ -443,6 +437,24 @@ def llama3_factors(frequencies: Sequence[float], factor: float) -> list[float]:
     return factors
 
 
+def _are_llama3(factors: Sequence[float], *, base: float) -> bool:
+    """Whether factors are those of Llama 3 for some scale of the longest waves.
+
+    Args:
+        factors: one for each pair of dimensions.
+        base: of the frequencies (theta); 0 where there is no single one.
+    """
+    if not factors or base == 0:
+        return False
+    pairs = len(factors)
+    frequencies = [base ** (-pair / pairs) for pair in range(pairs)]
+    expected = llama3_factors(frequencies, max(factors))
+    return all(
+        math.isclose(ours, theirs, rel_tol=1e-3)
+        for ours, theirs in zip(expected, factors, strict=True)
+    )
+
+
 def _restore_positions(header: GgufHeader, config: PretrainedConfig, where: str) -> None:
     """Write the scaling of positions into a config, which transformers leaves out.
 
@@ -452,20 +464,14 @@ def _restore_positions(header: GgufHeader, config: PretrainedConfig, where: str)
     prefix = f"{header.architecture}.rope.scaling."
     kind = header.metadata.get(f"{prefix}type", "none")
     rope = dict(config.rope_parameters or {})
-    if header.rope_factors is not None:
-        largest = max(header.rope_factors)
-        pairs = len(header.rope_factors)
-        base = float(rope.get("rope_theta", 0.0))
-        frequencies = [base ** (-pair / pairs) for pair in range(pairs)] if base else []
-        expected = llama3_factors(frequencies, largest)
-        if len(expected) == pairs and all(
-            math.isclose(ours, theirs, rel_tol=1e-3)
-            for ours, theirs in zip(expected, header.rope_factors, strict=True)
-        ):
+    if header.rope_factors:
+        # Llama 3 has this table alone; LongRoPE has two, of other names.
+        factors = header.rope_factors.get("rope_freqs.weight", ())
+        if _are_llama3(factors, base=float(rope.get("rope_theta", 0.0))):
             config.rope_parameters = {
                 **rope,
                 "rope_type": "llama3",
-                "factor": largest,
+                "factor": max(factors),
                 "low_freq_factor": _LOW_FREQUENCY,
                 "high_freq_factor": _HIGH_FREQUENCY,
                 "original_max_position_embeddings": _LLAMA3_CONTEXT,
@@ -486,7 +492,7 @@ def _restore_positions(header: GgufHeader, config: PretrainedConfig, where: str)
     raise ModelError(
         f"the positions of {header.file.name} are scaled ({kind}), which cannot be read from it",
         where=where,
-        fix="Name the folder or the Hub name of the model that the file was made from.",
+        fix=_OTHER_SOURCE,
     )
 
 
@@ -510,15 +516,8 @@ _SPLITS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
-def _load_tokenizer(header: GgufHeader, where: str) -> Any:
-    with (
-        quiet(),
-        as_model_error(
-            f"transformers cannot rebuild the tokenizer in {header.file.name}",
-            where=where,
-            fix="Name the folder or the Hub name of the model that the file was made from.",
-        ),
-    ):
+def _load_tokenizer(header: GgufHeader) -> Any:
+    with quiet():
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             header.file.parent, **_options(header)
         )
@@ -638,13 +637,12 @@ def check_tokenizer(header: GgufHeader, tokenizer: Any) -> None:
         ModelError: the tokenizer has other tokens than the file, or changes a text.
     """
     table = token_bytes(header)
-    fix = "Name the folder or the Hub name of the model that the file was made from."
     what = f"the tokenizer that transformers makes of {header.file.name}"
     if len(tokenizer) != len(table):
         raise ModelError(
             f"{what} has {len(tokenizer):,} tokens, and the file {len(table):,}",
             where="the model",
-            fix=fix,
+            fix=_OTHER_SOURCE,
         )
     adds_space = bool(header.metadata.get("tokenizer.ggml.add_space_prefix", False))
     for text in _texts_of(header, table):
@@ -657,7 +655,7 @@ def check_tokenizer(header: GgufHeader, tokenizer: Any) -> None:
                 f"{what} writes {text!r} with tokens that the file reads as "
                 f"{read_back.decode(errors='replace')!r}",
                 where="the model",
-                fix=fix,
+                fix=_OTHER_SOURCE,
             )
 
 
