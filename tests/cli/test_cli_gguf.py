@@ -95,7 +95,7 @@ def test_a_folder_with_a_gguf_file_alone(grouper: Grouper, file: Path) -> None:
     assert f"Name the file: {file}." in called.err
 
 
-def test_a_quantized_copy_of_a_model_of_the_hub_is_named(
+def test_a_copy_that_stands_in_for_a_model_of_the_hub_is_named(
     grouper: Grouper, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`make real-models` leaves one where no Hub can be reached."""
@@ -104,4 +104,4 @@ def test_a_quantized_copy_of_a_model_of_the_hub_is_named(
     changes = ["model.path=owner/Tiny-1B", *recipe(file)[1:2], "prompt.max_prompt_tokens=99"]
     called = grouper("run", "demo", *changes, "--dry-run")
     assert called.code == 0, called.err
-    assert "owner/Tiny-1B is read from ./real-models/Tiny-1B, a copy whose weights" in called.err
+    assert "owner/Tiny-1B is read from ./real-models/Tiny-1B, a copy made of a GGUF" in called.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +17,7 @@ from grouper.models.device import (
     bfloat16_slowdown,
     fastest_dtype,
     find_device,
+    machine_memory,
     on_device,
     use_cpu_threads,
 )
@@ -137,6 +140,18 @@ def test_a_share_of_the_card_is_all_that_a_process_may_take(
     assert device.free_memory(card) == 20 - 6
     monkeypatch.setattr(torch.cuda, share, lambda _: 0.1)
     assert device.free_memory(card) == 10 - 6
+
+
+@pytest.mark.parametrize("limit", ["8000000000", "max", None])
+def test_memory_is_that_of_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str | None
+) -> None:
+    file = tmp_path / "memory.max"
+    if limit is not None:
+        file.write_text(f"{limit}\n")
+    monkeypatch.setattr(device, "MEMORY_MAX", file)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 10**7}.get)
+    assert machine_memory() == (8 * 10**9 if limit == "8000000000" else 4096 * 10**7)
 
 
 def test_the_slowdown_of_bfloat16_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

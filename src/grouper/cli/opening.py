@@ -53,7 +53,10 @@ def open_recipe(
     if local != path:
         changes += [f"model.path={local}", "model.revision=null"]
         if (Path(local) / GGUF_RECORD).is_file():
-            notes.append(f"{path} is read from {local}, a copy whose weights were quantized.")
+            notes.append(
+                f"{path} is read from {local}, a copy made of a GGUF file: {GGUF_RECORD} there "
+                "says what it lost."
+            )
     if changes:
         recipe = read_recipe(name, (*overrides, *changes))
     warnings = check_recipe(recipe, runs_here=runs_here, packages=packages)

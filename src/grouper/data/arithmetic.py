@@ -15,15 +15,20 @@ import json
 import random
 from collections.abc import Iterator, Mapping
 from functools import cache
-from itertools import islice
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, model_validator
 
 from grouper.config.checks import validate_json
 from grouper.config.schema import Fraction, Positive, Section, Seed
-from grouper.data.generation import distinct_drafts, pick, pick_distinct, require_split
-from grouper.errors import DataError, did_you_mean
+from grouper.data.generation import (
+    distinct_drafts,
+    first_drafts,
+    pick,
+    pick_distinct,
+    require_split,
+)
+from grouper.errors import did_you_mean
 from grouper.files import table
 from grouper.types import Problem
 
@@ -108,18 +113,20 @@ def generate(options: ArithmeticOptions, *, split: str, seed: int) -> tuple[Prob
     """
     require_split("arithmetic", split)
     seed = seed if options.seed is None else options.seed
-    problems: list[Problem] = []
-    for draft in islice(_distinct_drafts(options, split, seed), options.count):
-        index = len(problems)
+    name = f"arithmetic/{split}"
+    drafts = first_drafts(
+        _distinct_drafts(options, split, seed),
+        options.count,
+        where=name,
+        fix="Raise options.high or options.max_value, name more kinds, or lower count.",
+    )
+    problems = []
+    for index, draft in enumerate(drafts):
+        shown = draft.steps
         rushed = _random(seed, split, f"rushed/{index}").random()
-        shown = draft.steps[:-1] if rushed < options.rushed.get(draft.kind, 0.0) else draft.steps
-        problems.append(_problem(f"arithmetic/{split}/{index}", draft, shown))
-    if len(problems) < options.count:
-        raise DataError(
-            f"only {len(problems)} different questions were found for {options.count} problems",
-            where=f"arithmetic/{split}",
-            fix="Raise options.high or options.max_value, name more kinds, or lower count.",
-        )
+        if rushed < options.rushed.get(draft.kind, 0.0):
+            shown = draft.steps[:-1]
+        problems.append(_problem(f"{name}/{index}", draft, shown))
     return tuple(problems)
 
 

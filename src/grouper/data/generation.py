@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Protocol, TypeVar
 
-from grouper.errors import ConfigError, did_you_mean
+from grouper.errors import ConfigError, DataError, did_you_mean
 
 SPLITS = ("train", "sft", "validation", "test")
 # Attempts without a new question after which the space of questions counts as exhausted.
@@ -68,6 +69,28 @@ def distinct_drafts(
         choice = choose()
         questions.add(draft.question)
         yield draft
+
+
+def first_drafts(drafts: Iterator[AnyDraft], count: int, *, where: str, fix: str) -> list[AnyDraft]:
+    """Return the first `count` drafts.
+
+    Args:
+        drafts: different ones, which may end.
+        count: how many are wanted.
+        where: the set that they are for.
+        fix: what allows more of them.
+
+    Raises:
+        DataError: there are fewer.
+    """
+    taken = list(islice(drafts, count))
+    if len(taken) < count:
+        raise DataError(
+            f"only {len(taken)} different questions were found for {count} problems",
+            where=where,
+            fix=fix,
+        )
+    return taken
 
 
 def pick(draw: random.Random, choices: Sequence[Choice]) -> Choice:

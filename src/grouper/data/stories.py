@@ -18,14 +18,19 @@ import random
 import re
 from collections.abc import Mapping
 from functools import cache
-from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from grouper.config.checks import validate_json
 from grouper.config.schema import Fraction, Positive, Section, Seed
-from grouper.data.generation import distinct_drafts, pick, pick_distinct, require_split
+from grouper.data.generation import (
+    distinct_drafts,
+    first_drafts,
+    pick,
+    pick_distinct,
+    require_split,
+)
 from grouper.errors import DataError
 from grouper.files import table
 from grouper.types import Problem
@@ -157,16 +162,14 @@ def generate(options: StoriesOptions, *, split: str, seed: int) -> tuple[Problem
         lambda name: _write_draft(options, name, draw),
         split=split,
     )
-    problems = []
-    for index, draft in enumerate(islice(drafts, options.count)):
-        problems.append(_problem(f"stories/{split}/{index}", draft))
-    if len(problems) < options.count:
-        raise DataError(
-            f"only {len(problems)} different questions were found for {options.count} problems",
-            where=f"stories/{split}",
-            fix="Raise options.high or options.max_value, name more steps, or lower count.",
-        )
-    return tuple(problems)
+    name = f"stories/{split}"
+    taken = first_drafts(
+        drafts,
+        options.count,
+        where=name,
+        fix="Raise options.high or options.max_value, name more steps, or lower count.",
+    )
+    return tuple(_problem(f"{name}/{index}", draft) for index, draft in enumerate(taken))
 
 
 class _Draft(NamedTuple):

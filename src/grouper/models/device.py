@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -112,9 +114,16 @@ def find_device(name: str) -> torch.device:
     return torch.device("cpu" if name == "auto" else name)
 
 
+# Bytes of memory that a container may take.
+MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
+
+
 def machine_memory() -> int:
-    """Bytes of memory that this machine has, free or not."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Bytes of memory that this process may use, free or not: of the machine or its container."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no control group, or no limit in it
+        memory = min(memory, int(MEMORY_MAX.read_text(encoding="ascii")))
+    return memory
 
 
 def free_memory(device: torch.device) -> int:

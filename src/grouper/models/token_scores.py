@@ -25,9 +25,9 @@ from grouper.models.device import free_memory, machine_memory
 # Logits held at a time: 128 MiB in float32. The backward holds three such chunks at most.
 CHUNK_ELEMENTS = 2**25
 # Every chunk adds to the gradient of the whole head, so that a chunk of few tokens reads and writes
-# more than it computes. On a CPU a head of 262,144 x 640 takes a quarter less time, backward
-# included, with 512 tokens than with the 128 that CHUNK_ELEMENTS gives; more bring nothing
-# (benchmarks/head_chunks.py).
+# more than it computes. On a CPU a head of 262,144 x 640 takes 18 % less time, backward included,
+# with 512 tokens than with the 128 that CHUNK_ELEMENTS gives. Twice as many bring another 8 % for
+# twice the memory (benchmarks/results/head_chunks.json).
 CPU_ROWS = 512
 # The share of a machine's memory that the backward of such a chunk may take.
 CPU_MEMORY_SHARE = 1 / 12
@@ -49,7 +49,7 @@ def chunk_rows(vocabulary: int, device: str = "cpu", free: int | None = None) ->
     """
     usual = max(1, CHUNK_ELEMENTS // vocabulary)
     if device == "cpu":
-        # Of all memory, not of what is free: a repeated run has to round its sums alike.
+        # A share of all memory, not of what is free: a repeated run has to round its sums alike.
         fitting = int(machine_memory() * CPU_MEMORY_SHARE) // (BYTES_PER_LOGIT * vocabulary)
         return max(usual, min(CPU_ROWS, 1 << max(0, fitting.bit_length() - 1)))
     if device != "cuda":
