@@ -57,9 +57,12 @@ def test_preview_eval_generate_and_chat(grouper: Grouper, file: Path, tmp_path: 
     assert f"Model:     {file}" in called.out
     called = grouper("eval", *recipe(file), *short, "--model", file, "--json")
     assert called.code == 0, called.err
-    assert json.loads(called.out)
+    (result,) = json.loads(called.out)["evaluations"][0]["results"]
+    assert result["name"] == file.name
+    assert 0 <= result["accuracy"] <= 1
     called = grouper("generate", file, "--format", "compact", "--question", "What is 1+1?")
     assert called.code == 0, called.err
+    assert called.out.strip()
     called = grouper("chat", file, "--format", "compact", stdin="What is 1+1?\n")
     assert called.code == 0, called.err
 

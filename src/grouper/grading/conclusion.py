@@ -26,14 +26,12 @@ _CONCLUDES = re.compile(
     r"|this (?:means|gives)|we conclude)\b",
     re.IGNORECASE,
 )
-_CHECKS = re.compile(
-    r"\W*(?:(?:let(?:'|’)?s|let us|to|we can|now we|double)[ -])?(?:check|verif|note)\w*",
-    re.IGNORECASE,
-)
+_LET_US = r"\W*(?:(?:let(?:'|’)?s|let us|to|we can|now we|double)[ -])?"
+_CHECKS = re.compile(rf"{_LET_US}(?:check|verif|note)\w*", re.IGNORECASE)
 # Of a result, rather than of candidates: `Check each number: ...` is work.
 _CHECKS_RESULT = re.compile(
-    r"\W*(?:(?:(?:let(?:'|’)?s|let us|to|we can|now we|double)[ -])?(?:check(?:ing)?|verif\w*|note)"
-    r"[ \t]*(?:[:,]|\*|\n|by|with|at|in|back|our|the (?:answer|result|solution)|[a-z] ?=))",
+    rf"{_LET_US}(?:check(?:ing)?|verif\w*|note)"
+    r"[ \t]*(?:[:,]|\*|\n|by|with|at|in|back|our|the (?:answer|result|solution)|[a-z] ?=)",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(

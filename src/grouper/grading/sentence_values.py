@@ -215,7 +215,7 @@ _BETWEEN = re.compile(r"\s*(?:[,;]\s*)?(?:\\?(?:and|or|&))?\s*", re.IGNORECASE)
 
 
 def _joins(masked: str, left: Value, right: Value) -> bool:
-    """Whether two neighbours are members of one list, or parts of one quantity."""
+    """Whether two neighbors are members of one list, or parts of one quantity."""
     gap = masked[left.end : right.start]
     if not _BETWEEN.fullmatch(gap) or "\n" in gap.strip(" "):
         return False
