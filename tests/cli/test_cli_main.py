@@ -25,20 +25,34 @@ COMMANDS = list(TABLE["commands"])
 HELPED = ["run", "eval", "data audit"]
 
 
-@pytest.mark.parametrize(("command", "most"), [("", 0.2), *((name, 0.4) for name in HELPED)])
+def processor_seconds(program, *arguments):
+    """The processor time that a new Python needs for a program, and what it prints."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, done.stdout
+
+
+@pytest.mark.parametrize(("command", "most"), [("", 3.5), *((name, 5) for name in HELPED)])
 def test_help_answers_at_once(command, most):
-    """In seconds of processor time, the best of three: a busy machine is no slow program."""
-    program = "import grouper.cli as c; c.main()"
-    times = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        arguments = [sys.executable, "-c", program, *command.split(), "--help"]
-        done = subprocess.run(arguments, capture_output=True, text=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    """In units of what a new Python with click alone costs, side by side: 0.05 to 0.08 s.
+
+    A second of one machine is half a second of another. Numpy or pydantic alone add 1.3 units.
+    """
+    helps = []
+    units = []
+    for _ in range(5):
+        seconds, _ = processor_seconds("import click")
+        units.append(seconds)
+        seconds, printed = processor_seconds(
+            "import grouper.cli as c; c.main()", *command.split(), "--help"
+        )
+        helps.append(seconds)
     for name in COMMANDS if not command else ():
-        assert f"\n  {name} " in done.stdout
-    assert min(times) < most, times
+        assert f"\n  {name} " in printed
+    assert min(helps) < most * min(units), (helps, units)
 
 
 def test_help_imports_nothing_that_a_command_needs():
