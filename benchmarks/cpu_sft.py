@@ -12,18 +12,30 @@ after a warm-up, and runs with its fastest. Peak memory is the process's own hig
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cpu_step import keep, rounded
 from workers import Worker
-from workload import CASES, RESULTS, Case, lengths_of, prompts_of, save_model, where, words
+from workload import (
+    ALL_CASES,
+    CASES,
+    RESULTS,
+    Case,
+    lengths_of,
+    prompts_of,
+    random_tokens,
+    save_model,
+    stop_of,
+    text_of,
+    where,
+)
 
 RESULT = RESULTS / "cpu_sft.json"
 # Rows of TRL's micro-batches, and tokens of ours.
@@ -32,12 +44,9 @@ SIZES = {"trl": [8, 16, 32], "grouper": [2048, 4096, 8192]}
 
 def rows_of(case: Case) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts and completions as token ids, a row each; the stop token is not among them."""
-    chance = random.Random(2)
     prompts = [ids for ids in prompts_of(case) for _ in range(case.group)]
-    completions = [
-        [chance.randrange(6, case.vocabulary - 6) for _ in range(max(1, length - 1))]
-        for length in lengths_of(case)
-    ]
+    lengths = [max(1, length - 1) for length in lengths_of(case)]
+    completions = random_tokens(case, lengths, seed=2)
     return prompts, completions
 
 
@@ -70,8 +79,8 @@ class Sides:
             with Worker(self._trl_python, "trl_sft_worker.py") as worker:
                 worker.ask(
                     "open",
-                    prompts=[words(ids) for ids in self._prompts],
-                    completions=[words(ids) for ids in self._completions],
+                    prompts=[text_of(self._case, ids) for ids in self._prompts],
+                    completions=[self._completion_text(ids) for ids in self._completions],
                     micro_batch=size,
                     **common,
                 )
@@ -82,12 +91,17 @@ class Sides:
             worker.ask(
                 "begin",
                 prompts=self._prompts,
-                completions=self._completions,
+                completions=[[*ids, stop_of(self._case)] for ids in self._completions],
                 folder=str(self._folder / f"run-{self._runs}"),
                 budget=size,
                 **common,
             )
             yield worker
+
+    def _completion_text(self, ids: list[int]) -> str:
+        """Text that follows a prompt; words of a pretrained model begin with a space."""
+        text = text_of(self._case, ids)
+        return text if self._case.model else f" {text}"
 
     def fastest(self, side: str) -> tuple[int, dict[int, float]]:
         """The best size of a micro-batch, and the seconds of a step with each."""
@@ -130,17 +144,19 @@ def compare(sides: Sides, count: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trl-python", required=True, help="interpreter of TRL's environment")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES)[:4])
+    parser.add_argument("--cases", nargs="+", choices=ALL_CASES, default=list(CASES)[:4])
     parser.add_argument("--steps", type=int, default=5, help="of each side, after one to warm up")
+    parser.add_argument("--dtype", help="of the weights and products, instead of the case's own")
     parser.add_argument("--small", action="store_true", help="little work, nothing written")
     options = parser.parse_args()
     with Worker(options.trl_python, "trl_worker.py") as trl:
         versions = {k: v for k, v in trl.ask("versions").items() if k != "torch"}
     for name in options.cases:
-        case = CASES[name].smaller(4, 8, 16) if options.small else CASES[name]
+        case = ALL_CASES[name].smaller(4, 8, 16) if options.small else ALL_CASES[name]
+        case = replace(case, dtype=options.dtype or case.dtype)
         with tempfile.TemporaryDirectory() as folder:
             result = compare(Sides(case, options.trl_python, Path(folder)), options.steps)
-        result |= {"machine": where(**versions)}
+        result |= {"dtype": case.dtype, "machine": where(**versions)}
         if not options.small:
             keep(RESULT, name, result)
         print(name, result, flush=True)

@@ -28,7 +28,17 @@ from typing import Any
 
 from grouper_step import GrouperSteps
 from workers import Worker
-from workload import CASES, RESULTS, Case, lengths_of, prompts_of, save_model, where, words
+from workload import (
+    ALL_CASES,
+    CASES,
+    RESULTS,
+    Case,
+    lengths_of,
+    prompts_of,
+    save_model,
+    text_of,
+    where,
+)
 
 RESULT = RESULTS / "cpu_step.json"
 TRIES = RESULTS / "cpu_step_tries.json"
@@ -85,7 +95,7 @@ class Sides:
             "open",
             model=str(self._folder / "model"),
             dtype=case.dtype,
-            prompts=[words(ids) for ids in prompts_of(case)],
+            prompts=[text_of(case, ids) for ids in prompts_of(case)],
             group=case.group,
             new_tokens=case.new_tokens,
             lengths=lengths_of(case) if case.ragged else None,
@@ -233,16 +243,18 @@ def keep(file: Path, name: str, value: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trl-python", required=True, help="interpreter of TRL's environment")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES)[:4])
+    parser.add_argument("--cases", nargs="+", choices=ALL_CASES, default=list(CASES)[:4])
     parser.add_argument("--steps", type=int, default=5, help="of each side, after one to warm up")
     parser.add_argument("--tries", action="store_true", help="look for the best settings")
     parser.add_argument("--prompts", type=int, help="fewer of them, where tries take too long")
+    parser.add_argument("--dtype", help="of the weights and products, instead of the case's own")
     parser.add_argument("--small", action="store_true", help="little work, nothing written")
     options = parser.parse_args()
     with Worker(options.trl_python, "trl_worker.py") as trl:
         versions = {k: v for k, v in trl.ask("versions").items() if k != "torch"}
         for name in options.cases:
-            case = CASES[name].smaller(4, 4, 16) if options.small else CASES[name]
+            case = ALL_CASES[name].smaller(4, 4, 16) if options.small else ALL_CASES[name]
+            case = replace(case, dtype=options.dtype or case.dtype)
             if options.prompts:
                 case = replace(case, prompts=options.prompts)
             started = time.perf_counter()
@@ -256,7 +268,7 @@ def main() -> None:
             machine = where(**versions)
             if options.tries:
                 del machine["threads"]  # they are one of the settings
-            result |= {"prompts": case.prompts, "machine": machine}
+            result |= {"prompts": case.prompts, "dtype": case.dtype, "machine": machine}
             if options.small:
                 print(json.dumps(result, indent=1))
             else:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 from mixed_reward import SEEN, even_share
-from workload import Case, lengths_of, prompts_of, words
+from workload import Case, lengths_of, prompts_of, text_of
 
 from grouper.algorithms.batching import rollout_rows, step_batches
 from grouper.algorithms.weighting import token_mean
@@ -111,7 +111,7 @@ class GrouperSteps:
             run.sampler = lambda policy: _AtLengths(plain(policy), lengths_of(case))  # type: ignore[method-assign]  # what a step asks
         problems = [problem for problem, _ in run.prepared.train]
         items = tuple(
-            (problem, Prompt(problem_id=problem.id, text=words(ids), token_ids=tuple(ids)))
+            (problem, Prompt(problem_id=problem.id, text=text_of(case, ids), token_ids=tuple(ids)))
             for problem, ids in zip(problems, prompts_of(case), strict=True)
         )
         run.prepared.train = items

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from workers import peak_memory, serve
-from workload import STOP
 
 from grouper.config.loading import load_recipe
 from grouper.runs.progress import Progress
@@ -32,7 +31,7 @@ def begin(
     budget: int,
     threads: int,
 ) -> None:
-    """A run whose demonstrations are these token ids, the stop token after each of them."""
+    """A run whose demonstrations are these token ids."""
     place = Path(folder)
     place.mkdir()
     # The run takes the case's own demonstrations later on, whose words no format has: it is made
@@ -63,7 +62,7 @@ def begin(
     demonstrations = tuple(
         Demonstration(
             prompt=Prompt(problem_id=str(number), text="", token_ids=tuple(prompt)),
-            token_ids=(*completion, STOP),
+            token_ids=tuple(completion),
         )
         for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
     )

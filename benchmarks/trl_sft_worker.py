@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import trl  # it has its own environment
 from datasets import Dataset
-from transformers import AutoTokenizer, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_worker import EITHER_TRAINER, Gate, serve_trainer
 from workers import Requests, peak_memory
 
@@ -38,9 +38,9 @@ def train(
 ) -> None:
     """A trainer that does steps, each over all rows, until it is closed."""
     torch.set_num_threads(threads)
-    policy = Qwen3ForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
     rows = [
-        {"prompt": prompt, "completion": " " + completion}
+        {"prompt": prompt, "completion": completion}
         for prompt, completion in zip(prompts, completions, strict=True)
     ]
     with tempfile.TemporaryDirectory() as folder:

@@ -21,14 +21,15 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+import transformers
 import trl  # it has its own environment
 from datasets import Dataset
 from mixed_reward import SEEN, even_share
 from transformers import (
+    AutoConfig,
     AutoTokenizer,
     LogitsProcessor,
     LogitsProcessorList,
-    Qwen3ForCausalLM,
     TrainerCallback,
 )
 from transformers.utils import logging as transformers_logging
@@ -69,9 +70,13 @@ class StopAt(LogitsProcessor):  # type: ignore[misc]  # transformers is untyped 
         return scores
 
 
-class AtLengths(Qwen3ForCausalLM):  # type: ignore[misc]  # transformers is untyped here
-    """The model, whose completions end where they are told to."""
+class Timed:
+    """What a model class has in addition: a clock, and completions that end where they are told to.
 
+    Used as a base class before that of the model.
+    """
+
+    config: Any
     lengths: list[int] | None = None
     generate_seconds = 0.0
 
@@ -80,7 +85,7 @@ class AtLengths(Qwen3ForCausalLM):  # type: ignore[misc]  # transformers is unty
             processor = StopAt(self.lengths, self.config.eos_token_id)
             options["logits_processor"] = LogitsProcessorList([processor])
         started = time.perf_counter()
-        made = super().generate(*arguments, **options)
+        made = super().generate(*arguments, **options)  # type: ignore[misc]  # the model's
         self.generate_seconds = time.perf_counter() - started
         return made
 
@@ -122,7 +127,14 @@ class Gate(TrainerCallback):  # type: ignore[misc]  # transformers is untyped he
         self._requests.answer({"seconds": self.seconds, **self._report(state.log_history[-1])})
 
 
-def step_report(model: AtLengths, logged: dict[str, Any]) -> dict[str, Any]:
+def load_timed(model: str, **options: Any) -> Any:
+    """Load a model whose class is its own with `Timed` in front of it."""
+    config = AutoConfig.from_pretrained(model)
+    own = getattr(transformers, config.architectures[0])
+    return type("AtLengths", (Timed, own), {}).from_pretrained(model, **options)  # type: ignore[attr-defined]
+
+
+def step_report(model: Timed, logged: dict[str, Any]) -> dict[str, Any]:
     """What there is to compare of a GRPO step."""
     calls, SEEN[:] = list(SEEN), []
     return {
@@ -192,9 +204,7 @@ def train(
 ) -> None:
     """A trainer that does steps until it is closed."""
     torch.set_num_threads(threads)
-    policy = AtLengths.from_pretrained(
-        model, dtype=getattr(torch, dtype), attn_implementation=attention
-    )
+    policy = load_timed(model, dtype=getattr(torch, dtype), attn_implementation=attention)
     policy.lengths = lengths
     with tempfile.TemporaryDirectory() as folder:
         trainer = trl.GRPOTrainer(

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,10 @@ from demo_seeds import machine
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 __all__ = [
+    "ALL_CASES",
     "CASES",
     "LENGTHS",
     "REAL_CASES",
@@ -31,9 +34,11 @@ __all__ = [
     "Case",
     "lengths_of",
     "prompts_of",
+    "random_tokens",
     "save_model",
+    "stop_of",
+    "text_of",
     "where",
-    "words",
 ]
 
 HERE = Path(__file__).parent
@@ -99,20 +104,15 @@ CASES = {
 REAL_CASES = {
     case.name: case
     for case in (
-        Case(
-            "SmolLM2",
-            {},
-            "bfloat16",
-            prompts=8,
-            prompt_tokens=96,
-            new_tokens=96,
-            vocabulary=49_152,
-            model="smollm2",
-        ),
+        # As many completions as make a step of each model take about half a minute.
+        Case("SmolLM2", {}, "bfloat16", 8, 8, 96, 96, vocabulary=49_152, model="smollm2"),
+        Case("Gemma 3", {}, "bfloat16", 4, 8, 96, 64, vocabulary=262_144, model="gemma270"),
+        Case("Coder 0.5B", {}, "bfloat16", 4, 8, 96, 64, vocabulary=151_936, model="coder05"),
     )
 }
 """Pretrained models: `make real-models` fetches them."""
 REAL_MODELS = HERE.parent / "real-models"
+ALL_CASES = {**CASES, **REAL_CASES}
 
 
 def write_lengths(count: int = 128, mean: int = 48, cap: int = 128) -> None:
@@ -137,16 +137,69 @@ def lengths_of(case: Case) -> list[int]:
 
 
 def prompts_of(case: Case) -> list[list[int]]:
-    """Token ids of each prompt, none of them special; the same ones in every run."""
-    chance = random.Random(1)
+    """Token ids of each prompt, the same ones in every run.
+
+    They are what the tokenizer makes of `text_of` them. A pretrained model's begin with whatever it
+    begins every text with.
+    """
+    first = _tokenizer(case.model)("").input_ids if case.model else []
+    lengths = [case.prompt_tokens - len(first)] * case.prompts
+    return [[*first, *ids] for ids in random_tokens(case, lengths, seed=1)]
+
+
+def random_tokens(case: Case, lengths: Sequence[int], *, seed: int) -> list[list[int]]:
+    """Random token ids of these lengths, none of them special, that their text is read back as."""
+    chance = random.Random(seed)
+    if not case.model:
+        return [
+            [chance.randrange(6, case.vocabulary - 6) for _ in range(length)] for length in lengths
+        ]
+    tokenizer = _tokenizer(case.model)
+    words = _words_of(case.model, case.vocabulary)
+    texts: list[list[int]] = []
+    while len(texts) < len(lengths):
+        ids = [chance.choice(words) for _ in range(lengths[len(texts)])]
+        if _reads_back(tokenizer, ids):
+            texts.append(ids)
+    return texts
+
+
+@cache
+def _words_of(model: str, vocabulary: int) -> list[int]:
+    """Tokens that are a space and a word: a seventh of them."""
+    tokenizer = _tokenizer(model)
     return [
-        [chance.randrange(6, case.vocabulary - 6) for _ in range(case.prompt_tokens)]
-        for _ in range(case.prompts)
+        token
+        for token in range(0, vocabulary, 7)
+        if _is_one_word(tokenizer.decode([token])) and _reads_back(tokenizer, [token])
     ]
 
 
-def words(ids: list[int]) -> str:
-    """What the tokenizer of `save_model` reads as these ids."""
+def stop_of(case: Case) -> int:
+    """The token that ends a completion."""
+    return int(_tokenizer(case.model).eos_token_id) if case.model else STOP
+
+
+def _is_one_word(text: str) -> bool:
+    return text[0] == " " and text[1:].isascii() and text[1:].isalpha() if text else False
+
+
+def _reads_back(tokenizer: Any, ids: list[int]) -> bool:
+    """Whether the tokenizer makes these ids of their own text."""
+    made = tokenizer(tokenizer.decode(ids), add_special_tokens=False).input_ids
+    return bool(made == ids)
+
+
+@cache
+def _tokenizer(model: str) -> Any:
+    return AutoTokenizer.from_pretrained(REAL_MODELS / model)
+
+
+def text_of(case: Case, ids: list[int]) -> str:
+    """What the case's tokenizer reads as these ids."""
+    if case.model:
+        text: str = _tokenizer(case.model).decode(ids, skip_special_tokens=True)
+        return text
     return " ".join(f"t{i}" for i in ids)
 
 

@@ -94,6 +94,9 @@ def test_a_device_that_is_not_there_is_refused(name: str, there: bool) -> None:
         ("bfloat16", "auto", "cuda", False, "bfloat16"),
         ("float32", "float32", "cuda", True, "float32"),
         ("float32", "bfloat16", "cpu", False, "bfloat16"),
+        ("float32", "fastest", "cuda", True, "bfloat16"),
+        ("float32", "fastest", "cuda", False, "float32"),
+        ("float32", "fastest", "mps", True, "float32"),
     ],
 )
 def test_auto_is_what_the_device_has(
@@ -109,6 +112,19 @@ def test_auto_is_what_the_device_has(
     config = ModelConfig(path="x", dtype=dtype, compute_dtype=asked)
     assert on_device(config, device).compute_dtype == expected
     assert config.compute_dtype == asked, "the recipe stays as it was written"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "slowdown", "expected"),
+    [("float32", 0.5, "bfloat16"), ("float32", 5.0, "float32"), ("bfloat16", 5.0, "bfloat16")],
+)
+def test_fastest_is_what_the_processor_multiplies_fastest(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, slowdown: float, expected: str
+) -> None:
+    """Weights in bfloat16 cannot be multiplied in float32, however slow they are."""
+    monkeypatch.setattr(device, "bfloat16_slowdown", lambda: slowdown)
+    config = ModelConfig(path="x", dtype=dtype, compute_dtype="fastest")
+    assert on_device(config, "cpu").compute_dtype == expected
 
 
 def test_the_record_of_a_run_says_what_auto_was(monkeypatch: pytest.MonkeyPatch) -> None:

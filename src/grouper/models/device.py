@@ -20,20 +20,27 @@ if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """The dtypes that a recipe can name."""
 
+MACHINE_DTYPES = ("auto", "fastest")
+"""The settings of `compute_dtype` that leave it to the machine."""
+
 # What knows whether a device is there; the CPU always is.
 _BACKENDS: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.backends.mps}
 
 
 def on_device(config: ModelConfig, device: str) -> ModelConfig:
-    """The settings with `compute_dtype: auto` as what it is on such a device.
+    """The settings with `compute_dtype: auto` or `fastest` as what it is on such a device.
 
     Args:
         config: of the model.
         device: `cpu`, `cuda` or `mps`; a CUDA device that is not here counts as one of today's.
     """
-    if config.compute_dtype != "auto":
+    if config.compute_dtype not in MACHINE_DTYPES:
         return config
-    dtype = "bfloat16" if device == "cuda" and has_bfloat16() else config.dtype
+    dtype = config.dtype
+    if device == "cuda" and has_bfloat16():
+        dtype = "bfloat16"
+    if device == "cpu" and config.compute_dtype == "fastest" and bfloat16_slowdown() < 1:
+        dtype = "bfloat16"
     return config.model_copy(update={"compute_dtype": dtype})
 
 

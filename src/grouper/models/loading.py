@@ -266,6 +266,7 @@ def load_policy(
     """
     require_model_folder(path)
     check_adapter(config, path)
+    asked = config.compute_dtype
     config = on_device(config, torch.device(device).type)
     base, saved, adapter = base_of(path), read_adapter(path), None
     model = _load_model(base, config, device)
@@ -286,7 +287,7 @@ def load_policy(
     elif config.lora is not None:
         adapter = _new_adapter(model, config.lora, base, seed)
     policy = _as_policy(model, adapter, config).to(device)
-    _warn_of_slow_products(policy, config, torch.device(device))
+    _compare_products(policy, config, asked, torch.device(device))
     with as_model_error(
         f"{path!r} was loaded, and cannot be run",
         where="the model",
@@ -297,27 +298,41 @@ def load_policy(
     return policy
 
 
-# Weights from which on the speed of products is what a step takes; and how much slower those in
-# bfloat16 have to be before it is worth a warning.
+# Weights from which on the speed of products is what a step takes; and how many times as fast one
+# dtype has to be before it is worth mentioning.
 _LARGE = 20_000_000
-_SLOW = 1.5
+_MUCH_FASTER = 1.5
 
 
-def _warn_of_slow_products(policy: Policy, config: ModelConfig, device: torch.device) -> None:
-    """Warn where a CPU computes faster in float32 than in the bfloat16 that a recipe asks for."""
+def _compare_products(
+    policy: Policy, config: ModelConfig, asked: str, device: torch.device
+) -> None:
+    """Warn where a CPU computes much faster in the other dtype than in that of the products.
+
+    Args:
+        policy: of which small ones do not matter.
+        config: with the dtype that the products have.
+        asked: `compute_dtype` as it was in the recipe; `float32` is somebody's decision.
+        device: of the policy.
+    """
     weights = sum(parameter.numel() for parameter in policy.model.parameters())
-    if device.type != "cpu" or config.compute_dtype != "bfloat16" or weights < _LARGE:
+    if device.type != "cpu" or weights < _LARGE:
         return
     slowdown = bfloat16_slowdown()
-    if slowdown < _SLOW:
-        return
-    setting = "model.dtype" if config.dtype == "bfloat16" else "model.compute_dtype"
-    log.warning(
-        "This CPU has no fast products in bfloat16: they take %.1f times as long as in float32. "
-        "%s=float32 is faster.",
-        slowdown,
-        setting,
-    )
+    if config.compute_dtype == "bfloat16" and slowdown > _MUCH_FASTER:
+        setting = "model.dtype" if config.dtype == "bfloat16" else "model.compute_dtype"
+        log.warning(
+            "This CPU has no fast products in bfloat16: they take %.1f times as long as in "
+            "float32. %s=float32 is faster.",
+            slowdown,
+            setting,
+        )
+    elif asked == "auto" and config.dtype == "float32" and slowdown * _MUCH_FASTER < 1:
+        log.warning(
+            "This CPU multiplies %.1f times as fast in bfloat16 as in float32. "
+            "model.compute_dtype=fastest uses it, with float32 weights as they are.",
+            1 / slowdown,
+        )
 
 
 def weightless_policy(

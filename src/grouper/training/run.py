@@ -26,7 +26,7 @@ from grouper.evaluation.compare import metrics_line
 from grouper.evaluation.evaluate import few_at_a_time, weights_mark
 from grouper.evaluation.result import EvaluationResult
 from grouper.kernels.cpu.library import kernels_in_use
-from grouper.models.device import find_device, on_device, use_cpu_threads
+from grouper.models.device import MACHINE_DTYPES, find_device, on_device, use_cpu_threads
 from grouper.models.folders import (
     STATE_FILE,
     on_this_machine,
@@ -555,7 +555,7 @@ def describe_versions(recipe: Recipe) -> dict[str, str]:
     device = find_device(recipe.device)
     packages = ("grouper-rl", "torch", "transformers", "tokenizers", "peft", "math-verify")
     found = {"python": platform.python_version(), **{name: installed(name) for name in packages}}
-    if recipe.model.compute_dtype == "auto":
+    if recipe.model.compute_dtype in MACHINE_DTYPES:
         found["compute dtype"] = on_device(recipe.model, device.type).compute_dtype
     if device.type == "cpu":
         found["kernels"] = kernels_in_use()
