@@ -17,15 +17,16 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from cpu_step import best_settings
+from cpu_step import best_settings, keep
 from grouper_step import GrouperSteps
 from scaling import work
 from torch.profiler import ProfilerActivity, profile, record_function
-from workload import CASES, RESULTS, save_model, where
+from workload import ALL_CASES, CASES, RESULTS, save_model, where
 
 from grouper.kernels.cpu import graph, library, ops
 from grouper.sampling.native import NativeSampler
@@ -108,8 +109,9 @@ def profiled_step(steps: GrouperSteps) -> dict[str, Any]:
     return found
 
 
-def one_case(name: str, *, small: bool) -> dict[str, Any]:
-    case = CASES[name].smaller(4, 4, 16) if small else CASES[name]
+def one_case(name: str, *, dtype: str | None, small: bool) -> dict[str, Any]:
+    case = ALL_CASES[name].smaller(4, 4, 16) if small else ALL_CASES[name]
+    case = replace(case, dtype=dtype or case.dtype)
     settings = best_settings(name)["grouper"]
     with tempfile.TemporaryDirectory() as folder:
         save_model(case, Path(folder) / "model")
@@ -119,6 +121,7 @@ def one_case(name: str, *, small: bool) -> dict[str, Any]:
     flops = work(case)
     return {
         "threads": settings["threads"],
+        "dtype": case.dtype,
         **{
             part: {
                 "seconds": round(found[part]["seconds"], 3),
@@ -132,18 +135,22 @@ def one_case(name: str, *, small: bool) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES)[:3])
+    parser.add_argument("--cases", nargs="+", choices=ALL_CASES, default=list(CASES)[:3])
+    parser.add_argument("--dtype", help="of the weights and products, instead of the case's own")
     parser.add_argument("--small", action="store_true", help="little work, nothing written")
     options = parser.parse_args()
     with (
         patch.object(ops, "call", named_calls(library.call)),
         patch.object(graph._Graph, "_run", named_run),
     ):
-        cases = {name: one_case(name, small=options.small) for name in options.cases}
-    record = {"machine": where(), "cases": cases}
-    print(json.dumps(record, indent=1))
+        cases = {
+            name: one_case(name, dtype=options.dtype, small=options.small) for name in options.cases
+        }
+    machine = where()
+    print(json.dumps({"machine": machine, "cases": cases}, indent=1))
     if not options.small:
-        (RESULTS / "cpu_profile.json").write_text(json.dumps(record, indent=1) + "\n")
+        for name, found in cases.items():
+            keep(RESULTS / "cpu_profile.json", name, {"machine": machine, **found})
 
 
 if __name__ == "__main__":

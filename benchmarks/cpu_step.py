@@ -11,6 +11,9 @@ gradient is compared with that of Grouper's update on the very same tokens.
 `--tries` measures one setting at a time from a common start, then the best of each together, and
 writes `results/cpu_step_tries.json`; without it each side runs with the best row of that file, and
 the seconds of every step go to `results/cpu_step.json`.
+
+Pretrained models (`make real-models`) are cases, too: `--cases "SmolLM2"`, one in a call, since the
+memory is the most that each process has held. `--dtype float32` on a CPU without bfloat16 products.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from grouper_step import GrouperSteps
-from workers import Worker
+from workers import Worker, peak_memory
 from workload import (
     ALL_CASES,
     CASES,
@@ -227,6 +230,7 @@ def compare(sides: Sides, case: Case, count: int) -> dict[str, Any]:
         "grouper_split": [step["split"] for step in found["grouper"]],
         "median": {side: round(value, 3) for side, value in median.items()},
         "ratio": round(median["trl"] / median["grouper"], 2),
+        "peak_bytes": {"trl": found["trl"][-1]["peak_bytes"], "grouper": peak_memory()},
         "gradient_norm_on_the_same_rollouts": gradient,
         "gradient_norms": {
             side: [round(s["grad_norm"], 4) for s in steps] for side, steps in found.items()
@@ -269,6 +273,7 @@ def main() -> None:
             if options.tries:
                 del machine["threads"]  # they are one of the settings
             result |= {"prompts": case.prompts, "dtype": case.dtype, "machine": machine}
+            result["pretrained"] = bool(case.model)
             if options.small:
                 print(json.dumps(result, indent=1))
             else:

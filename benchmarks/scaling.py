@@ -25,7 +25,7 @@ from typing import Any
 
 from grouper_step import GrouperSteps
 from model_flops import ModelShape, sampling_flops, update_flops
-from workload import RESULTS, Case, lengths_of, save_model, where
+from workload import RESULTS, Case, lengths_of, save_model, shape_of, where
 
 SHAPE = {
     "hidden_size": 256,
@@ -62,7 +62,7 @@ def sized(factor: str, size: int) -> Case:
 
 def work(case: Case) -> dict[str, int]:
     """Floating-point operations of a step's parts."""
-    s = case.shape
+    s = shape_of(case)
     queries, keys = (
         s[name] * s["head_dim"] for name in ("num_attention_heads", "num_key_value_heads")
     )

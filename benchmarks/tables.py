@@ -74,25 +74,38 @@ def _mean(values: Iterable[float]) -> float:
     return math.fsum(known) / len(known)
 
 
-def step(records: Records) -> str:
-    cases = records["cpu_step"]
+def real_steps(records: Records) -> str:
+    """Whole steps of pretrained models, with the memory of each side."""
+    cases = {n: case for n, case in records["cpu_step"].items() if case.get("pretrained")}
     rows = []
     for name, case in cases.items():
-        split = case["grouper_split"]
-        rows.append(
-            [
-                name,
-                f"{case['completion_tokens']:,}",
-                _spread(case["seconds"]["trl"]),
-                f"{_mean(case['trl_generate_seconds']):.2f}",
-                _spread(case["seconds"]["grouper"]),
-                f"{_mean(s['sample'] for s in split):.2f}",
-                f"{_mean(s['update'] for s in split):.2f}",
-                f"**{case['ratio']:.2f}**",
-                STEP_WANTED.get(name, ""),
-            ]
-        )
-    head = "case|new tokens|TRL, s|of it generate|Grouper, s|of it sampling|update|ratio|wanted"
+        peaks = [f"{case['peak_bytes'][side] / 2**30:.1f}" for side in ("trl", "grouper")]
+        rows.append([f"{name}, {case['dtype']}", *_step_cells(case), *peaks])
+    head = f"{STEP_HEAD}|TRL, GiB|Grouper, GiB"
+    return f"{_table(head.split('|'), rows)}\n\n{_where(c['machine'] for c in cases.values())}"
+
+
+STEP_HEAD = "case|new tokens|TRL, s|of it generate|Grouper, s|of it sampling|update|ratio"
+
+
+def _step_cells(case: dict[str, Any]) -> list[str]:
+    split = case["grouper_split"]
+    return [
+        f"{case['completion_tokens']:,}",
+        _spread(case["seconds"]["trl"]),
+        f"{_mean(case['trl_generate_seconds']):.2f}",
+        _spread(case["seconds"]["grouper"]),
+        f"{_mean(s['sample'] for s in split):.2f}",
+        f"{_mean(s['update'] for s in split):.2f}",
+        f"**{case['ratio']:.2f}**",
+    ]
+
+
+def step(records: Records) -> str:
+    """Whole steps of random models, beside what was wanted."""
+    cases = {n: case for n, case in records["cpu_step"].items() if not case.get("pretrained")}
+    rows = [[name, *_step_cells(case), STEP_WANTED.get(name, "")] for name, case in cases.items()]
+    head = f"{STEP_HEAD}|wanted"
     return f"{_table(head.split('|'), rows)}\n\n{_where(c['machine'] for c in cases.values())}"
 
 
@@ -238,10 +251,10 @@ def scaling(records: Records) -> str:
 
 
 def profiles(records: Records) -> str:
-    record = records["cpu_profile"]
+    cases = records["cpu_profile"]
     rows = []
     kinds: list[str] = []
-    for name, case in record["cases"].items():
+    for name, case in cases.items():
         for part, word in (("sample", "sampling"), ("update", "update")):
             found = case[part]
             kinds = list(found["kinds"])
@@ -249,7 +262,7 @@ def profiles(records: Records) -> str:
             shares = [f"{100 * found['kinds'][kind] / total:.0f} %" for kind in kinds]
             rows.append([f"{name}, {word}", *shares, f"{found['products_tflops']:.2f}"])
     head = ["case", *kinds, "TFLOP/s in products"]
-    return f"{_table(head, rows)}\n\n{_where([record['machine']])}"
+    return f"{_table(head, rows)}\n\n{_where(case['machine'] for case in cases.values())}"
 
 
 def families(records: Records) -> str:
@@ -347,6 +360,7 @@ def cost(records: Records) -> str:
 
 
 TABLES: dict[str, tuple[str, Callable[[Records], str]]] = {
+    "real-steps": ("cpu_step", real_steps),
     "step": ("cpu_step", step),
     "gradients": ("cpu_step", gradients),
     "sft": ("cpu_sft", sft),

@@ -33,7 +33,7 @@ from transformers import (
     TrainerCallback,
 )
 from transformers.utils import logging as transformers_logging
-from workers import Requests
+from workers import Requests, peak_memory
 
 EITHER_TRAINER: dict[str, Any] = {
     "max_steps": 10_000,
@@ -147,6 +147,7 @@ def step_report(model: Timed, logged: dict[str, Any]) -> dict[str, Any]:
         "groups_without_signal": logged.get("frac_reward_zero_std"),
         "prompts": [prompt for call in calls for prompt in call[0]],
         "completion_ids": [ids for call in calls for ids in call[1]],
+        "peak_bytes": peak_memory(),
     }
 
 

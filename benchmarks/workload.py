@@ -22,7 +22,13 @@ from demo_seeds import machine
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 __all__ = [
     "ALL_CASES",
@@ -36,6 +42,7 @@ __all__ = [
     "prompts_of",
     "random_tokens",
     "save_model",
+    "shape_of",
     "stop_of",
     "text_of",
     "where",
@@ -193,6 +200,17 @@ def _reads_back(tokenizer: Any, ids: list[int]) -> bool:
 @cache
 def _tokenizer(model: str) -> Any:
     return AutoTokenizer.from_pretrained(REAL_MODELS / model)
+
+
+def shape_of(case: Case) -> dict[str, Any]:
+    """The sizes of the case's model, by their names in a config."""
+    if not case.model:
+        return case.shape
+    config = AutoConfig.from_pretrained(REAL_MODELS / case.model)
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    sizes = {name: getattr(config, name) for name in LARGE if name != "head_dim"}
+    return {**sizes, "head_dim": head_dim}
 
 
 def text_of(case: Case, ids: list[int]) -> str:
