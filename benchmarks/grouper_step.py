@@ -18,7 +18,8 @@ from grouper.algorithms.weighting import token_mean
 from grouper.config.loading import load_recipe
 from grouper.runs.progress import Progress
 from grouper.sampling.base import Sampler, SampleRequest
-from grouper.training.grpo import advantages_of, grpo_step
+from grouper.training.assemble import advantages_of
+from grouper.training.grpo import grpo_step
 from grouper.training.parallel import ParallelPolicy
 from grouper.training.phases import fresh_state
 from grouper.training.run import Run

@@ -12,10 +12,10 @@ from workers import peak_memory, serve
 
 from grouper.config.loading import load_recipe
 from grouper.runs.progress import Progress
-from grouper.training.checkpoint import TrainState
 from grouper.training.phases import fresh_state
 from grouper.training.run import Run
 from grouper.training.sft import sft_step
+from grouper.training.state import TrainState
 from grouper.types import Demonstration, Prompt
 
 OPEN: list[tuple[Run, TrainState]] = []

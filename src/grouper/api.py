@@ -62,9 +62,9 @@ from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest, StopStrings, draw_seed
 from grouper.sampling.native import NativeSampler
 from grouper.training import phases
+from grouper.training.assemble import advantages_of
 from grouper.training.checkpoint import is_complete, read_state, require_intact
 from grouper.training.curriculum import first_met, read_pass_rates
-from grouper.training.grpo import advantages_of, collect
 from grouper.training.parallel import join_processes
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import (
@@ -73,6 +73,7 @@ from grouper.training.problem_sets import (
     load_problem_sets,
     require_part,
 )
+from grouper.training.rollouts import collect
 from grouper.training.run import Run
 from grouper.types import Completion, FinishReason, Message, Problem, Prompt, SamplingParams
 

@@ -14,9 +14,9 @@ from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import GrouperError, Interrupted
 from grouper.kernels.switch import kernels_are_off
-from grouper.training.checkpoint import TrainState
 from grouper.training.grpo import grpo_step
 from grouper.training.run import Run
+from grouper.training.state import TrainState
 from grouper.types import StepReport
 
 LENGTH = 6

@@ -18,9 +18,9 @@ from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper import load_recipe, prepare, train
 from grouper.training import phases
-from grouper.training.checkpoint import TrainState
 from grouper.training.grpo import grpo_step
 from grouper.training.run import Run
+from grouper.training.state import TrainState
 
 STEP = {
     "algorithms/advantages.py",

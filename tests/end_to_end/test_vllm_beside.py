@@ -25,7 +25,7 @@ from grouper.runs.progress import Progress
 from grouper.sampling import engines
 from grouper.sampling.engines import Samplers
 from grouper.training import loop
-from grouper.training.loop import Asked, Hook
+from grouper.training.hooks import Asked, Hook
 from grouper.training.phases import train
 from grouper.training.run import Run
 

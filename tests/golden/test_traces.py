@@ -22,7 +22,7 @@ from grouper.algorithms.batching import demonstration_batch, micro_batches
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig, OptimizerConfig
 from grouper.models.policy import Policy
-from grouper.training.grpo import advantages_of
+from grouper.training.assemble import advantages_of
 from grouper.training.optimizers import make_optimizer, schedule
 from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import grpo_objective, sft_objective, update

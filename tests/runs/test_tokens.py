@@ -11,7 +11,7 @@ from grouper.config.schema import GRPOConfig
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.runs.recorder import TokenLog
-from grouper.training.grpo import assemble
+from grouper.training.assemble import assemble
 from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import Scorer, accumulate_gradient, grpo_objective
 

@@ -23,7 +23,6 @@ from grouper.models.folders import BEST_FILE, STATE_FILE
 from grouper.training import checkpoint
 from grouper.training.checkpoint import (
     OPTIMIZER_FOLDER,
-    TrainState,
     check_room_for_run,
     contents,
     damage,
@@ -36,6 +35,7 @@ from grouper.training.checkpoint import (
 )
 from grouper.training.curriculum import DifficultyBand
 from grouper.training.optimizers import state_bytes
+from grouper.training.state import TrainState
 from grouper.training.update import UpdateResult
 
 TOKENIZER = SavedTokenizer()

@@ -11,13 +11,8 @@ import pytest
 from grouper.evaluation.statistics import wilson_interval
 from grouper.models.folders import BEST_FILE, STATE_FILE
 from grouper.training import checkpoint
-from grouper.training.checkpoint import (
-    OPTIMIZER_FOLDER,
-    BestScore,
-    last_good,
-    numbered,
-    rotate,
-)
+from grouper.training.checkpoint import OPTIMIZER_FOLDER, last_good, numbered, rotate
+from grouper.training.state import BestScore
 
 OPTIMIZER_FILE = f"{OPTIMIZER_FOLDER}/0.safetensors"
 

@@ -25,18 +25,12 @@ from grouper.models.process_group import ProcessGroup
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
 from grouper.sampling.base import SampleRequest
-from grouper.training import grpo
+from grouper.training import rollouts
+from grouper.training.assemble import advantages_of, assemble, top_entropy_selection
 from grouper.training.curriculum import ProblemStream
-from grouper.training.grpo import (
-    RolloutBatch,
-    advantages_of,
-    assemble,
-    collect,
-    shuffle_rewards,
-    top_entropy_selection,
-)
 from grouper.training.metrics import rollout_tallies
 from grouper.training.parallel import ParallelPolicy
+from grouper.training.rollouts import RolloutBatch, collect, shuffle_rewards
 from grouper.training.update import Scorer, accumulate_gradient, grpo_objective
 from grouper.types import (
     Completion,
@@ -430,8 +424,8 @@ def run(kinds: list[str], *, wanted: int, rounds: int) -> tuple[Source, RolloutB
         **dict.fromkeys(("params", "moved", "raise_if_ending"), print),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo, "collect", lambda drawn, **_: source(len(drawn)))
-        found = grpo._collect_step(opened, state, ScriptedSampler(lambda *_: ""))
+        patch.setattr(rollouts, "collect", lambda drawn, **_: source(len(drawn)))
+        found = rollouts._collect_step(opened, state, ScriptedSampler(lambda *_: ""))
     assert found.position == len(source.drawn)
     return source, found
 

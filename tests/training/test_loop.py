@@ -17,9 +17,11 @@ from grouper.config.schema import GRPOConfig
 from grouper.errors import CheckError, Interrupted, ModelError, RunFolderError
 from grouper.models.folders import BEST_FILE
 from grouper.training import checkpoint, loop
-from grouper.training.checkpoint import OPTIMIZER_FOLDER, TrainState, numbered
-from grouper.training.loop import Hook, run_phase
+from grouper.training.checkpoint import OPTIMIZER_FOLDER, numbered
+from grouper.training.hooks import Hook
+from grouper.training.loop import run_phase
 from grouper.training.run import Run
+from grouper.training.state import TrainState
 from grouper.types import StepReport, Tally
 
 

@@ -14,7 +14,7 @@ from tiny_states import SavedTokenizer
 
 from grouper.algorithms.batching import broken_rows
 from grouper.runs.folder import RunFolder
-from grouper.training.loop import LAST_METRICS, write_nan_dump
+from grouper.training.nan_dump import LAST_METRICS, write_nan_dump
 from grouper.types import StepReport, Tally
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from grouper.training.run import EXIT_CODE, Watchdog
+from grouper.training.watchdog import EXIT_CODE, Watchdog
 
 
 @pytest.mark.slow

@@ -16,11 +16,11 @@ from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.runs.folder import RunFolder
-from grouper.training.checkpoint import TrainState
 from grouper.training.curriculum import ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import make_optimizer
 from grouper.training.parallel import ParallelPolicy
+from grouper.training.state import TrainState
 from grouper.types import StepReport, Tally
 
 HASH = "0123456789abcdef"

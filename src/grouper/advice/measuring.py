@@ -24,11 +24,11 @@ from grouper.kernels.switch import switched_off
 from grouper.rewards import RewardStack
 from grouper.rewards.core import find_reward
 from grouper.runs.progress import TIME_PARTS, Progress
-from grouper.training.checkpoint import TrainState
 from grouper.training.grpo import grpo_step
 from grouper.training.metrics import matrix_rate
 from grouper.training.phases import begin
 from grouper.training.run import Run
+from grouper.training.state import TrainState
 from grouper.types import StepReport
 
 # Without what would distort the figures; such a learning rate changes no weight by more than

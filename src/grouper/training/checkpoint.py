@@ -16,10 +16,9 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -31,12 +30,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from grouper.algorithms.batching import TrainBatch
 from grouper.config.loading import resolved_yaml
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.errors import CheckpointError, ModelError, RunFolderError, first_line, is_out_of_memory
 from grouper.evaluation.items import checked
-from grouper.evaluation.statistics import Interval
 from grouper.files import (
     TOO_DEEP,
     checksum,
@@ -53,11 +50,9 @@ from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.runs.folder import OUR_FOLDERS, RunFolder
 from grouper.runs.records import MOST_STEPS
-from grouper.training.curriculum import DifficultyBand, ProblemStream
-from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, state_bytes
-from grouper.training.parallel import ParallelPolicy, split_as
-from grouper.training.update import UpdateResult
+from grouper.training.parallel import split_as
+from grouper.training.state import COUNTERS, BestScore, TrainState
 
 log = logging.getLogger(__name__)
 
@@ -75,113 +70,9 @@ _FILE_BYTES = 1 << 29
 # What is saved
 
 
-@dataclass(slots=True)
-class BestScore:
-    """The best strict accuracy on the validation problems so far; of equal ones the earliest.
-
-    >>> best = BestScore()
-    >>> [best.offer(2, 0.5), best.offer(4, 0.5), best.offer(6, 0.75), best.step]
-    [True, False, True, 6]
-    """
-
-    step: int | None = None
-    accuracy: float = -1.0
-    interval: list[float] | None = None
-    """Both ends, for the accuracy."""
-    pending: int | None = None
-    """A step that may be better: its validation has not ended."""
-
-    def offer(self, step: int, accuracy: float, interval: Interval | None = None) -> bool:
-        """Record an evaluation; returns whether it beats all earlier ones."""
-        if not accuracy > self.accuracy:  # NaN beats nothing
-            return False
-        self.step, self.accuracy = step, accuracy
-        self.interval = None if interval is None else [interval.low, interval.high]
-        return True
-
-
-@dataclass(slots=True, kw_only=True)
-class TrainState:
-    """The state of a phase: what a checkpoint holds, and what is rebuilt from the recipe.
-
-    The schedule and SFT's position in the problem stream are functions of `step`, so they need no
-    entry.
-    """
-
-    phase: str
-    step: int
-    """Steps finished in this phase."""
-    replica: ParallelPolicy
-    """The policy, as this process runs it."""
-    optimizer: Optimizer
-    total: int
-    """Steps of the whole phase."""
-    stream: ProblemStream
-    """The order in which problems are drawn; a function of the recipe, so it is not saved."""
-    clock: StepClock
-    """Where the seconds of a step go; not saved."""
-    reference: dict[str, Tensor] | None = None
-    """GRPO: the reference weights of a KL term, sharded like the replica's; not saved."""
-    started_from: str = ""
-    """The model folder the phase began with."""
-    skipped: int = 0
-    """Updates in a row that were skipped because something was not finite."""
-    position: int = 0
-    """GRPO: position in the problem stream, including problems passed over or replaced."""
-    epoch_ended: bool = False
-    """Whether the last step reached the end of an epoch."""
-    difficulty: DifficultyBand | None = None
-    best: BestScore = field(default_factory=BestScore)
-    checks: dict[str, Any] = field(default_factory=dict)
-    """What the live checks remember of the last steps, as JSON values."""
-    asked: dict[str, str] = field(default_factory=dict)
-    """What hooks requested after the last step -> which hook."""
-    ahead: Future[Any] | None = None
-    """GRPO: the rollouts of the next step, where they are drawn while this one is trained."""
-    suspect: TrainBatch | None = None
-    """The batch of the last step, if it was skipped; not saved."""
-
-    def config(self, recipe: Recipe) -> SFTConfig | GRPOConfig:
-        """The settings of the phase."""
-        config: SFTConfig | GRPOConfig = getattr(recipe, self.phase)
-        return config
-
-    def advance(self, updates: Sequence[UpdateResult], before: int, after: int) -> None:
-        """Count a step.
-
-        Args:
-            updates: what its updates did.
-            before: position in the problem stream at its beginning.
-            after: and at its end.
-        """
-        for result in updates:
-            self.skipped = 0 if result.applied else self.skipped + 1
-            self.suspect = result.batch
-        self.step += 1
-        self.epoch_ended = after // self.stream.size > before // self.stream.size
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Restore a fresh state from what `trainer_state.json` holds.
-
-        What the recipe has gained since (`--allow-changes`) starts afresh.
-        """
-        total = self.total
-        for name in _COUNTERS:
-            setattr(self, name, saved[name])
-        self.best = BestScore(**saved["best"])
-        if self.difficulty is not None and saved["difficulty"] is not None:
-            self.difficulty.seen = dict(saved["difficulty"])
-        if total > self.total:
-            # The phase was given more steps since a hook ended it.
-            self.asked.pop("stop", None)
-        self.total = total
-
-
-# What is saved of a state as it is.
-_COUNTERS = ("step", "total", "skipped", "position", "epoch_ended", "checks", "asked")
 # What every state file has.
 _KEYS = (
-    *("phase", *_COUNTERS, "difficulty", "best"),
+    *("phase", *COUNTERS, "difficulty", "best"),
     *("policy_version", "started_from", "recipe_hash", "files"),
 )
 
@@ -272,7 +163,7 @@ def save_checkpoint(
             "policy_version": state.replica.policy.version,
             "started_from": state.started_from,
             "recipe_hash": recipe_hash,
-            **{name: getattr(state, name) for name in _COUNTERS},
+            **{name: getattr(state, name) for name in COUNTERS},
             "difficulty": None if state.difficulty is None else state.difficulty.seen,
             "best": asdict(state.best),
         }

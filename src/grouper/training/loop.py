@@ -5,25 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
-from safetensors.torch import save_file
-from torch import Tensor
-
-from grouper.algorithms.batching import TrainBatch, broken_rows
 from grouper.errors import GrouperError, Interrupted, ModelError, RunFolderError
 from grouper.evaluation.result import EvaluationResult
-from grouper.files import dumps, whole_folder
 from grouper.models.policy import Policy
-from grouper.rewards.calling import in_words, load_hook, shown
-from grouper.training.checkpoint import TrainState, last_good, rotate, save_checkpoint
+from grouper.training.checkpoint import last_good, rotate, save_checkpoint
 from grouper.training.curriculum import evaluation_is_due
+from grouper.training.hooks import Hook
+from grouper.training.nan_dump import write_nan_dump
 from grouper.training.run import Run, validation_name
+from grouper.training.state import TrainState
 from grouper.types import StepReport
 
 log = logging.getLogger(__name__)
@@ -33,45 +28,6 @@ MOST_SKIPPED = 3
 
 # A checkpoint is saved this long after the last one, whatever the recipe says.
 SAVED_AFTER = 600.0
-
-# What a hook may request: measure the policy, save a checkpoint, end the phase.
-WORDS = ("evaluate", "save", "stop")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a hook requests after a step; the same on every process."""
-
-    asks: Mapping[str, str] = field(default_factory=dict)
-    """Some of `WORDS` -> the name of the hook."""
-    events: tuple[str, ...] = ()
-    """Texts for the step's metrics, also logged as warnings."""
-    error: GrouperError | None = None
-    """Ends the run at once: only the metrics of the step are saved."""
-
-
-class Hook:
-    """Called around the steps of a phase, on every process, in the order of the hooks."""
-
-    def run_begins(self, run: Run, policy: Policy) -> None:
-        """Before the base is measured, where that is still to be done; `policy` is the base."""
-
-    def phase_begins(self, run: Run, state: TrainState) -> None:
-        """Before the first step, also when a phase is resumed."""
-
-    def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
-        """After each step, before its metrics are written."""
-        del run, state, report
-        return Asked()
-
-    def checkpoint_saved(self, run: Run, state: TrainState, folder: Path) -> None:
-        """After a checkpoint, or the best policy so far, is whole on disk."""
-
-    def phase_ends(self, run: Run, state: TrainState) -> None:
-        """After the last step, before the final model is saved."""
-
-    def run_ends(self, run: Run) -> None:
-        """After every phase, when all else of the run is written."""
 
 
 def run_phase(
@@ -310,93 +266,4 @@ def _stop_broken(run: Run, state: TrainState) -> None:
 # --- hooks of users ---------------------------------------------------------------------
 
 
-class UserHook(Hook):
-    """Calls a user's function with the report of each step, on rank 0, for all processes.
-
-    Args:
-        name: `path/to/file.py:function`. It returns None, one of `WORDS`, or several of them.
-
-    Raises:
-        ConfigError: there is no such function.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._function = load_hook(name)
-
-    def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
-        del state
-        return run.processes.on_rank0(lambda: self._answer(run, report))
-
-    def _answer(self, run: Run, report: StepReport) -> Asked:
-        """What the function requests. An exception becomes an event, and the run continues."""
-        try:
-            # A copy: changes to its metrics must not reach the record.
-            returned = self._function(replace(report, tallies={**report.tallies}))
-            several = isinstance(returned, list | tuple | set | frozenset)
-            words = list(returned) if several else [returned]
-            wrong = [shown(word) for word in words if word not in (None, *WORDS)]
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
-            return Asked(events=(f"hook {self._name} raised {in_words(error)}",))
-        if wrong:
-            known = f"which is none of {', '.join(WORDS)}"
-            return Asked(events=(f"hook {self._name} asks for {', '.join(wrong)}, {known}",))
-        asks = {word: self._name for word in words if word is not None}
-        in_vain = "evaluate" in asks and not run.prepared.validation
-        text = f"hook {self._name} asks to evaluate, and there are no validation problems"
-        return Asked(asks=asks, events=(text,) if in_vain else ())
-
-
 # --- the evidence of a step whose numbers are not finite ------------------------------------------
-
-# Steps whose metrics are kept.
-LAST_METRICS = 20
-
-
-def write_nan_dump(run: Path, name: str, batch: TrainBatch | None, tokenizer: Any) -> Path:
-    """Save what is needed to understand a stop: `<run>/nan_dump/<name>/`.
-
-    `batch.safetensors` has every tensor of the last step that was skipped, `texts.jsonl` its rows
-    as text and what of each is not finite, and `metrics.jsonl` the last steps, which a resumed run
-    cuts off its own.
-
-    Args:
-        run: the run folder, with the metrics of the step already written.
-        name: `<phase>-<step>`, the step in six digits.
-        batch: the step that was skipped.
-        tokenizer: to write the rows as text.
-
-    Raises:
-        RunFolderError: the disk is full or not writable.
-    """
-    target = run / "nan_dump" / name
-    with whole_folder(target) as folder:
-        if batch is not None:
-            tensors = {
-                key: value.detach().cpu().contiguous().clone()
-                for key in batch.__slots__
-                if isinstance(value := getattr(batch, key), Tensor)
-            }
-            save_file(tensors, folder / "batch.safetensors")
-            rows = [_row(batch, row, tokenizer) for row in range(batch.rows)]
-            text = "".join(dumps(row) + "\n" for row in rows)
-            (folder / "texts.jsonl").write_text(text, encoding="utf-8")
-        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-        (folder / "metrics.jsonl").write_text("".join(lines[-LAST_METRICS:]), encoding="utf-8")
-    return target
-
-
-def _row(batch: TrainBatch, row: int, tokenizer: Any) -> dict[str, Any]:
-    prompt = int(batch.prompt_index[row])
-    ids = batch.prompt_ids[prompt, : int(batch.prompt_lengths[prompt])]
-    sampled = batch.completion_ids[row, : int(batch.completion_lengths[row])]
-    return {
-        "row": row,
-        "group": int(batch.group_ids[row]),
-        "prompt": tokenizer.decode(ids.tolist(), skip_special_tokens=False),
-        "completion": tokenizer.decode(sampled.tolist(), skip_special_tokens=False),
-        "advantage": float(batch.advantages[row]),
-        "not_finite": [name for name, rows in broken_rows(batch).items() if rows[row]],
-    }

@@ -23,7 +23,6 @@ from grouper.runs.folder import PHASES
 from grouper.runs.records import NOT_THERE, Changes, RunInfo, describe_changes, that_differ
 from grouper.training.checkpoint import (
     OPTIMIZER_FOLDER,
-    TrainState,
     check_room_for_run,
     check_save_path,
     export_to_save_path,
@@ -35,12 +34,15 @@ from grouper.training.checkpoint import (
     save_checkpoint,
 )
 from grouper.training.curriculum import DifficultyBand, ProblemStream, total_steps
-from grouper.training.grpo import grpo_step, read_ahead
-from grouper.training.loop import Hook, run_phase, tidy
+from grouper.training.grpo import grpo_step
+from grouper.training.hooks import Hook
+from grouper.training.loop import run_phase, tidy
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import make_optimizer
+from grouper.training.rollouts import read_ahead
 from grouper.training.run import Run, describe_versions
 from grouper.training.sft import sft_step
+from grouper.training.state import TrainState
 
 log = logging.getLogger(__name__)
 

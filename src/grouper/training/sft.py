@@ -5,9 +5,9 @@ from __future__ import annotations
 from grouper.algorithms.batching import demonstration_batch
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.sampling.base import draw_seed
-from grouper.training.checkpoint import TrainState
 from grouper.training.optimizers import schedule
 from grouper.training.run import Run
+from grouper.training.state import TrainState
 from grouper.training.update import sft_objective, update
 from grouper.types import StepReport, Tally
 
