@@ -77,6 +77,8 @@ def _mean(values: Iterable[float]) -> float:
 def real_steps(records: Records) -> str:
     """Whole steps of pretrained models, with the memory of each side."""
     cases = {n: case for n, case in records["cpu_step"].items() if case.get("pretrained")}
+    if not cases:
+        return NOT_YET
     rows = []
     for name, case in cases.items():
         peaks = [f"{case['peak_bytes'][side] / 2**30:.1f}" for side in ("trl", "grouper")]

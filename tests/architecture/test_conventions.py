@@ -30,9 +30,7 @@ OTHER_NAMES = {
     "test_step_metrics.py": "metrics.py",
     "test_published.py": "builtin.py",
     "test_objectives.py": "update.py",
-    "test_watchdog.py": "run.py",
     "test_beginning.py": "phases.py",
-    "test_user_hooks.py": "loop.py",
     "test_without_kernels.py": "switch.py",
     "test_public_names.py": "__init__.py",
     "test_generation.py": "api.py",
@@ -51,8 +49,6 @@ OTHER_NAMES = {
     "test_preview.py": "checks.py",
     "test_config_checks.py": "checks.py",
     # A long subject has a file of tests for each part of it.
-    "test_checkpoint_export.py": "checkpoint.py",
-    "test_checkpoint_rotation.py": "checkpoint.py",
     "test_decode_costs.py": "weights.py",
     "test_update_costs.py": "update.py",
     "test_behaviour.py": "evaluate.py",

@@ -79,7 +79,15 @@ def records() -> dict[str, Any]:
     part = {"seconds": 4.0, "kinds": {"products": 3.0, "between": 1.0}, "products_tflops": 0.5}
     parts = {"sample": 0.5, "update": 0.9, "step": 0.7}
     return {
-        "cpu_step": {"25M bf16": step_case([5.0, 4.0], [2.0, 1.0])},
+        "cpu_step": {
+            "25M bf16": step_case([5.0, 4.0], [2.0, 1.0]),
+            "SmolLM2": {
+                **step_case([60.0, 60.0], [20.0, 20.0]),
+                "pretrained": True,
+                "dtype": "float32",
+                "peak_bytes": {"trl": 3 << 30, "grouper": 3 << 29},
+            },
+        },
         "cpu_step_tries": {
             "0.5M": {
                 "trl": [tried(), tried(checkpointing=True)],
@@ -175,7 +183,7 @@ def records() -> dict[str, Any]:
                 }
             }
         },
-        "cpu_profile": {"machine": MACHINE, "cases": {"0.5M": {"sample": part, "update": part}}},
+        "cpu_profile": {"0.5M": {"machine": MACHINE, "sample": part, "update": part}},
         "scaling": {
             "machine": MACHINE,
             "base": {
@@ -200,6 +208,8 @@ def records() -> dict[str, Any]:
 
 
 SHOWN = {
+    "real-steps": "| SmolLM2, float32 | 16,384 | 60.00 (60.00-60.00) | 2.00 "
+    "| 20.00 (20.00-20.00) | 0.60 | 0.30 | **2.50** | 3.0 | 1.5 |",
     "step": "| 25M bf16 | 16,384 | 4.50 (4.00-5.00) | 2.00 | 1.50 (1.00-2.00) | 0.60 | 0.30 "
     "| **2.50** | 2 (3) |",
     "gradients": "| 25M bf16 | 2 | 2.002 | 1.0e-03 |",

@@ -18,8 +18,8 @@ from grouper.config.overrides import PRESETS
 from grouper.errors import ConfigError, ModelError, PreflightError, RunFolderError
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
-from grouper.training.checkpoint import read_state
 from grouper.training.run import Run
+from grouper.training.saved_state import read_state
 
 SMALL = [
     "model.new.hidden_size=32",

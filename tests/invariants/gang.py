@@ -51,7 +51,7 @@ from grouper.sampling.graded import draw_and_grade
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
 from grouper.training.assemble import advantages_of
-from grouper.training.checkpoint import damage, load_optimizer, save_checkpoint, save_optimizer
+from grouper.training.checkpoint import load_optimizer, save_checkpoint, save_optimizer
 from grouper.training.curriculum import ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer, make_optimizer
@@ -62,6 +62,7 @@ from grouper.training.parallel import (
     make_parallel,
     whole,
 )
+from grouper.training.saved_state import damage
 from grouper.training.state import TrainState
 from grouper.training.update import Scorer, accumulate_gradient, grpo_objective
 from grouper.types import AnswerContract, AnswerKind, Problem, SamplingParams

@@ -29,7 +29,7 @@ from grouper.config.loading import load_recipe
 from grouper.runs import folder as run_folder
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
-from grouper.training import checkpoint
+from grouper.training import checkpoint, rotation
 from grouper.training import prepare as preparation
 from grouper.training.optimizers import Optimizer
 from grouper.training.run import Run
@@ -105,7 +105,7 @@ def of_path(position: int) -> Callable[..., str]:
 POINTS: dict[str, tuple[Any, str, Callable[..., str], Honest | None]] = {
     "weights": (checkpoint, "save_policy", of_path(2), half_the_weights),
     "optimizer": (checkpoint, "save_file", of_path(1), half_the_optimizer),
-    "marker": (checkpoint, "_write_state", of_path(0), None),
+    "marker": (checkpoint, "write_state", of_path(0), None),
     "rename": (Path, "rename", of_path(0), None),
     "metrics": (
         RunFolder,
@@ -116,7 +116,7 @@ POINTS: dict[str, tuple[Any, str, Callable[..., str], Honest | None]] = {
     "rollouts": (run_folder, "write_lines", of_path(0), half_the_file),
     "summary": (run_folder, "write_atomic", of_path(0), half_the_file),
     "evaluation": (preparation, "evaluate", lambda **settings: settings["name"], half_the_items),
-    "remove": (checkpoint, "remove_folder", of_path(0), half_the_folder),
+    "remove": (rotation, "remove_folder", of_path(0), half_the_folder),
     "strip": (shutil, "rmtree", of_path(0), half_the_optimizer_folder),
     "cut": (run_folder, "delete", of_path(0), None),
     "info": (RunFolder, "_write_info", lambda run, _: str(run.path), None),

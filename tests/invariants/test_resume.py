@@ -22,8 +22,8 @@ from grouper.models.folders import STATE_FILE
 from grouper.runs import folder as run_folder
 from grouper.runs.progress import Progress
 from grouper.training import checkpoint, loop
-from grouper.training.checkpoint import is_complete
 from grouper.training.run import Run
+from grouper.training.saved_state import is_complete
 
 OPTIMIZER_FILE = "optimizer/0.safetensors"
 
@@ -347,14 +347,14 @@ def test_a_checkpoint_counts_only_once_its_metrics_are_on_disk(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    honest = checkpoint._write_state
+    honest = checkpoint.write_state
 
     def mark(folder: Path, record: Any) -> None:
         order.append("mark")
         honest(folder, record)
 
     monkeypatch.setattr(run_folder, "sync", lambda path: order.append(path.name))
-    monkeypatch.setattr(checkpoint, "_write_state", mark)
+    monkeypatch.setattr(checkpoint, "write_state", mark)
     run("cut", "skip_grpo=true", "sft.evaluate_every=0")
     saves = order.count("mark")
     assert saves >= 3, "two checkpoints and the final model"

@@ -14,7 +14,7 @@ from grouper.config.loading import load_recipe
 from grouper.models.folders import STATE_FILE
 from grouper.publish.card import license_of, model_card
 from grouper.publish.export import recipe_record
-from grouper.training.checkpoint import _KEYS
+from grouper.training.saved_state import _KEYS
 
 
 def test_a_model_of_unknown_origin_gets_a_short_card(tmp_path: Path) -> None:

@@ -20,21 +20,20 @@ from grouper.config.schema import (
 )
 from grouper.errors import CheckpointError, RunFolderError
 from grouper.models.folders import BEST_FILE, STATE_FILE
-from grouper.training import checkpoint
-from grouper.training.checkpoint import (
+from grouper.training import checkpoint, disk_room
+from grouper.training.checkpoint import load_optimizer, save_checkpoint
+from grouper.training.curriculum import DifficultyBand
+from grouper.training.disk_room import check_room_for_run, weight_bytes
+from grouper.training.optimizers import state_bytes
+from grouper.training.saved_state import (
     OPTIMIZER_FOLDER,
-    check_room_for_run,
     contents,
     damage,
     is_finished,
     latest_checkpoint,
-    load_optimizer,
     read_state,
-    save_checkpoint,
-    weight_bytes,
+    write_state,
 )
-from grouper.training.curriculum import DifficultyBand
-from grouper.training.optimizers import state_bytes
 from grouper.training.state import TrainState
 from grouper.training.update import UpdateResult
 
@@ -148,7 +147,7 @@ def test_a_checkpoint_of_an_earlier_format_is_refused_and_not_passed_over(tmp_pa
     folder = save(tmp_path, tiny_state())
     shutil.rmtree(folder / OPTIMIZER_FOLDER)
     (folder / "optimizer.pt").write_bytes(b"as it was")
-    checkpoint._write_state(folder, {**read_state(folder), "files": contents(folder)})
+    write_state(folder, {**read_state(folder), "files": contents(folder)})
     found = latest_checkpoint(tmp_path, "grpo", recipe_hashes={HASH})
     assert found is not None
     with pytest.raises(CheckpointError, match="none in this version's format"):
@@ -330,14 +329,14 @@ def test_a_save_without_room_leaves_everything_as_it_was(
     take_step(state)
     state.step = 3
     # Room for the weights, and for one of the two moments of each, is not enough.
-    monkeypatch.setattr(checkpoint, "free_bytes", lambda _: int(2 * weights * checkpoint.MARGIN))
+    monkeypatch.setattr(disk_room, "free_bytes", lambda _: int(2 * weights * disk_room.MARGIN))
     with pytest.raises(RunFolderError, match="are free"):
         save(tmp_path, state)
     assert (tmp_path / "grpo" / "checkpoint-3" / "model.safetensors").read_bytes() == before
     assert newest(tmp_path) == "checkpoint-3"
 
 
-@pytest.mark.parametrize("breaks", ["save_file", "save_policy", "_write_state"])
+@pytest.mark.parametrize("breaks", ["save_file", "save_policy", "write_state"])
 def test_a_save_that_breaks_off_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: str
 ) -> None:
@@ -377,12 +376,12 @@ def test_a_run_is_refused_where_not_even_its_models_fit_and_warned_of_its_checkp
     phases = {"sft": SFTConfig(), "grpo": GRPOConfig(checkpoint_every=5, keep_checkpoints=3)}
 
     def check(free: float) -> None:
-        monkeypatch.setattr(checkpoint, "free_bytes", lambda _: int(free))
+        monkeypatch.setattr(disk_room, "free_bytes", lambda _: int(free))
         check_room_for_run(tmp_path, state.replica.policy, phases)
 
     with pytest.raises(RunFolderError, match="are free"):
-        check(2 * weights * checkpoint.MARGIN - 1)
-    check(2 * weights * checkpoint.MARGIN + 1)
+        check(2 * weights * disk_room.MARGIN - 1)
+    check(2 * weights * disk_room.MARGIN + 1)
     assert "lower keep_checkpoints" in caplog.text
     # Two finals; two checkpoints of SFT and three of GRPO, and one more of each being written.
     wanted = 2 * weights + 7 * (weights + moments)
@@ -391,16 +390,16 @@ def test_a_run_is_refused_where_not_even_its_models_fit_and_warned_of_its_checkp
         phases = {name: phase.model_copy(update=every) for name, phase in phases.items()}
         for more, warned in ((-1, True), (1, False)):
             caplog.clear()
-            check((wanted + validated * weights) * checkpoint.MARGIN + more)
+            check((wanted + validated * weights) * disk_room.MARGIN + more)
             assert bool(caplog.records) == warned
     # What the run has already written is room, too.
     (tmp_path / "sft" / "final").mkdir(parents=True)
     (tmp_path / "sft" / "final" / "model.safetensors").write_bytes(b"." * weights)
-    check((wanted + weights) * checkpoint.MARGIN + 1)
+    check((wanted + weights) * disk_room.MARGIN + 1)
     assert not caplog.records
-    check(weights * checkpoint.MARGIN + 1)
+    check(weights * disk_room.MARGIN + 1)
     with pytest.raises(RunFolderError, match="are free"):
-        check(weights * checkpoint.MARGIN - 1)
+        check(weights * disk_room.MARGIN - 1)
 
 
 def test_a_checkpoint_is_whole_whether_it_still_is_the_best_one_or_not(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from grouper.config.schema import GRPOConfig
 from grouper.errors import CheckError, Interrupted, ModelError, RunFolderError
 from grouper.models.folders import BEST_FILE
 from grouper.training import checkpoint, loop
-from grouper.training.checkpoint import OPTIMIZER_FOLDER, numbered
 from grouper.training.hooks import Hook
 from grouper.training.loop import run_phase
 from grouper.training.run import Run
+from grouper.training.saved_state import OPTIMIZER_FOLDER, numbered
 from grouper.training.state import TrainState
 from grouper.types import StepReport, Tally
 

@@ -79,7 +79,7 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
         folder = _folder_line(recipe, intent)
     with collected(problems):
         if recipe.save_path is not None:
-            from grouper.training.checkpoint import check_save_path
+            from grouper.training.save_path import check_save_path
 
             check_save_path(recipe, recipe.run_folder)
     with collected(problems):

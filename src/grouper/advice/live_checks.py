@@ -17,11 +17,11 @@ from grouper.models.policy import Policy
 from grouper.models.process_group import share_of
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.engines import STRETCH
-from grouper.training.checkpoint import last_good
 from grouper.training.curriculum import first_met
 from grouper.training.hooks import Asked, Hook, UserHook
 from grouper.training.optimizers import state_bytes
 from grouper.training.run import Run
+from grouper.training.saved_state import last_good
 from grouper.training.state import TrainState
 from grouper.training.update import accumulate_gradient, rehearsal_objective
 from grouper.types import StepReport

@@ -18,7 +18,7 @@ from grouper.models.folders import base_of, looks_local
 from grouper.publish.portable import without_folder
 from grouper.report.page import compared
 from grouper.runs.folder import PHASES, RunFolder
-from grouper.training.checkpoint import is_complete, read_state
+from grouper.training.saved_state import is_complete, read_state
 
 CURVES_FILE = "curves.png"
 

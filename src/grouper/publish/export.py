@@ -47,9 +47,9 @@ from grouper.publish.portable import without_folders
 from grouper.report.curves import draw_curves
 from grouper.runs.folder import RunFolder
 from grouper.runs.records import evaluation_summary
-from grouper.training.checkpoint import require_intact
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import ProblemSets
+from grouper.training.saved_state import require_intact
 from grouper.types import Problem
 
 log = logging.getLogger(__name__)

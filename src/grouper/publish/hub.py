@@ -32,9 +32,9 @@ from grouper.models.folders import ADAPTER_FILE, BEST_FILE, EXPORT_FILE, STATE_F
 from grouper.models.trained import model_in
 from grouper.publish.export import export_model, recipe_record
 from grouper.publish.portable import without_folders
-from grouper.training.checkpoint import OPTIMIZER_FOLDER
 from grouper.training.hooks import Hook
 from grouper.training.run import Run
+from grouper.training.saved_state import OPTIMIZER_FOLDER
 from grouper.training.state import TrainState
 
 log = logging.getLogger(__name__)

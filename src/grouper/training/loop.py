@@ -13,11 +13,13 @@ from dataclasses import replace
 from grouper.errors import GrouperError, Interrupted, ModelError, RunFolderError
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.policy import Policy
-from grouper.training.checkpoint import last_good, rotate, save_checkpoint
+from grouper.training.checkpoint import save_checkpoint
 from grouper.training.curriculum import evaluation_is_due
 from grouper.training.hooks import Hook
 from grouper.training.nan_dump import write_nan_dump
+from grouper.training.rotation import rotate
 from grouper.training.run import Run, validation_name
+from grouper.training.saved_state import last_good
 from grouper.training.state import TrainState
 from grouper.types import StepReport
 

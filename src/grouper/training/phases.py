@@ -21,19 +21,9 @@ from grouper.models.folders import STATE_FILE, read_adapter
 from grouper.models.policy import Policy
 from grouper.runs.folder import PHASES
 from grouper.runs.records import NOT_THERE, Changes, RunInfo, describe_changes, that_differ
-from grouper.training.checkpoint import (
-    OPTIMIZER_FOLDER,
-    check_room_for_run,
-    check_save_path,
-    export_to_save_path,
-    is_complete,
-    is_finished,
-    latest_checkpoint,
-    load_optimizer,
-    read_state,
-    save_checkpoint,
-)
+from grouper.training.checkpoint import load_optimizer, save_checkpoint
 from grouper.training.curriculum import DifficultyBand, ProblemStream, total_steps
+from grouper.training.disk_room import check_room_for_run
 from grouper.training.grpo import grpo_step
 from grouper.training.hooks import Hook
 from grouper.training.loop import run_phase, tidy
@@ -41,6 +31,14 @@ from grouper.training.metrics import StepClock
 from grouper.training.optimizers import make_optimizer
 from grouper.training.rollouts import read_ahead
 from grouper.training.run import Run, describe_versions
+from grouper.training.save_path import check_save_path, export_to_save_path
+from grouper.training.saved_state import (
+    OPTIMIZER_FOLDER,
+    is_complete,
+    is_finished,
+    latest_checkpoint,
+    read_state,
+)
 from grouper.training.sft import sft_step
 from grouper.training.state import TrainState
 

@@ -53,8 +53,8 @@ from grouper.rewards import Group, RewardStack, build_rewards
 from grouper.runs.records import flat_settings
 from grouper.sampling.base import Sampler
 from grouper.sampling.engines import Samplers
-from grouper.training.checkpoint import is_complete, read_state
 from grouper.training.problem_sets import MEASURED, ProblemSets, load_part
+from grouper.training.saved_state import is_complete, read_state
 from grouper.types import (
     Completion,
     Demonstration,

@@ -23,7 +23,7 @@ from grouper.rewards import Group, Notes, RewardStack
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.graded import draw_and_grade
 from grouper.sampling.vllm import VllmSampler
-from grouper.training.checkpoint import AHEAD_FILE
+from grouper.training.checkpoint import ROLLOUTS_FILE
 from grouper.training.run import Run
 from grouper.training.state import TrainState
 from grouper.types import (
@@ -161,7 +161,7 @@ def next_rollouts(run: Run, state: TrainState) -> RolloutBatch:
 
 def read_ahead(folder: Path) -> Future[RolloutBatch] | None:
     """The rollouts of the next step that an intact checkpoint holds, if any."""
-    file = folder / AHEAD_FILE
+    file = folder / ROLLOUTS_FILE
     if not file.exists():
         return None
     ready = Future[RolloutBatch]()

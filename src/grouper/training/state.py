@@ -16,6 +16,7 @@ from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer
 from grouper.training.parallel import ParallelPolicy
+from grouper.training.saved_state import COUNTERS
 from grouper.training.update import UpdateResult
 
 
@@ -119,7 +120,3 @@ class TrainState:
             # The phase was given more steps since a hook ended it.
             self.asked.pop("stop", None)
         self.total = total
-
-
-# What is saved of a state as it is.
-COUNTERS = ("step", "total", "skipped", "position", "epoch_ended", "checks", "asked")

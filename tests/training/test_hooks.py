@@ -18,9 +18,9 @@ from grouper.cli.main import cli
 from grouper.config.loading import load_recipe, recipe_hash
 from grouper.config.schema import GRPOConfig
 from grouper.errors import ConfigError, Interrupted
-from grouper.training.checkpoint import numbered, read_state
 from grouper.training.hooks import UserHook
 from grouper.training.loop import run_phase
+from grouper.training.saved_state import numbered, read_state
 from grouper.training.state import TrainState
 from grouper.types import StepReport, Tally
 

@@ -9,7 +9,7 @@ import pytest
 
 from grouper.config.loading import load_recipe, recipe_hash
 from grouper.errors import RunFolderError
-from grouper.training.checkpoint import check_save_path, export_to_save_path
+from grouper.training.save_path import check_save_path, export_to_save_path
 
 
 @pytest.fixture

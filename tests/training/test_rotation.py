@@ -10,8 +10,9 @@ import pytest
 
 from grouper.evaluation.statistics import wilson_interval
 from grouper.models.folders import BEST_FILE, STATE_FILE
-from grouper.training import checkpoint
-from grouper.training.checkpoint import OPTIMIZER_FOLDER, last_good, numbered, rotate
+from grouper.training import rotation, saved_state
+from grouper.training.rotation import rotate
+from grouper.training.saved_state import OPTIMIZER_FOLDER, last_good, numbered
 from grouper.training.state import BestScore
 
 OPTIMIZER_FILE = f"{OPTIMIZER_FOLDER}/0.safetensors"
@@ -41,7 +42,7 @@ def make(phase: Path, step: int, *, optimizer: bool = True) -> Path:
         "recipe_hash": "",
         "files": dict.fromkeys(names, ""),
     }
-    assert state.keys() == {*checkpoint._KEYS}
+    assert state.keys() == {*saved_state._KEYS}
     (folder / STATE_FILE).write_text(json.dumps(state))
     return folder
 
@@ -122,7 +123,7 @@ def test_what_cannot_be_removed_is_told_and_nothing_stops(
     def refuse(_: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(checkpoint, "remove_folder", refuse)
+    monkeypatch.setattr(rotation, "remove_folder", refuse)
     rotate(tmp_path, step=4, keep=1, best=BestScore())
     assert "cannot be removed" in caplog.text
 
@@ -150,7 +151,7 @@ def test_a_kill_while_the_best_one_loses_its_optimizer_is_made_up_for(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint.shutil, "rmtree", die)
+        patched.setattr(rotation.shutil, "rmtree", die)
         with pytest.raises(Killed):
             rotate(tmp_path, step=4, keep=1, best=best)
     assert left(tmp_path)[2] == {"optimizer", "best"}
