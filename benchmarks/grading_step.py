@@ -40,9 +40,9 @@ from grouper.sampling.base import SampleRequest
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
 from grouper.training.assemble import advantages_of
+from grouper.training.collect import collect
 from grouper.training.optimizers import make_optimizer
 from grouper.training.parallel import ParallelPolicy
-from grouper.training.rollouts import collect
 from grouper.training.update import grpo_objective, update
 from grouper.types import Completion, Grade, Problem, Prompt, SamplingParams, Verdict
 

@@ -19,7 +19,7 @@ from grouper.config.loading import load_recipe
 from grouper.runs.progress import Progress
 from grouper.sampling.base import Sampler, SampleRequest
 from grouper.training.assemble import advantages_of
-from grouper.training.grpo import grpo_step
+from grouper.training.observe import take_step
 from grouper.training.parallel import ParallelPolicy
 from grouper.training.phases import fresh_state
 from grouper.training.run import Run
@@ -123,7 +123,7 @@ class GrouperSteps:
         """One step: its seconds, and what there is to compare."""
         SEEN.clear()
         started = time.perf_counter()
-        report = grpo_step(self._session, self._state)
+        report = take_step(self._session, self._state)
         seconds = time.perf_counter() - started
         assert report.status == "learning", report.status
         tallies = report.tallies

@@ -101,10 +101,10 @@ def first_groups(folder: Path, model: str, *, until_mixed: bool) -> dict[str, An
     from grouper.models.device import fastest_dtype
     from grouper.rewards.builtin import format_holds
     from grouper.training.assemble import advantages_of
+    from grouper.training.collect import collect
     from grouper.training.curriculum import first_met
     from grouper.training.prepare import Prepared
     from grouper.training.problem_sets import ProblemSets, load_part
-    from grouper.training.rollouts import collect
 
     recipe = grouper.load_recipe(folder / "recipe.yaml")
     recipe = recipe.override(data=ALL_FOR_TRAINING, model={"dtype": fastest_dtype()})

@@ -12,9 +12,9 @@ from workers import peak_memory, serve
 
 from grouper.config.loading import load_recipe
 from grouper.runs.progress import Progress
+from grouper.training.observe import take_step
 from grouper.training.phases import fresh_state
 from grouper.training.run import Run
-from grouper.training.sft import sft_step
 from grouper.training.state import TrainState
 from grouper.types import Demonstration, Prompt
 
@@ -74,7 +74,7 @@ def begin(
 def step() -> dict[str, Any]:
     run, state = OPEN[0]
     started = time.perf_counter()
-    report = sft_step(run, state)
+    report = take_step(run, state)
     seconds = time.perf_counter() - started
     assert report.status == "learning", report.status
     return {

@@ -63,6 +63,7 @@ from grouper.sampling.base import SampleRequest, StopStrings, draw_seed
 from grouper.sampling.native import NativeSampler
 from grouper.training import phases
 from grouper.training.assemble import advantages_of
+from grouper.training.collect import collect
 from grouper.training.curriculum import first_met, read_pass_rates
 from grouper.training.parallel import join_processes
 from grouper.training.prepare import Prepared
@@ -72,7 +73,6 @@ from grouper.training.problem_sets import (
     load_problem_sets,
     require_part,
 )
-from grouper.training.rollouts import collect
 from grouper.training.run import Run
 from grouper.training.saved_state import is_complete, read_state, require_intact
 from grouper.types import Completion, FinishReason, Message, Problem, Prompt, SamplingParams

@@ -14,7 +14,7 @@ from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import GrouperError, Interrupted
 from grouper.kernels.switch import kernels_are_off
-from grouper.training.grpo import grpo_step
+from grouper.training.observe import take_step
 from grouper.training.run import Run
 from grouper.training.state import TrainState
 from grouper.types import StepReport
@@ -92,9 +92,9 @@ def test_as_many_steps_are_taken_without_kernels(
 
     def step(run: Run, state: TrainState) -> StepReport:
         off.append(kernels_are_off())
-        return grpo_step(run, state)
+        return take_step(run, state)
 
-    monkeypatch.setattr(measuring, "grpo_step", step)
+    monkeypatch.setattr(measuring, "take_step", step)
     seen = bench(recipe, warmup=1, steps=2, completion_tokens=LENGTH, plain=True)
     assert off[-3:] == [True] * 3  # one of them warms up
     assert len(off) == 6
@@ -111,13 +111,13 @@ def test_the_weights_stay_what_they_are_and_the_folder_goes(
     def watched(run: Run, state: TrainState) -> StepReport:
         assert list(scratch.iterdir())
         before = state.replica.policy.snapshot()
-        report = grpo_step(run, state)
+        report = take_step(run, state)
         after = state.replica.policy.snapshot()
         # Weights that are exactly 0 move by what no sum would ever notice.
         moved.append(max(float((before[n] - after[n]).abs().max()) for n in before))
         return report
 
-    monkeypatch.setattr(measuring, "grpo_step", watched)
+    monkeypatch.setattr(measuring, "take_step", watched)
     bench(recipe, warmup=0, steps=2, completion_tokens=LENGTH)
     assert len(moved) == 2
     assert max(moved) <= 1e-29

@@ -18,7 +18,7 @@ from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper import load_recipe, prepare, train
 from grouper.training import phases
-from grouper.training.grpo import grpo_step
+from grouper.training.observe import take_step
 from grouper.training.run import Run
 from grouper.training.state import TrainState
 
@@ -50,15 +50,15 @@ def entered(tmp_path_factory: pytest.TempPathFactory) -> set[CodeType]:
             found.add(frame.f_code)
 
     def traced(open_run: Run, state: TrainState) -> Any:
-        third = state.step == 2
+        third = state.phase == "grpo" and state.step == 2
         sys.setprofile(watch if third else None)
         try:
-            return grpo_step(open_run, state)
+            return take_step(open_run, state)
         finally:
             sys.setprofile(None)
 
     with pytest.MonkeyPatch.context() as patch, prepare(recipe) as setup:
-        patch.setattr(phases, "grpo_step", traced)
+        patch.setattr(phases, "take_step", traced)
         train(setup)
     return {code for code in found if Path(code.co_filename).is_relative_to(SOURCE / TOP)}
 

@@ -60,22 +60,23 @@ def newest(run: Path) -> str:
 
 def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
     def fresh() -> TrainState:
-        return tiny_state(difficulty=DifficultyBand(DifficultyConfig()))
+        return tiny_state(band=DifficultyBand(DifficultyConfig()))
 
     state = fresh()
     take_step(state)
-    state.skipped, state.position, state.epoch_ended = 2, 17, True
-    assert state.difficulty is not None
-    state.difficulty.seen = {"p/1": [3, 8, 0]}
+    state.skipped, state.rollout_source.position, state.epoch_ended = 2, 17, True
+    assert state.rollout_source.band is not None
+    state.rollout_source.band.seen = {"p/1": [3, 8, 0]}
     state.best.offer(1, 0.25)
     state.asked = {"stop": "mine.py:f"}
     state.checks = {"first": {"completion/truncated": [0.5]}, "active": ["kl"]}
     saved = read_state(save(tmp_path, state))
     back = fresh()
     back.restore(saved)
-    assert (back.step, back.skipped, back.position, back.epoch_ended) == (1, 2, 17, True)
-    assert back.difficulty is not None
-    assert back.difficulty.seen == state.difficulty.seen
+    assert (back.step, back.skipped, back.epoch_ended) == (1, 2, True)
+    assert back.rollout_source.position == 17
+    assert back.rollout_source.band is not None
+    assert back.rollout_source.band.seen == state.rollout_source.band.seen
     assert back.best == state.best
     assert (back.checks, back.asked) == (state.checks, state.asked)
     longer = fresh()
@@ -84,25 +85,25 @@ def test_every_counter_and_controller_comes_back(tmp_path: Path) -> None:
     assert longer.asked == {}, "a phase that is given more steps goes on"
     band = fresh()
     band.restore({**saved, "difficulty": None})
-    assert band.difficulty is not None
-    assert band.difficulty.seen == {}, "a band that the recipe has gained since starts afresh"
+    assert band.rollout_source.band is not None
+    assert band.rollout_source.band.seen == {}, (
+        "a band that the recipe has gained since starts afresh"
+    )
     without = tiny_state()
     without.restore(saved)
-    assert without.difficulty is None
+    assert without.rollout_source.band is None
     # Nothing that a state holds is forgotten here: a new field must be saved, or named.
     not_saved = {"phase", "replica", "optimizer", "started_from", "suspect"}
     not_saved |= {"stream", "clock", "reference"}  # made anew from the recipe
     assert set(TrainState.__slots__) - not_saved == {
         "step",
         "skipped",
-        "position",
         "epoch_ended",
-        "difficulty",
         "best",
         "checks",
         "asked",
         "total",
-        "ahead",
+        "rollouts",
     }
 
 

@@ -16,8 +16,7 @@ from grouper.config.loading import load_recipe
 from grouper.errors import CheckpointError
 from grouper.models.policy import Policy
 from grouper.training import phases
-from grouper.training.grpo import grpo_step
-from grouper.training.sft import sft_step
+from grouper.training.observe import take_step
 
 
 def tiny_recipe(folder, *overrides):
@@ -39,7 +38,7 @@ class Seen:
         self.started: dict[str, torch.Tensor] = {}
 
         def step_of_sft(open_run, state):
-            report = sft_step(open_run, state)
+            report = take_step(open_run, state)
             moments = [
                 value
                 for value in state.optimizer.state_dict().values()
@@ -59,10 +58,10 @@ class Seen:
                 self.alive = [name for name, ref in self.held.items() if ref() is not None]
                 self.policies = sum(type(o) is Policy for o in gc.get_objects())
                 self.started = state.replica.policy.snapshot()
-            return grpo_step(open_run, state)
+            return take_step(open_run, state)
 
-        monkeypatch.setattr(phases, "sft_step", step_of_sft)
-        monkeypatch.setattr(phases, "grpo_step", step_of_grpo)
+        steps = {"sft": step_of_sft, "grpo": step_of_grpo}
+        monkeypatch.setattr(phases, "take_step", lambda run, state: steps[state.phase](run, state))
 
 
 @pytest.mark.parametrize("lora", ["{rank: 4}", pytest.param("null", marks=pytest.mark.slow)])
@@ -149,13 +148,13 @@ def test_what_a_change_leaves_alone_goes_on_as_it_was(monkeypatch, tmp_path, cap
     """The schedule of GRPO does not follow `sft.steps`; of other data nothing is drawn ahead."""
 
     def cut(open_run, state):
-        if state.step == 1:
+        if state.phase == "grpo" and state.step == 1:
             raise OSError("power cut")
-        return grpo_step(open_run, state)
+        return take_step(open_run, state)
 
-    monkeypatch.setattr(phases, "grpo_step", cut)
+    monkeypatch.setattr(phases, "take_step", cut)
     read = []
-    monkeypatch.setattr(phases, "read_ahead", read.append)
+    monkeypatch.setattr(phases, "read_rollouts", read.append)
     recipe = tiny_recipe(tmp_path, "sft.steps=2", "grpo.steps=3", "grpo.checkpoint_every=1")
     with pytest.raises(OSError, match="power cut"):
         train(prepare(recipe))

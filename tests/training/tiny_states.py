@@ -16,10 +16,11 @@ from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.runs.folder import RunFolder
-from grouper.training.curriculum import ProblemStream
+from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import make_optimizer
 from grouper.training.parallel import ParallelPolicy
+from grouper.training.rollouts import RolloutSource
 from grouper.training.state import TrainState
 from grouper.types import StepReport, Tally
 
@@ -36,17 +37,22 @@ class SavedTokenizer:
         return " ".join(map(str, token_ids))
 
 
-def tiny_state(phase: str = "grpo", *, lora: bool = False, **changes: Any) -> TrainState:
+def tiny_state(
+    phase: str = "grpo", *, lora: bool = False, band: DifficultyBand | None = None, **changes: Any
+) -> TrainState:
     model = tiny_model()
     policy = Policy(model)
     if lora:
         adapter = _new_adapter(model, LoraConfig(rank=2, alpha=4), "base", seed=0)
         policy = Policy(adapter.get_base_model(), adapter=adapter)
     given = {"total": 6, "clock": StepClock(policy), **changes}
+    stream = ProblemStream(size=10, seed=0, phase=phase)
+    unused_run: Any = None
     return TrainState(
         phase=phase,
         step=0,
-        stream=ProblemStream(size=10, seed=0, phase=phase),
+        stream=stream,
+        rollouts=RolloutSource(unused_run, stream, band) if phase == "grpo" else None,
         replica=ParallelPolicy(policy),
         optimizer=make_optimizer(policy, OptimizerConfig(learning_rate=1e-2)),
         **given,

@@ -24,8 +24,8 @@ from grouper.kernels.switch import switched_off
 from grouper.rewards import RewardStack
 from grouper.rewards.core import find_reward
 from grouper.runs.progress import TIME_PARTS, Progress
-from grouper.training.grpo import grpo_step
 from grouper.training.metrics import matrix_rate
+from grouper.training.observe import take_step
 from grouper.training.phases import begin
 from grouper.training.run import Run
 from grouper.training.state import TrainState
@@ -207,7 +207,7 @@ def _take(
     reports = []
     with progress.track(what, count) as task:
         for _ in range(count):
-            reports.append(grpo_step(run, state))
+            reports.append(take_step(run, state))
             run.folder.append_metrics(reports[-1])
             run.raise_if_stopped("measuring")
             task.advance()

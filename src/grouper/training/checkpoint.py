@@ -34,12 +34,13 @@ from grouper.runs.folder import RunFolder
 from grouper.training.disk_room import require_room, weight_bytes
 from grouper.training.optimizers import Optimizer
 from grouper.training.parallel import split_as
+from grouper.training.rollouts import ROLLOUTS_FILE
 from grouper.training.rotation import mark_best
 from grouper.training.saved_state import COUNTERS, OPTIMIZER_FOLDER, contents, write_state
 from grouper.training.state import TrainState
 
-# In a resumable checkpoint: rollouts of the next step, where they have been drawn already.
-ROLLOUTS_FILE = "ahead.json"
+# In place of `RolloutSource.saved` for a phase that draws no rollouts.
+NOTHING_DRAWN = {"position": 0, "difficulty": None}
 
 # Bytes of optimizer state that are put together and copied at a time to be written.
 _FILE_BYTES = 1 << 29
@@ -86,10 +87,11 @@ def save_checkpoint(
     @refusing(target)
     def finish() -> None:
         save_policy(state.replica.policy, tokenizer, folder, weights)
+        pending = None if state.rollouts is None else state.rollouts.next_rollouts
         # Where drawing has failed, the next step says so.
-        if resumable and state.ahead is not None and state.ahead.exception() is None:
-            drawn = to_jsonable_python(state.ahead.result(), fallback=str)
-            write_atomic(folder / ROLLOUTS_FILE, dumps(drawn).encode())
+        if resumable and pending is not None and pending.exception() is None:
+            rollouts = to_jsonable_python(pending.result(), fallback=str)
+            write_atomic(folder / ROLLOUTS_FILE, dumps(rollouts).encode())
         if state.best.step == state.step:
             mark_best(folder, state.best)
         # A checkpoint must not be ahead of a record that could still be lost.
@@ -100,7 +102,7 @@ def save_checkpoint(
             "started_from": state.started_from,
             "recipe_hash": recipe_hash,
             **{name: getattr(state, name) for name in COUNTERS},
-            "difficulty": None if state.difficulty is None else state.difficulty.seen,
+            **(NOTHING_DRAWN if state.rollouts is None else state.rollouts.saved()),
             "best": asdict(state.best),
         }
         write_state(folder, {**record, "files": contents(folder)})

@@ -46,7 +46,7 @@ def run_phase(
     Args:
         run: the open run.
         state: of the phase; advanced by every step.
-        step: takes one step, `grpo_step` or `sft_step`.
+        step: takes and reports one step, as `observe.take_step` does.
         hooks: called around the steps.
 
     Raises:

@@ -24,12 +24,12 @@ from grouper.runs.records import NOT_THERE, Changes, RunInfo, describe_changes, 
 from grouper.training.checkpoint import load_optimizer, save_checkpoint
 from grouper.training.curriculum import DifficultyBand, ProblemStream, total_steps
 from grouper.training.disk_room import check_room_for_run
-from grouper.training.grpo import grpo_step
 from grouper.training.hooks import Hook
 from grouper.training.loop import run_phase, tidy
 from grouper.training.metrics import StepClock
+from grouper.training.observe import take_step
 from grouper.training.optimizers import make_optimizer
-from grouper.training.rollouts import read_ahead
+from grouper.training.rollouts import RolloutSource, read_rollouts
 from grouper.training.run import Run, describe_versions
 from grouper.training.save_path import check_save_path, export_to_save_path
 from grouper.training.saved_state import (
@@ -39,7 +39,6 @@ from grouper.training.saved_state import (
     latest_checkpoint,
     read_state,
 )
-from grouper.training.sft import sft_step
 from grouper.training.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -125,7 +124,7 @@ def _phase(run: Run, name: str, policy: Policy | None, hooks: Sequence[Hook]) ->
         if name == "sft" and not recipe.skip_grpo:
             left["grpo"] = recipe.grpo
         run.processes.on_rank0(lambda: check_room_for_run(run.path, state.replica.policy, left))
-        run_phase(run, state, {"sft": sft_step, "grpo": grpo_step}[name], hooks)
+        run_phase(run, state, take_step, hooks)
         # First: once the final folder exists, nothing else of the phase is looked at.
         tidy(run, state)
         save_checkpoint(run.path, state, run.prepared.tokenizer, recipe_hash=run.hash, final=True)
@@ -231,22 +230,29 @@ def fresh_state(run: Run, phase: str, policy: Policy, path: str) -> TrainState:
         policy: the model it starts with.
         path: the folder of that model.
     """
-    band = run.recipe.grpo.difficulty if phase == "grpo" else None
     size, total = _lengths(run, phase)
     replica = run.replica(policy)
     # After the replica, which may have replaced the policy's parameters.
     optimizer = make_optimizer(policy, getattr(run.recipe, phase).optimizer)
+    stream = ProblemStream(size=size, seed=run.recipe.seed, phase=phase)
     return TrainState(
         phase=phase,
         step=0,
         replica=replica,
         optimizer=optimizer,
         total=total,
-        stream=ProblemStream(size=size, seed=run.recipe.seed, phase=phase),
+        stream=stream,
         clock=StepClock(policy, run.processes.size),
         started_from=path,
-        difficulty=None if band is None else DifficultyBand(band),
+        rollouts=_rollout_source(run, stream) if phase == "grpo" else None,
     )
+
+
+def _rollout_source(run: Run, stream: ProblemStream) -> RolloutSource:
+    """Make the source of rollouts at the beginning of GRPO."""
+    difficulty = run.recipe.grpo.difficulty
+    band = None if difficulty is None else DifficultyBand(difficulty)
+    return RolloutSource(run, stream, band)
 
 
 def _resumed_state(run: Run, phase: str) -> TrainState | None:
@@ -280,8 +286,9 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
     here = [c for c in run.folder.read_info().changes if (c.phase, c.step) == (phase, state.step)]
     if any(key.startswith(_MEASURED_BY) for change in here for key in change.changes):
         state.best.accuracy = -1.0  # measured in another way: the next one measured is better
-    if saved["recipe_hash"] == run.hash and not here:  # `here` may be the data or a reward function
-        state.ahead = read_ahead(folder)
+    # `here` may be the data or a reward function.
+    if state.rollouts is not None and saved["recipe_hash"] == run.hash and not here:
+        state.rollouts.next_rollouts = read_rollouts(folder)
     run.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
     host = {"CPU threads": torch.get_num_threads(), "processes": run.processes.size}
     now = {**describe_versions(run.recipe), **host}

@@ -1,4 +1,4 @@
-"""Rollouts of a GRPO step: sampled, graded, rewarded, resampled."""
+"""The source of rollouts of GRPO: which problems come next, and their rollouts."""
 
 from __future__ import annotations
 
@@ -6,162 +6,158 @@ import copy
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from grouper.evaluation.items import checked
-from grouper.grading import Grader
+from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
-from grouper.rewards import Group, Notes, RewardStack
-from grouper.sampling.base import Sampler, SampleRequest, draw_seed
-from grouper.sampling.graded import draw_and_grade
+from grouper.rewards import Notes
+from grouper.sampling.base import ModelSampler, Sampler, draw_seed
 from grouper.sampling.vllm import VllmSampler
-from grouper.training.checkpoint import ROLLOUTS_FILE
+from grouper.training.collect import RolloutBatch, collect
+from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.run import Run
-from grouper.training.state import TrainState
-from grouper.types import (
-    Problem,
-    Prompt,
-    Rollout,
-    RolloutGroup,
-    SamplingParams,
-    Tally,
-)
+from grouper.types import RolloutGroup
+
+# In a resumable checkpoint: the rollouts of the next step, where they have been drawn already.
+ROLLOUTS_FILE = "ahead.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutBatch:
-    """Rollout groups that were drawn together, and the time spent on them."""
+class StepPlace:
+    """Which step draws rollouts, and from where on in the problem stream."""
 
-    groups: tuple[RolloutGroup, ...]
-    """Those that take part in the step."""
-    replaced: tuple[RolloutGroup, ...] = ()
-    """Drawn by dynamic sampling and left out of the step."""
-    rounds: int = 0
-    """Further draws of dynamic sampling."""
-    position: int = 0
-    """In the problem stream, after them."""
-    sample_seconds: float
-    grade_seconds: float
-    """Spent waiting for grades and rewards after the last completion."""
-    logged: dict[str, Tally] = field(default_factory=dict)
-    """What reward functions have logged, as metrics."""
-    failed: list[str] = field(default_factory=list)
-    """Where they failed, as events."""
-    beside: bool = False
-    """They were drawn while the step before was trained."""
+    step: int
+    """Steps finished before it."""
+    total: int
+    """Steps of the phase."""
+    position: int
+    band: DifficultyBand | None
+    """Problems outside of it are passed over."""
 
 
-def collect(
-    items: Sequence[tuple[Problem, Prompt]],
-    *,
-    sampler: Sampler,
-    grader: Grader,
-    rewards: RewardStack,
-    params: SamplingParams,
-    group_size: int,
-    key: tuple[int | str, ...],
-    seen: Counter[str] | None = None,
-    notes: Notes | None = None,
-    processes: ProcessGroup | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> RolloutBatch:
-    """Draw `group_size` rollouts of each item, graded while the next ones are sampled.
+class RolloutSource:
+    """Draws the rollouts of one GRPO step after the other.
+
+    With `grpo.max_staleness` the rollouts of the next step are drawn while this one is trained.
 
     Args:
-        items: problems with their prompts; one that is listed twice makes two groups.
-        sampler: draws completions.
-        grader: grades each one as it comes in.
-        rewards: scores each finished group.
-        params: how to draw.
-        group_size: rollouts per item.
-        key: the rest of each draw's address, before (occurrence, problem id, sample index): run
-            seed, purpose and step.
-        seen: how often each problem has been drawn under this key; updated.
-        notes: collects reward functions that fail; None: they are ignored.
-        processes: they split the requests; rewards are computed by rank 0 alone, which sees whole
-            groups.
-        progress: called with (completions drawn, completions in all).
+        run: what is asked for problems, sampler, grader and rewards.
+        stream: the order of the problems.
+        band: passes over problems that are too easy or too hard.
     """
-    seen = Counter() if seen is None else seen
-    notes = notes or Notes()
-    requests = []
-    for problem, prompt in items:
-        occurrence = seen[problem.id]
-        seen[problem.id] += 1
-        requests += [
-            SampleRequest(
-                prompt=prompt, params=params, key=draw_seed(*key, occurrence, problem.id, sample)
-            )
-            for sample in range(group_size)
-        ]
-    references = [problem.answer for problem, _ in items for _ in range(group_size)]
-    started = time.perf_counter()
-    drawn, seconds = draw_and_grade(
-        requests, references, sampler=sampler, grader=grader, processes=processes, progress=progress
-    )
-    parts = [drawn[start : start + group_size] for start in range(0, len(drawn), group_size)]
 
-    to_score = (
-        Group(*item, [one.completion for one in part], [one.grade for one in part])
-        for item, part in zip(items, parts, strict=True)
-    )
-    earned = (processes or ProcessGroup()).on_rank0(lambda: [*rewards.score_all(to_score, notes)])
-    groups = tuple(
-        RolloutGroup(
-            problem=problem,
-            prompt=prompt,
-            params=params,
-            rollouts=tuple(
-                Rollout(completion=one.completion, grade=one.grade, reward=reward)
-                for one, reward in zip(part, scored, strict=True)
-            ),
-        )
-        for (problem, prompt), part, scored in zip(items, parts, earned, strict=True)
-    )
-    return RolloutBatch(
-        groups=groups,
-        sample_seconds=seconds,
-        grade_seconds=time.perf_counter() - started - seconds,
-    )
+    def __init__(self, run: Run, stream: ProblemStream, band: DifficultyBand | None = None) -> None:
+        self.stream = stream
+        self.position = 0
+        """Of the next step in the problem stream; problems passed over or replaced count, too."""
+        self.band = band
+        self.next_rollouts: Future[RolloutBatch] | None = None
+        """Of the next step, where they are drawn while this one is trained."""
+        self.seconds: dict[str, float] = {}
+        """Where the time of the last `draw` went, named as the metrics `time.*` are."""
+        self._run = run
 
+    @property
+    def epoch(self) -> int:
+        """The pass over the problems that the position is in."""
+        return self.position // self.stream.size
 
-def next_rollouts(run: Run, state: TrainState) -> RolloutBatch:
-    """The rollouts of this step; those of the next one are begun where the recipe says so."""
-    sampler, started = run.sampler(state.replica.policy), time.perf_counter()
-    earlier = dict(sampler.seconds)
-    if state.ahead is None:
-        rollouts = _collect_step(run, state, sampler)
-        sampler.rest()
-        sample_seconds, grade_seconds = rollouts.sample_seconds, rollouts.grade_seconds
-    else:  # only the wait for them is of this step
-        rollouts = run.processes.on_rank0(state.ahead.result)
-        sample_seconds, grade_seconds = time.perf_counter() - started, 0.0
-        state.ahead = None
-    spent = {name: value - earlier[name] for name, value in sampler.seconds.items()}
-    decode = sample_seconds - math.fsum(spent.values())
-    state.clock.seconds |= {**spent, "decode": decode, "grade": grade_seconds}
-    if run.recipe.grpo.max_staleness and state.step + 1 < state.total:
+    def draw(self, policy: Policy, *, step: int, total: int) -> RolloutBatch:
+        """Return the rollouts of a step, and begin to draw the next ones where the recipe says so.
+
+        Args:
+            policy: samples.
+            step: steps finished before it.
+            total: steps of the phase.
+
+        Raises:
+            Interrupted: while sampling; nothing has changed yet.
+            RewardError: a reward function failed on too many groups.
+        """
+        sampler = self._run.sampler(policy)
+        seconds_before = dict(sampler.seconds)
+        place = StepPlace(step=step, total=total, position=self.position, band=self.band)
+        if self.next_rollouts is None:
+            rollouts = collect_step(self._run, self.stream, place, sampler)
+            sampler.rest()
+            sample_seconds = rollouts.sample_seconds
+            grade_seconds = rollouts.grade_seconds
+        else:
+            rollouts, sample_seconds = self._wait_for_rollouts(self.next_rollouts)
+            grade_seconds = 0.0
+        spent = {name: value - seconds_before[name] for name, value in sampler.seconds.items()}
+        decode_seconds = sample_seconds - math.fsum(spent.values())
+        self.seconds = {**spent, "decode": decode_seconds, "grade": grade_seconds}
+        if self._run.recipe.grpo.max_staleness and step + 1 < total:
+            self._begin_next(sampler, place, rollouts)
+            self.seconds["push"] = sampler.seconds["push"] - seconds_before["push"]
+        return rollouts
+
+    def advance(self, rollouts: RolloutBatch) -> None:
+        """Move past the rollouts of a finished step."""
+        if self.band is not None:
+            self.band.update(rollouts.all_groups, self.epoch)
+        self.position = rollouts.position
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it, as JSON values."""
+        return {
+            "position": self.position,
+            "difficulty": None if self.band is None else self.band.seen,
+        }
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what `saved` has returned; a band that is new begins afresh."""
+        self.position = saved["position"]
+        if self.band is not None and saved["difficulty"] is not None:
+            self.band.seen = dict(saved["difficulty"])
+
+    def count_left_out(self) -> int | None:
+        """Count the problems outside the difficulty band; None without one."""
+        if self.band is None:
+            return None
+        problems = self._run.prepared.train
+        return sum(not self.band.allows(problem.id, self.epoch) for problem, _ in problems)
+
+    def _wait_for_rollouts(self, pending: Future[RolloutBatch]) -> tuple[RolloutBatch, float]:
+        """Wait for the rollouts that were drawn in the background; only the wait is of this step.
+
+        Returns:
+            The rollouts, and the seconds that they were waited for.
+        """
+        started = time.perf_counter()
+        rollouts = self._run.processes.on_rank0(pending.result)
+        self.next_rollouts = None
+        return rollouts, time.perf_counter() - started
+
+    def _begin_next(self, sampler: ModelSampler, place: StepPlace, rollouts: RolloutBatch) -> None:
+        """Begin to draw the rollouts of the next step, with the weights as they are now."""
         assert isinstance(sampler, VllmSampler)
+        next_place = replace(
+            place,
+            step=place.step + 1,
+            position=rollouts.position,
+            # A copy: this step is going to change the band.
+            band=copy.deepcopy(self.band),
+        )
         held = sampler.held()
-        state.clock.seconds["push"] = sampler.seconds["push"] - earlier["push"]
-        # As they are now: this step changes all of it.
-        position, band = rollouts.position, copy.deepcopy(state.difficulty)
-        later = replace(state, step=state.step + 1, position=position, difficulty=band)
-        state.ahead = run.begin_ahead(partial(_collect_step, run, later, held, beside=True))
-    return rollouts
+        draw = partial(collect_step, self._run, self.stream, next_place, held, in_background=True)
+        self.next_rollouts = self._run.begin_ahead(draw)
 
 
-def read_ahead(folder: Path) -> Future[RolloutBatch] | None:
-    """The rollouts of the next step that an intact checkpoint holds, if any."""
-    file = folder / ROLLOUTS_FILE
+def read_rollouts(checkpoint: Path) -> Future[RolloutBatch] | None:
+    """Read the rollouts of the next step that an intact checkpoint holds, if any."""
+    file = checkpoint / ROLLOUTS_FILE
     if not file.exists():
         return None
     ready = Future[RolloutBatch]()
@@ -169,10 +165,15 @@ def read_ahead(folder: Path) -> Future[RolloutBatch] | None:
     return ready
 
 
-def _collect_step(
-    run: Run, state: TrainState, sampler: Sampler, *, beside: bool = False
+def collect_step(
+    run: Run,
+    stream: ProblemStream,
+    place: StepPlace,
+    sampler: Sampler,
+    *,
+    in_background: bool = False,
 ) -> RolloutBatch:
-    """The rollouts of the next step of a state, without problems outside the difficulty band.
+    """Draw the rollouts of a step, without problems outside the difficulty band.
 
     With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) groups are drawn until enough of
     them are mixed, in at most `dynamic_sampling_rounds` further draws; what is still missing then
@@ -181,76 +182,107 @@ def _collect_step(
     denominators.
 
     Args:
-        run: as in `grpo_step`.
-        state: of which step, position and difficulty are read.
+        run: what is asked for problems, grader and rewards.
+        stream: the order of the problems.
+        place: the step, and where it begins in the stream.
         sampler: draws.
-        beside: the run trains meanwhile: nothing is shown, and this process draws alone.
+        in_background: the run trains meanwhile: nothing is displayed, and this process draws alone.
     """
-    config, seed, train, step = run.recipe.grpo, run.recipe.seed, run.prepared.train, state.step
-    processes = ProcessGroup() if beside else run.processes
-    position, seen = state.position, Counter[str]()
-    notes = Notes(place=f"grpo {step}", global_step=step, max_steps=state.total)
-    band = state.difficulty
-    allowed = None if band is None else lambda index, epoch: band.allows(train[index][0].id, epoch)
-
-    wanted = missing = config.prompts_per_step
-    drawn: list[RolloutBatch] = []
+    config = run.recipe.grpo
+    seed = run.recipe.seed
+    problems = run.prepared.train
+    processes = ProcessGroup() if in_background else run.processes
+    notes = Notes(place=f"grpo {place.step}", global_step=place.step, max_steps=place.total)
+    occurrences = Counter[str]()
+    position = place.position
+    draws: list[RolloutBatch] = []
     groups: list[RolloutGroup] = []
-    while missing > 0 and len(drawn) <= config.dynamic_sampling_rounds:
-        indices, position = state.stream.take(position, missing, allowed)
-        shown = run.display.within("sampling", missing * config.group_size)
-        with nullcontext(run.raise_if_ending) if beside else shown as task:
-            # Ctrl-C in the middle of sampling: the step has changed nothing yet.
-            moved = partial(run.moved, task, f"sampling of grpo step {step}")
-            found = collect(
-                [train[i] for i in indices],
+    missing = config.prompts_per_step
+    while missing > 0 and len(draws) <= config.dynamic_sampling_rounds:
+        indices, position = stream.take(position, missing, _allowed_by(place.band, run))
+        with _progress(run, place, missing, in_background=in_background) as progress:
+            batch = collect(
+                [problems[index] for index in indices],
                 sampler=sampler,
                 grader=run.prepared.grader,
                 rewards=run.prepared.rewards,
                 params=run.params,
                 group_size=config.group_size,
-                key=(seed, "grpo", step),
-                seen=seen,
+                key=(seed, "grpo", place.step),
+                seen=occurrences,
                 notes=notes,
                 processes=processes,
-                progress=task if beside else moved,
+                progress=progress,
             )
-        drawn.append(found)
-        groups += found.groups
-        missing = wanted - sum(group.mixed for group in groups)
+        draws.append(batch)
+        groups += batch.groups
+        missing = config.prompts_per_step - sum(group.mixed for group in groups)
     processes.on_rank0(lambda: run.prepared.rewards.end_step(notes))
-    # Stable: mixed groups first, each kind in the order it was drawn.
-    ranked = sorted(range(len(groups)), key=lambda i: not groups[i].mixed)
-    kept = tuple(groups[i] for i in sorted(ranked[:wanted]))
+    kept, replaced = split_by_signal(groups, config.prompts_per_step)
     if config.shuffle_rewards:  # the control experiment
-        kept = shuffle_rewards(kept, draw_seed(seed, "shuffle", step))
+        kept = shuffle_rewards(kept, draw_seed(seed, "shuffle", place.step))
     return RolloutBatch(
         groups=kept,
-        replaced=tuple(groups[i] for i in sorted(ranked[wanted:])),
-        rounds=len(drawn) - 1,
+        replaced=replaced,
+        rounds=len(draws) - 1,
         position=position,
-        sample_seconds=math.fsum(batch.sample_seconds for batch in drawn),
-        grade_seconds=math.fsum(batch.grade_seconds for batch in drawn),
+        sample_seconds=math.fsum(batch.sample_seconds for batch in draws),
+        grade_seconds=math.fsum(batch.grade_seconds for batch in draws),
         logged=notes.tallies(),
         failed=notes.events,
-        beside=beside,
+        in_background=in_background,
     )
+
+
+def split_by_signal(
+    groups: Sequence[RolloutGroup], count: int
+) -> tuple[tuple[RolloutGroup, ...], tuple[RolloutGroup, ...]]:
+    """Split groups into those of a step, mixed ones first, and those that are left out.
+
+    Args:
+        groups: in the order in which they were drawn, which both parts keep.
+        count: of the step.
+    """
+    # Stable: among the mixed groups, and among the others, the first ones are kept.
+    mixed_first = sorted(range(len(groups)), key=lambda index: not groups[index].mixed)
+    kept = tuple(groups[index] for index in sorted(mixed_first[:count]))
+    replaced = tuple(groups[index] for index in sorted(mixed_first[count:]))
+    return kept, replaced
+
+
+def _allowed_by(band: DifficultyBand | None, run: Run) -> Callable[[int, int], bool] | None:
+    """Return what tells from (index, epoch) whether to sample a problem; None: all of them."""
+    if band is None:
+        return None
+    problems = run.prepared.train
+    return lambda index, epoch: band.allows(problems[index][0].id, epoch)
+
+
+@contextmanager
+def _progress(
+    run: Run, place: StepPlace, prompts: int, *, in_background: bool
+) -> Iterator[Callable[[int, int], None]]:
+    """Yield what is called with (completions drawn, completions in all), and may interrupt."""
+    if in_background:
+        yield run.raise_if_ending
+        return
+    with run.display.within("sampling", prompts * run.recipe.grpo.group_size) as task:
+        # Ctrl-C in the middle of sampling: the step has changed nothing yet.
+        yield partial(run.moved, task, f"sampling of grpo step {place.step}")
 
 
 def shuffle_rewards(groups: Sequence[RolloutGroup], key: int) -> tuple[RolloutGroup, ...]:
-    """The control experiment: grades and rewards permuted over all rollouts of the step.
+    """Permute grades and rewards over all rollouts of a step: the control experiment.
 
     They are recorded as permuted, with texts that they do not belong to.
     """
-    everything = [rollout for group in groups for rollout in group.rollouts]
-    order = np.random.default_rng(key).permutation(len(everything)).tolist()
-    dealt = (everything[i] for i in order)
-    return tuple(
-        replace(
-            group,
-            rollouts=tuple(
-                replace(next(dealt), completion=own.completion) for own in group.rollouts
-            ),
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    order = np.random.default_rng(key).permutation(len(rollouts)).tolist()
+    dealt = iter([rollouts[index] for index in order])
+    shuffled = []
+    for group in groups:
+        mixed_up = tuple(
+            replace(next(dealt), completion=rollout.completion) for rollout in group.rollouts
         )
-        for group in groups
-    )
+        shuffled.append(replace(group, rollouts=mixed_up))
+    return tuple(shuffled)

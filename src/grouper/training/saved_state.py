@@ -28,10 +28,10 @@ OPTIMIZER_FOLDER = "optimizer"
 
 
 # What is saved of a state as it is.
-COUNTERS = ("step", "total", "skipped", "position", "epoch_ended", "checks", "asked")
+COUNTERS = ("step", "total", "skipped", "epoch_ended", "checks", "asked")
 # What every state file has.
 _KEYS = (
-    *("phase", *COUNTERS, "difficulty", "best"),
+    *("phase", *COUNTERS, "position", "difficulty", "best"),
     *("policy_version", "started_from", "recipe_hash", "files"),
 )
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from grouper.algorithms.batching import demonstration_batch
+from dataclasses import dataclass
+
+from grouper.algorithms.batching import TrainBatch, demonstration_batch
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.sampling.base import draw_seed
-from grouper.training.optimizers import schedule
+from grouper.training.optimizer_steps import take_optimizer_steps
 from grouper.training.run import Run
 from grouper.training.state import TrainState
-from grouper.training.update import sft_objective, update
-from grouper.types import StepReport, Tally
+from grouper.training.update import UpdateResult, sft_objective
 
 
-def sft_step(run: Run, state: TrainState) -> StepReport:
-    """One optimizer step on exactly the completion and stop token of each demonstration.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftStep:
+    """Everything that one step has done, for its metrics."""
+
+    batch: TrainBatch
+    updates: tuple[UpdateResult, ...]
+    """One: SFT takes one optimizer step in each of its steps."""
+
+
+def sft_step(run: Run, state: TrainState) -> SftStep:
+    """Take one optimizer step on exactly the completion and stop token of each demonstration.
 
     Args:
         run: recipe, demonstrations and processes.
@@ -22,37 +32,22 @@ def sft_step(run: Run, state: TrainState) -> StepReport:
     Raises:
         ModelError: memory ran out and the step cannot be run again in smaller slices.
     """
-    config, clock, step = run.recipe.sft, state.clock, state.step
-    clock.begin()
-    before = step * config.batch_size  # place in the problem stream
-    indices, after = state.stream.take(before, config.batch_size)
+    config = run.recipe.sft
+    step = state.step
+    position = step * config.batch_size
+    indices, position_after = state.stream.take(position, config.batch_size)
     batch = demonstration_batch(
-        [run.prepared.demonstrations[i] for i in indices],
+        [run.prepared.demonstrations[index] for index in indices],
         WEIGHTINGS[config.weighting],
         weighting_constant=config.weighting_constant or 0.0,
     )
-    scale = schedule(config.optimizer, step, state.total)
-    with clock.updating():
-        result = update(
-            state.replica,
-            batch,
+    with state.clock.updating():
+        updates = take_optimizer_steps(
+            state,
+            [batch],
             sft_objective,
-            state.optimizer,
-            scale=scale,
-            max_grad_norm=config.optimizer.max_grad_norm,
-            token_budget=config.tokens_per_micro_batch,
+            config,
             dropout_seed=lambda number: draw_seed(run.recipe.seed, "dropout", step, number),
         )
-    state.advance([result], before, after)
-    return StepReport(
-        phase="sft",
-        step=state.step,
-        tallies={
-            **result.tallies,
-            "learning_rate": Tally.of([scale * config.optimizer.learning_rate]),
-            "tokens": Tally.of([int(batch.mask.sum())]),
-            **clock.tallies(trained=[batch]),
-        },
-        status="learning" if result.applied else "skipped:not-finite",
-        events=result.events,
-    )
+    state.advance(updates, before=position, after=position_after)
+    return SftStep(batch=batch, updates=updates)

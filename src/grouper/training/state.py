@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +11,11 @@ from torch import Tensor
 from grouper.algorithms.batching import TrainBatch
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig
 from grouper.evaluation.statistics import Interval
-from grouper.training.curriculum import DifficultyBand, ProblemStream
+from grouper.training.curriculum import ProblemStream
 from grouper.training.metrics import StepClock
 from grouper.training.optimizers import Optimizer
 from grouper.training.parallel import ParallelPolicy
+from grouper.training.rollouts import RolloutSource
 from grouper.training.saved_state import COUNTERS
 from grouper.training.update import UpdateResult
 
@@ -71,20 +71,23 @@ class TrainState:
     """The model folder the phase began with."""
     skipped: int = 0
     """Updates in a row that were skipped because something was not finite."""
-    position: int = 0
-    """GRPO: position in the problem stream, including problems passed over or replaced."""
     epoch_ended: bool = False
     """Whether the last step reached the end of an epoch."""
-    difficulty: DifficultyBand | None = None
+    rollouts: RolloutSource | None = None
+    """GRPO: draws the rollouts of each step, and knows where it is in the stream."""
     best: BestScore = field(default_factory=BestScore)
     checks: dict[str, Any] = field(default_factory=dict)
     """What the live checks remember of the last steps, as JSON values."""
     asked: dict[str, str] = field(default_factory=dict)
     """What hooks requested after the last step -> which hook."""
-    ahead: Future[Any] | None = None
-    """GRPO: the rollouts of the next step, where they are drawn while this one is trained."""
     suspect: TrainBatch | None = None
     """The batch of the last step, if it was skipped; not saved."""
+
+    @property
+    def rollout_source(self) -> RolloutSource:
+        """The source of rollouts of a GRPO phase."""
+        assert self.rollouts is not None, f"{self.phase} draws no rollouts"
+        return self.rollouts
 
     def config(self, recipe: Recipe) -> SFTConfig | GRPOConfig:
         """The settings of the phase."""
@@ -92,12 +95,12 @@ class TrainState:
         return config
 
     def advance(self, updates: Sequence[UpdateResult], before: int, after: int) -> None:
-        """Count a step.
+        """Count a finished step.
 
         Args:
-            updates: what its updates did.
+            updates: results of its optimizer steps.
             before: position in the problem stream at its beginning.
-            after: and at its end.
+            after: position at its end.
         """
         for result in updates:
             self.skipped = 0 if result.applied else self.skipped + 1
@@ -114,8 +117,8 @@ class TrainState:
         for name in COUNTERS:
             setattr(self, name, saved[name])
         self.best = BestScore(**saved["best"])
-        if self.difficulty is not None and saved["difficulty"] is not None:
-            self.difficulty.seen = dict(saved["difficulty"])
+        if self.rollouts is not None:
+            self.rollouts.restore(saved)
         if total > self.total:
             # The phase was given more steps since a hook ended it.
             self.asked.pop("stop", None)

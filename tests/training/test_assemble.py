@@ -1,45 +1,29 @@
-"""GRPO: what is collected, who gets which advantage, what is scored, how steps are cut."""
+"""Assembling: who gets which advantage, what is scored, how steps are cut, which groups teach."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
-from threading import Semaphore
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import ScriptedSampler, make_group, make_prompt, tiny_model
+from tiny_models import make_group, tiny_model
 from torch import Tensor
 
 from grouper.algorithms.batching import TrainBatch, broken_rows
-from grouper.config.schema import GRPOConfig, PromptConfig, RewardConfig
+from grouper.config.schema import GRPOConfig
 from grouper.models.policy import Policy, TokenOutputs
-from grouper.models.process_group import ProcessGroup
-from grouper.prompts import make_format
-from grouper.rewards import build_rewards
-from grouper.sampling.base import SampleRequest
-from grouper.training import rollouts
 from grouper.training.assemble import advantages_of, assemble, top_entropy_selection
-from grouper.training.curriculum import ProblemStream
 from grouper.training.metrics import rollout_tallies
 from grouper.training.parallel import ParallelPolicy
-from grouper.training.rollouts import RolloutBatch, collect, shuffle_rewards
 from grouper.training.update import Scorer, accumulate_gradient, grpo_objective
 from grouper.types import (
-    Completion,
     FinishReason,
-    Grade,
-    Problem,
     RolloutGroup,
-    SamplingParams,
-    Verdict,
 )
 
 
@@ -290,191 +274,6 @@ def test_a_sampler_that_draws_from_no_numbers_is_not_taken_for_a_lack_of_signal(
     assert broken_rows(step)["sampler_logprobs"][0]
 
 
-# --- collecting: every request answered once, addressed by occurrence, graded while sampling
-
-
-class InstantGrader:
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str]] = []
-
-    def submit(self, text: str, reference: str) -> Future[Grade]:
-        self.seen.append((text, reference))
-        future: Future[Grade] = Future()
-        verdict = Verdict.CORRECT if text == reference else Verdict.INCORRECT
-        future.set_result(Grade(verdict=verdict, extracted=text, stage="text", reason=""))
-        return future
-
-
-def test_groups_keep_their_problem_and_draws_their_address() -> None:
-    problems = [
-        Problem(id=f"p/{i}", question="q", answer=str(i), source="s", columns={"row": i})
-        for i in (3, 4, 3)
-    ]
-    keys: list[int] = []
-
-    def script(request: SampleRequest, index: int) -> str:
-        keys.append(request.key)
-        return request.prompt.problem_id[-1] if index % 2 else "wrong"
-
-    grader = InstantGrader()
-    layout = make_format(PromptConfig())
-    collected = collect(
-        [(p, make_prompt(int(p.answer))) for p in problems],
-        sampler=ScriptedSampler(script),
-        grader=grader,
-        rewards=build_rewards([RewardConfig(name="correctness")], layout),
-        params=SamplingParams(max_new_tokens=20),
-        group_size=2,
-        key=(0, "grpo", 1),
-    )
-    assert [g.problem.id for g in collected.groups] == ["p/3", "p/4", "p/3"]
-    assert [g.solved for g in collected.groups] == [1, 1, 1]
-    assert [r.reward.total for r in collected.groups[0].rollouts] == [0.0, 1.0]
-    # A problem that comes twice in a step is drawn anew: its occurrence is in the address.
-    assert len(set(keys)) == 6
-    assert grader.seen[:2] == [("wrong", "3"), ("3", "3")]
-
-
-class ThreadGrader:
-    """Grades in a thread of its own, and says how many it has."""
-
-    def __init__(self) -> None:
-        self._worker = ThreadPoolExecutor(max_workers=1)
-        self.graded = Semaphore(0)
-
-    def submit(self, text: str, reference: str) -> Future[Grade]:
-        return self._worker.submit(self._grade, text, reference)
-
-    def _grade(self, text: str, reference: str) -> Grade:
-        self.graded.release()
-        verdict = Verdict.CORRECT if text == reference else Verdict.INCORRECT
-        return Grade(verdict=verdict, extracted=text, stage="text", reason="")
-
-
-class PatientSampler:
-    """Draws the next completion only once the one before it has been graded."""
-
-    def __init__(self, grader: ThreadGrader) -> None:
-        self._grader = grader
-
-    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
-        for index, completion in ScriptedSampler(lambda *_: "1").sample(requests):
-            yield index, completion
-            assert self._grader.graded.acquire(timeout=10), "grading waits for the last completion"
-
-
-def test_grading_goes_on_while_the_next_completions_are_drawn() -> None:
-    grader = ThreadGrader()
-    collected = collect(
-        [(Problem(id="p/1", question="q", answer="1", source="s"), make_prompt(1))],
-        sampler=PatientSampler(grader),
-        grader=grader,
-        rewards=build_rewards([RewardConfig(name="correctness")], make_format(PromptConfig())),
-        params=SamplingParams(max_new_tokens=20),
-        group_size=4,
-        key=(0, "grpo", 1),
-    )
-    assert collected.groups[0].solved == 4
-
-
-# --- dynamic sampling: what is drawn again, what is kept, and where the budget ends
-
-
-KINDS = {"mixed": [True, False], "right": [True, True], "wrong": [False, False]}
-
-
-class Source:
-    """Hands out groups of the kinds given, in order; then mixed ones."""
-
-    def __init__(self, kinds: list[str]) -> None:
-        self._kinds = [*kinds]
-        self.drawn: list[RolloutGroup] = []
-        self.asked: list[int] = []
-
-    def __call__(self, count: int) -> RolloutBatch:
-        self.asked.append(count)
-        fresh = []
-        for _ in range(count):
-            kind = self._kinds.pop(0) if self._kinds else "mixed"
-            number = len(self.drawn) + len(fresh)
-            # Rewards differ everywhere: only correctness may decide.
-            fresh.append(make_group(number, [1.0, 0.3], [2, 3], correct=KINDS[kind]))
-        self.drawn += fresh
-        return RolloutBatch(groups=tuple(fresh), sample_seconds=1.0, grade_seconds=0.5)
-
-
-def ids(groups: tuple[RolloutGroup, ...]) -> list[str]:
-    return [group.problem.id for group in groups]
-
-
-def run(kinds: list[str], *, wanted: int, rounds: int) -> tuple[Source, RolloutBatch]:
-    source, stream = Source(kinds), ProblemStream(size=10, seed=0, phase="grpo")
-    state: Any = SimpleNamespace(step=0, total=1, position=0, stream=stream, difficulty=None)
-    opened: Any = SimpleNamespace(
-        recipe=SimpleNamespace(
-            grpo=config(prompts_per_step=wanted, dynamic_sampling_rounds=rounds), seed=0
-        ),
-        prepared=SimpleNamespace(
-            train=range(10),
-            rewards=SimpleNamespace(end_step=lambda _: None),
-            grader=print,
-        ),
-        processes=ProcessGroup(),
-        display=SimpleNamespace(within=lambda *_: nullcontext()),
-        **dict.fromkeys(("params", "moved", "raise_if_ending"), print),
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollouts, "collect", lambda drawn, **_: source(len(drawn)))
-        found = rollouts._collect_step(opened, state, ScriptedSampler(lambda *_: ""))
-    assert found.position == len(source.drawn)
-    return source, found
-
-
-def test_flat_groups_are_replaced_by_correctness() -> None:
-    source, found = run(["mixed", "right", "wrong", "mixed", "wrong"], wanted=3, rounds=5)
-    assert source.asked == [3, 2, 1]
-    assert ids(found.groups) == ["p/0", "p/3", "p/5"]
-    assert ids(found.replaced) == ["p/1", "p/2", "p/4"]
-    assert found.rounds == 2
-    assert (found.sample_seconds, found.grade_seconds) == (3.0, 1.5)
-
-
-def test_without_a_budget_nothing_is_drawn_again() -> None:
-    source, found = run(["wrong"] * 3, wanted=3, rounds=0)
-    assert source.asked == [3]
-    assert ids(found.groups) == ["p/0", "p/1", "p/2"]
-    assert found.replaced == ()
-
-
-def test_at_the_end_of_the_budget_the_first_flat_groups_fill_up() -> None:
-    _, found = run(["wrong", "mixed", "right", "wrong"], wanted=3, rounds=1)
-    assert ids(found.groups) == ["p/0", "p/1", "p/4"]
-    assert ids(found.replaced) == ["p/2", "p/3"]
-
-
-@given(
-    kinds=st.lists(st.sampled_from(sorted(KINDS)), max_size=20),
-    wanted=st.integers(1, 6),
-    rounds=st.integers(0, 4),
-)
-def test_every_group_drawn_is_kept_or_replaced(kinds: list[str], wanted: int, rounds: int) -> None:
-    source, found = run(kinds, wanted=wanted, rounds=rounds)
-    assert len(found.groups) == wanted
-    assert len(source.asked) == found.rounds + 1 <= rounds + 1
-    assert sorted(ids(found.groups) + ids(found.replaced)) == sorted(ids(tuple(source.drawn)))
-    # A mixed group is only left out when there are more than enough of them.
-    if any(group.mixed for group in found.replaced):
-        assert all(group.mixed for group in found.groups)
-    if not all(group.mixed for group in found.groups):
-        assert found.rounds == rounds
-
-
-@pytest.mark.parametrize("solved", [0, 1, 2])
-def test_mixed_means_some_right_and_some_wrong(solved: int) -> None:
-    group = make_group(0, [0.0, 0.0], [2, 2], correct=[i < solved for i in range(2)])
-    assert group.mixed == (solved == 1)
-
-
 # --- signal: which groups teach, what the status word says, what the numbers count
 
 
@@ -511,17 +310,3 @@ def test_an_unscored_rollout_leaves_its_group_before_the_baseline() -> None:
 def test_a_step_without_any_score_is_no_error() -> None:
     group = make_group(0, [None, None], [3, 3])
     assert advantages_of([group], GRPOConfig()) == ((),)
-
-
-def test_shuffling_deals_out_the_same_rewards_and_keeps_the_texts() -> None:
-    groups = (
-        make_group(0, [1.0, 0.0, 0.0], [3, 4, 5]),
-        make_group(1, [1.0, 1.0, 0.0], [6, 7, 8]),
-    )
-    dealt = shuffle_rewards(groups, key=3)
-    assert dealt == shuffle_rewards(groups, key=3)
-    assert len({repr(shuffle_rewards(groups, key=k)) for k in range(8)}) > 4
-    for before, after in zip(groups, dealt, strict=True):
-        assert [r.completion for r in before.rollouts] == [r.completion for r in after.rollouts]
-    totals = [r.reward.total for g in dealt for r in g.rollouts]
-    assert sorted(total for total in totals if total is not None) == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
