@@ -108,15 +108,15 @@ class GrouperSteps:
         torch.set_num_threads(threads)
         run = self._session
         if case.ragged:
-            plain = run.sampler
-            run.sampler = lambda policy: _AtLengths(plain(policy), lengths_of(case))  # type: ignore[method-assign]  # what a step asks
+            plain = run.models.sampler
+            run.models.sampler = lambda policy: _AtLengths(plain(policy), lengths_of(case))  # type: ignore[method-assign]  # what a step asks
         problems = [problem for problem, _ in run.prepared.train]
         items = tuple(
             (problem, Prompt(problem_id=problem.id, text=text_of(case, ids), token_ids=tuple(ids)))
             for problem, ids in zip(problems, prompts_of(case), strict=True)
         )
         run.prepared.train = items
-        policy = run.load(str(model))
+        policy = run.models.load(str(model))
         self._state = fresh_state(run, "grpo", policy, str(model))
 
     def step(self) -> dict[str, Any]:

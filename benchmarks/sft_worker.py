@@ -67,7 +67,7 @@ def begin(
         for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
     )
     run.prepared.demonstrations = demonstrations
-    policy = run.load(model)
+    policy = run.models.load(model)
     OPEN.append((run, fresh_state(run, "sft", policy, model)))
 
 

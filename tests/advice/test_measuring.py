@@ -17,6 +17,7 @@ from grouper.kernels.switch import kernels_are_off
 from grouper.training.observe import take_step
 from grouper.training.run import Run
 from grouper.training.state import TrainState
+from grouper.training.stop_signal import StopSignal
 from grouper.types import StepReport
 
 LENGTH = 6
@@ -130,7 +131,7 @@ def test_a_stop_leaves_nothing_either(
     def stopped(run: Run, what: str = "", **_: bool) -> None:
         raise Interrupted("stopped on request", fix="go on with --resume")
 
-    monkeypatch.setattr(Run, "raise_if_stopped", stopped)
+    monkeypatch.setattr(StopSignal, "raise_if_requested", stopped)
     with pytest.raises(Interrupted, match="Nothing was written") as error:
         bench(recipe, warmup=0, steps=1)
     assert "--resume" not in str(error.value)

@@ -19,6 +19,7 @@ from grouper.config.loading import load_recipe
 from grouper.errors import Interrupted
 from grouper.runs.progress import Progress
 from grouper.sampling.decode_rows import HostLog
+from grouper.training.measure import measure_policy
 from grouper.training.run import Run
 
 
@@ -169,11 +170,11 @@ def test_a_signal_in_the_middle_of_one_long_completion_is_heeded_at_its_next_tok
         return write(log, *drawn)
 
     with Run(recipe, Progress(quiet=True)) as run:
-        policy = run.load(run.base_path)
+        policy = run.models.load(run.base_path)
         monkeypatch.setattr(HostLog, "write", interrupted)
         sampled = {
             "pre-flight": partial(_require_room, run, policy, begun=False),
-            "evaluation": partial(run.evaluate, policy, phase="base", step=0, split="test"),
+            "evaluation": partial(measure_policy, run, policy, phase="base", step=0, split="test"),
         }
         with pytest.raises(Interrupted):
             sampled[name]()

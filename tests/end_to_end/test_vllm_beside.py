@@ -105,7 +105,7 @@ class World(Hook):
             self.step = report.step
             self.moved.notify_all()
         if self.step == self.stop_after:
-            run._stop_requested = True
+            run.stop.requested = True
         return Asked()
 
 

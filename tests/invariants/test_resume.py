@@ -24,6 +24,7 @@ from grouper.runs.progress import Progress
 from grouper.training import checkpoint, loop
 from grouper.training.run import Run
 from grouper.training.saved_state import is_complete
+from grouper.training.stop_signal import StopSignal
 
 OPTIMIZER_FILE = "optimizer/0.safetensors"
 
@@ -74,7 +75,7 @@ def run(name: str, *overrides: str, resume: bool = False) -> Path:
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, phase: str, step: int) -> Callable[[], None]:
     """Ask the session to stop once `phase` has finished `step`, as Ctrl-C would."""
-    honest = Run.raise_if_stopped
+    honest = StopSignal.raise_if_requested
     progress = Progress.step
 
     asked = {"stop": False}
@@ -83,12 +84,12 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, phase: str, step: int) -> C
         progress(self, report, total)
         asked["stop"] = (report.phase, report.step) == (phase, step)
 
-    def stopped(self: Run, what: str = "", *, together: bool = False) -> None:
-        self._stop_requested = self._stop_requested or asked["stop"]
+    def stopped(self: StopSignal, what: str = "", *, together: bool = False) -> None:
+        self.requested = self.requested or asked["stop"]
         honest(self, what, together=together)
 
     monkeypatch.setattr(Progress, "step", watch)
-    monkeypatch.setattr(Run, "raise_if_stopped", stopped)
+    monkeypatch.setattr(StopSignal, "raise_if_requested", stopped)
     return monkeypatch.undo
 
 

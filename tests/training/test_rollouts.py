@@ -65,7 +65,8 @@ def run(kinds: list[str], *, wanted: int, rounds: int) -> tuple[Source, RolloutB
         ),
         processes=ProcessGroup(),
         display=SimpleNamespace(within=lambda *_: nullcontext()),
-        **dict.fromkeys(("params", "moved", "raise_if_ending"), print),
+        params=None,
+        stop=SimpleNamespace(tick=print, raise_if_ended=print),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rollouts, "collect", lambda drawn, **_: source(len(drawn)))

@@ -28,6 +28,7 @@ from grouper.rewards import RewardStack
 from grouper.runs.progress import Progress
 from grouper.sampling.native import NativeSampler
 from grouper.training import run as running
+from grouper.training.measure import measure_policy
 from grouper.training.run import Run, _as_trained, check_models, require_shareable
 
 
@@ -90,7 +91,7 @@ def test_a_run_that_was_stopped_before_its_first_step_leaves_what_it_measured(
     def stopped(*, measured: bool) -> None:
         with Run(plain, Progress(quiet=True)) as run:
             if measured:
-                run.evaluate(run.prepared.model, phase="base", step=0, split="test")
+                measure_policy(run, run.prepared.model, phase="base", step=0, split="test")
             raise Interrupted("stopped on request")
 
     for measured in (False, True):
@@ -120,7 +121,7 @@ def test_an_evaluation_of_a_run_goes_on_where_it_was_killed(
 
     def measured(one: Recipe) -> EvaluationResult:
         with Run(one, Progress(quiet=True), resume=True) as run:
-            return run.evaluate(run.prepared.model, phase="base", step=0, split="test")
+            return measure_policy(run, run.prepared.model, phase="base", step=0, split="test")
 
     whole = measured(plain.override("name=whole"))
     monkeypatch.setattr(Unfinished, "write", write)
@@ -173,8 +174,8 @@ def test_an_evaluation_gives_the_samplers_memory_back(
     plain = recipe.override("grpo.start_from=null", "evaluation.max_new_tokens=2")
     with Run(plain, Progress(quiet=True)) as run:
         policy = run.prepared.model
-        run.evaluate(policy, phase="base", step=0, split="test")
-        assert released == [run.sampler(policy)]
+        measure_policy(run, policy, phase="base", step=0, split="test")
+        assert released == [run.models.sampler(policy)]
 
 
 @pytest.mark.slow
@@ -188,16 +189,17 @@ def test_a_time_budget_fixes_the_validation_problems_of_the_whole_run(
     with Run(plain, Progress(quiet=True)) as run:
         policy = run.prepared.model
         looks = [
-            run.evaluate(policy, phase="sft", step=step, split="validation") for step in (0, 2)
+            measure_policy(run, policy, phase="sft", step=step, split="validation")
+            for step in (0, 2)
         ]
         chosen = [[item.problem_id for item in look.items] for look in looks]
         assert len(chosen[0]) == 3 < len(run.prepared.validation)
         assert chosen[1] == chosen[0]
-        whole = run.evaluate(policy, phase="base", step=0, split="test")
+        whole = measure_policy(run, policy, phase="base", step=0, split="test")
         assert len(whole.items) == len(run.prepared.test)
         # Resumed with other data.
         run.prepared.validation = run.prepared.test
-        look = run.evaluate(policy, phase="sft", step=4, split="validation")
+        look = measure_policy(run, policy, phase="sft", step=4, split="validation")
         assert look.problems <= {(problem.id, problem.answer) for problem, _ in run.prepared.test}
 
 

@@ -125,7 +125,11 @@ class TinyRun:
         self.evaluated.append(step)
         return SimpleNamespace(accuracy=self._accuracies[step], interval=None)
 
-    def raise_if_stopped(self, what: str = "", *, together: bool = False) -> None:
+    @property
+    def stop(self) -> TinyRun:
+        return self
+
+    def raise_if_requested(self, what: str = "", *, together: bool = False) -> None:
         del what, together
         if self._step == self._stop_at:
             raise Interrupted("stopped on request")

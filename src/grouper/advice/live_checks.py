@@ -175,16 +175,16 @@ def _sample(
         problem, prompt = train[index]
         key = draw_seed(seed, purpose, problem.id)
         requests.append(SampleRequest(prompt=prompt, params=params, key=key))
-    processes, sampler = run.processes, run.sampler(policy)
+    processes, sampler = run.processes, run.models.sampler(policy)
     mine = share_of(requests, processes.rank, processes.size)
     drawn: list[tuple[int, tuple[int, bool]]] = []
-    run.raise_if_stopped(purpose)
+    run.stop.raise_if_requested(purpose)
     with run.display.track(f"{purpose}: sampling", len(mine)) as task:
         for place, completion in sampler.sample([requests[i] for i in mine]):
             length = (len(completion.token_ids), not completion.truncated)
             drawn.append((indices[mine[place]], length))
             task.advance()
-            run.raise_if_stopped(purpose)
+            run.stop.raise_if_requested(purpose)
     sampler.rest()
     return dict(one for part in processes.gather(drawn) for one in part)
 

@@ -175,7 +175,7 @@ def bench(
                 plain_reports: list[StepReport] = []
                 if plain:
                     # Steps that were recorded with kernels would be played back with them.
-                    run.sampler(policy).release()
+                    run.models.sampler(policy).release()
                     with switched_off():
                         _take(1, run, state, progress, "warming up without kernels")
                         plain_reports = _take(steps, run, state, progress, "without kernels")
@@ -209,7 +209,7 @@ def _take(
         for _ in range(count):
             reports.append(take_step(run, state))
             run.folder.append_metrics(reports[-1])
-            run.raise_if_stopped("measuring")
+            run.stop.raise_if_requested("measuring")
             task.advance()
     return reports
 

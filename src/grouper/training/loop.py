@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent import futures
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from grouper.errors import GrouperError, Interrupted, ModelError, RunFolderError
-from grouper.evaluation.result import EvaluationResult
-from grouper.models.policy import Policy
+from grouper.errors import Interrupted, ModelError, RunFolderError
 from grouper.training.checkpoint import save_checkpoint
-from grouper.training.curriculum import evaluation_is_due
 from grouper.training.hooks import Hook
 from grouper.training.nan_dump import write_nan_dump
-from grouper.training.rotation import rotate
-from grouper.training.run import Run, validation_name
+from grouper.training.rotation import tidy
+from grouper.training.run import Run
 from grouper.training.saved_state import last_good
 from grouper.training.state import TrainState
+from grouper.training.validation import Validation
 from grouper.types import StepReport
 
 log = logging.getLogger(__name__)
@@ -59,18 +54,18 @@ def run_phase(
     for hook in hooks:
         hook.phase_begins(run, state)
     tidy(run, state)  # a kill may have come before it
-    loop.restart_validation()
+    loop.validation.restart()
     with run.display.track(f"training {state.phase}", state.total) as task:
         try:
             while True:
                 task(state.step)
-                loop.settle_validation()
-                better = loop.validate_if_due()
+                loop.validation.settle()
+                better = loop.validation.measure_if_due()
                 ended = loop.has_ended()
                 loop.save_if_due(better=better, last=ended)
                 if ended:
-                    loop.settle_validation(wait=True)
-                run.raise_if_stopped(f"{state.phase} step {state.step}", together=True)
+                    loop.validation.settle(wait=True)
+                run.stop.raise_if_requested(f"{state.phase} step {state.step}", together=True)
                 if ended:
                     break
                 loop.take_step(step)
@@ -95,7 +90,7 @@ class _Loop:
         self.config = state.config(run.recipe)
         # Step and time of the last resumable checkpoint; the first step needs none.
         self.saved, self.since = state.step, time.monotonic()
-        self.validation: Future[EvaluationResult] | None = None
+        self.validation = Validation(run, state, self.report)
         self.token_limit = state.replica.policy.token_limit
         # Failures since the last step.
         self.events: list[str] = []
@@ -138,69 +133,6 @@ class _Loop:
             self.run.display.say(f"{state.phase} ends at step {state.step}: {who} asks for it.")
         return who is not None or state.step >= state.total
 
-    def validate_if_due(self) -> bool:
-        """Measure the policy on the validation problems if due; whether it may be the best."""
-        run, state, step = self.run, self.state, self.state.step
-        total = step if state.asked.get("stop") else state.total
-        due = evaluation_is_due(self.config, step, total=total, epoch_ended=state.epoch_ended)
-        due = due or "evaluate" in state.asked
-        if not run.prepared.validation or not due:
-            return False
-        result = run.folder.read_evaluation(validation_name(state.phase, step))
-        if result is None and run.recipe.evaluation.servers:
-            return self.begin_validation(step, lambda: state.replica.policy)
-        if result is None:
-            result = run.evaluate(
-                state.replica.policy, phase=state.phase, step=step, split="validation"
-            )
-        return state.best.offer(step, result.accuracy, result.interval)
-
-    def restart_validation(self) -> None:
-        """Start the validation again that was running at the checkpoint, unless it is due now."""
-        run, state, step = self.run, self.state, self.state.best.pending
-        state.best.pending = None
-        if step not in (None, state.step) and run.recipe.evaluation.servers:
-            weights = run.path / state.phase / f"checkpoint-{step}"
-            self.begin_validation(step, lambda: run.load(str(weights)))
-
-    def begin_validation(self, step: int, policy: Callable[[], Policy]) -> bool:
-        """Begin one, once the one before it has ended; whether it has begun."""
-        self.settle_validation(wait=True)
-        self.state.best.pending = step
-        with self._failure_reported():
-            self.validation = self.run.begin_validation(policy(), phase=self.state.phase, step=step)
-        return self.validation is not None
-
-    def settle_validation(self, *, wait: bool = False) -> None:
-        """Record what the open one has found, if it has ended; what fails is only reported."""
-        run, state, future = self.run, self.state, self.validation
-        if future is None:
-            return
-        on_rank0 = run.processes.on_rank0
-        while not on_rank0(future.done):
-            if not wait:
-                return
-            run.raise_if_stopped("waiting for the validation", together=True)
-            futures.wait([future], timeout=0.1)
-        self.validation = None
-        with self._failure_reported():
-            result = run.record(on_rank0(future.result))
-            state.best.offer(result.step, result.accuracy, result.interval)
-        state.best.pending = None
-        tidy(run, state)
-
-    @contextlib.contextmanager
-    def _failure_reported(self) -> Iterator[None]:
-        """Report what goes wrong with a validation, and go on training."""
-        # Of several processes only Grouper's own errors are raised on all.
-        reported = Exception if self.run.processes.size == 1 else GrouperError
-        try:
-            yield
-        except reported as error:
-            step, self.state.best.pending = self.state.best.pending, None
-            what = error.paragraph() if isinstance(error, GrouperError) else repr(error)
-            self.report(f"validation-failed: no validation at step {step}: {what}")
-
     def save_if_due(self, *, better: bool, last: bool) -> None:
         """Save what is due; a failure is reported, and retried when the next checkpoint is due.
 
@@ -235,12 +167,6 @@ class _Loop:
         if resumable:
             self.saved, self.since = state.step, time.monotonic()
         tidy(run, state)
-
-
-def tidy(run: Run, state: TrainState) -> None:
-    """Remove the checkpoints of a phase that are no longer needed."""
-    folder, keep = run.path / state.phase, state.config(run.recipe).keep_checkpoints
-    run.processes.on_rank0(lambda: rotate(folder, step=state.step, keep=keep, best=state.best))
 
 
 def _stop_broken(run: Run, state: TrainState) -> None:

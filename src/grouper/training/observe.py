@@ -138,7 +138,7 @@ def _source_tallies(run: Run, state: TrainState, step: GrpoStep) -> dict[str, Ta
     if run.recipe.grpo.dynamic_sampling_rounds:
         tallies["groups/replaced"] = Tally.of([len(step.rollouts.replaced)])
         tallies["resample_rounds"] = Tally.of([step.rollouts.rounds])
-    sampler = run.sampler(state.replica.policy)
+    sampler = run.models.sampler(state.replica.policy)
     if sampler.gap is not None:
         tallies["sampler_push_gap"] = Tally.of([sampler.gap])
     if sampler.update_share is not None:

@@ -25,11 +25,13 @@ from grouper.training.checkpoint import load_optimizer, save_checkpoint
 from grouper.training.curriculum import DifficultyBand, ProblemStream, total_steps
 from grouper.training.disk_room import check_room_for_run
 from grouper.training.hooks import Hook
-from grouper.training.loop import run_phase, tidy
+from grouper.training.loop import run_phase
+from grouper.training.measure import measure_policy
 from grouper.training.metrics import StepClock
 from grouper.training.observe import take_step
 from grouper.training.optimizers import make_optimizer
 from grouper.training.rollouts import RolloutSource, read_rollouts
+from grouper.training.rotation import tidy
 from grouper.training.run import Run, describe_versions
 from grouper.training.save_path import check_save_path, export_to_save_path
 from grouper.training.saved_state import (
@@ -76,7 +78,7 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
     on_rank0(lambda: check_save_path(recipe, run.path))
     policy = None
     if run.prepared.test and run.folder.read_evaluation("base") is None:
-        policy = run.load(run.base_path)
+        policy = run.models.load(run.base_path)
         for hook in hooks:
             hook.run_begins(run, policy)
         _measure(run, policy, "base", 0)
@@ -86,7 +88,7 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
         if recipe.grpo.start_from is not None:
             # The SFT model is released before another one is loaded.
             policy = None
-            run.forget_policy()
+            run.models.forget()
         _phase(run, "grpo", policy, hooks)
     results = tuple(r for name in PHASES if (r := run.folder.read_evaluation(name)) is not None)
     try:
@@ -107,7 +109,7 @@ def _measure(run: Run, policy: Policy, name: str, step: int) -> None:
     """Measure on the test problems, unless the model of this step has been measured."""
     before = run.folder.read_evaluation(name)
     if run.prepared.test and (before is None or before.step != step):
-        run.evaluate(policy, phase=name, step=step, split="test")
+        measure_policy(run, policy, phase=name, step=step, split="test")
 
 
 def _phase(run: Run, name: str, policy: Policy | None, hooks: Sequence[Hook]) -> Policy | None:
@@ -116,7 +118,7 @@ def _phase(run: Run, name: str, policy: Policy | None, hooks: Sequence[Hook]) ->
     if phase_is_finished(run, name):
         if run.folder.read_evaluation(name) is not None or not run.prepared.test:
             return None
-        policy = run.load(str(final))
+        policy = run.models.load(str(final))
     else:
         state = begin(run, name, policy)
         policy, recipe = state.replica.policy, run.recipe
@@ -218,7 +220,7 @@ def _starting_policy(run: Run, phase: str, policy: Policy | None) -> tuple[Polic
             path = why = sft
             policy = None if recipe.skip_sft else policy
         run.display.say(f"GRPO starts from {why}.")
-    return policy or run.load(path), path
+    return policy or run.models.load(path), path
 
 
 def fresh_state(run: Run, phase: str, policy: Policy, path: str) -> TrainState:
@@ -231,7 +233,7 @@ def fresh_state(run: Run, phase: str, policy: Policy, path: str) -> TrainState:
         path: the folder of that model.
     """
     size, total = _lengths(run, phase)
-    replica = run.replica(policy)
+    replica = run.models.replica(policy)
     # After the replica, which may have replaced the policy's parameters.
     optimizer = make_optimizer(policy, getattr(run.recipe, phase).optimizer)
     stream = ProblemStream(size=size, seed=run.recipe.seed, phase=phase)
@@ -269,7 +271,7 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
             fix="Go on without model.lora (--resume --allow-changes), or train the adapter in a "
             "run of its own, with a copy of this folder as its model.path.",
         )
-    state = fresh_state(run, phase, run.load(str(folder)), saved["started_from"])
+    state = fresh_state(run, phase, run.models.load(str(folder)), saved["started_from"])
     try:
         load_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER)
     except CheckpointError as error:

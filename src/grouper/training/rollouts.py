@@ -84,7 +84,7 @@ class RolloutSource:
             Interrupted: while sampling; nothing has changed yet.
             RewardError: a reward function failed on too many groups.
         """
-        sampler = self._run.sampler(policy)
+        sampler = self._run.models.sampler(policy)
         seconds_before = dict(sampler.seconds)
         place = StepPlace(step=step, total=total, position=self.position, band=self.band)
         if self.next_rollouts is None:
@@ -152,7 +152,7 @@ class RolloutSource:
         )
         held = sampler.held()
         draw = partial(collect_step, self._run, self.stream, next_place, held, in_background=True)
-        self.next_rollouts = self._run.begin_ahead(draw)
+        self.next_rollouts = self._run.background.begin_rollouts(draw)
 
 
 def read_rollouts(checkpoint: Path) -> Future[RolloutBatch] | None:
@@ -264,11 +264,11 @@ def _progress(
 ) -> Iterator[Callable[[int, int], None]]:
     """Yield what is called with (completions drawn, completions in all), and may interrupt."""
     if in_background:
-        yield run.raise_if_ending
+        yield run.stop.raise_if_ended
         return
     with run.display.within("sampling", prompts * run.recipe.grpo.group_size) as task:
         # Ctrl-C in the middle of sampling: the step has changed nothing yet.
-        yield partial(run.moved, task, f"sampling of grpo step {place.step}")
+        yield partial(run.stop.tick, task, f"sampling of grpo step {place.step}")
 
 
 def shuffle_rewards(groups: Sequence[RolloutGroup], key: int) -> tuple[RolloutGroup, ...]:

@@ -14,6 +14,7 @@ from grouper.files import (
     write_atomic,
 )
 from grouper.models.folders import BEST_FILE
+from grouper.training.run import Run
 from grouper.training.saved_state import (
     OPTIMIZER_FOLDER,
     is_complete,
@@ -22,7 +23,7 @@ from grouper.training.saved_state import (
     read_state,
     write_state,
 )
-from grouper.training.state import BestScore
+from grouper.training.state import BestScore, TrainState
 
 log = logging.getLogger(__name__)
 
@@ -68,3 +69,9 @@ def mark_best(folder: Path, best: BestScore) -> None:
         found |= dict(zip(("low", "high"), best.interval, strict=True))
     if not (folder / BEST_FILE).exists():
         write_atomic(folder / BEST_FILE, f"{json.dumps(found)}\n".encode())
+
+
+def tidy(run: Run, state: TrainState) -> None:
+    """Remove the checkpoints of a phase that are no longer needed."""
+    folder, keep = run.path / state.phase, state.config(run.recipe).keep_checkpoints
+    run.processes.on_rank0(lambda: rotate(folder, step=state.step, keep=keep, best=state.best))

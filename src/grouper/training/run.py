@@ -5,24 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import signal
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from rich.text import Text
 
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, GrouperError, Interrupted, ModelError, installed
-from grouper.evaluation.compare import metrics_line
-from grouper.evaluation.evaluate import few_at_a_time, weights_mark
-from grouper.evaluation.result import EvaluationResult
+from grouper.errors import ConfigError, GrouperError, ModelError, installed
 from grouper.kernels.cpu.library import kernels_in_use
 from grouper.models.device import MACHINE_DTYPES, find_device, on_device, use_cpu_threads
 from grouper.models.folders import (
@@ -33,21 +25,17 @@ from grouper.models.folders import (
 )
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
-from grouper.models.policy import Policy
-from grouper.models.process_group import ProcessGroup
 from grouper.rewards.calling import code_fingerprints
 from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, end_logging, setup_logging
 from grouper.runs.recorder import Recorder
 from grouper.runs.records import RunInfo, describe_changes, host, that_differ
 from grouper.runs.samples import printable
-from grouper.sampling.base import ModelSampler, Sampler, draw_seed
-from grouper.sampling.engines import Samplers
-from grouper.sampling.native import NativeSampler
-from grouper.sampling.vllm import VllmSampler
 from grouper.sampling.weights import describe_dtypes
-from grouper.training.parallel import ParallelPolicy, join_processes, leave_processes, make_parallel
-from grouper.training.prepare import Items, Prepared, make_base, named_base
+from grouper.training.background import Background
+from grouper.training.models_in_memory import ModelsInMemory
+from grouper.training.parallel import join_processes, leave_processes
+from grouper.training.prepare import Prepared, make_base, named_base
 from grouper.training.problem_sets import (
     ProblemSets,
     data_warnings,
@@ -56,8 +44,7 @@ from grouper.training.problem_sets import (
     opening_lines,
     quarantine_lines,
 )
-from grouper.training.update import validation_loss
-from grouper.training.watchdog import Watchdog
+from grouper.training.stop_signal import StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -177,39 +164,14 @@ class Run:
         """The text of a token id, special ones included."""
         for text in self.processes.on_rank0(self.prepared.check_rewards):
             log.warning(text)
-        self._sampler: tuple[Policy, ModelSampler] | None = None
-        self._replica: ParallelPolicy | None = None
-        self.watchdog = Watchdog(rank=self.processes.rank, fatal=self.processes.size > 1)
-        self._stop_requested = False
-        self._beside, self._ending = ThreadPoolExecutor(2), threading.Event()
-        self._validators: Samplers | None = None
-        self._ahead: Future[Any] | None = None
-        self._previous: dict[int, Any] = {}
-
-    def load(self, path: str) -> Policy:
-        """As `Prepared.load`, with its progress displayed."""
-        with self.display.track(f"loading {path}"):
-            return self.prepared.load(path)
-
-    def sampler(self, policy: Policy) -> ModelSampler:
-        """The sampler over a policy's weights: one per policy, with at most one copy of them."""
-        if self._sampler is None or self._sampler[0] is not policy:
-            self._forget_sampler()
-            self._sampler = (policy, self._new_sampler(policy))
-        return self._sampler[1]
-
-    def _new_sampler(self, policy: Policy, *, copy_now: bool = False) -> ModelSampler:
-        sampler = self.prepared.samplers.over(policy, copy_now=copy_now)
-        if isinstance(sampler, NativeSampler):
-            # A completion may take minutes, so a request to stop is looked for within it, too.
-            sampler.on_tokens = lambda _: self.raise_if_stopped()
-        return sampler
-
-    def _forget_sampler(self) -> None:
-        """Release its copy of the weights, and what it holds between calls."""
-        if self._sampler is not None:
-            self._sampler[1].release()
-        self._sampler = None
+        self.stop = StopSignal(self.processes, self.display, self.path, self.folder.resume_command)
+        """Requests to stop, and when they are obeyed."""
+        self.background = Background(self.processes)
+        """Work that goes on while a phase trains."""
+        self.models = ModelsInMemory(
+            recipe, self.prepared, self.processes, self.display, self.stop.raise_if_requested
+        )
+        """The policy in memory, with its replica and its sampler."""
 
     def _base(self, recipe: Recipe, sets: ProblemSets) -> str:
         """The model before training, whose tokenizer the run uses; a new one is created once."""
@@ -236,207 +198,14 @@ class Run:
                 fix="Start from a model that was trained from this recipe's model.path.",
             )
 
-    def replica(self, policy: Policy) -> ParallelPolicy:
-        """The policy as this process trains it; the same one for the same policy."""
-        if self._replica is None or self._replica.policy is not policy:
-            if self.processes.size > 1 and self.recipe.parallel == "fsdp":
-                # The sampler's copy is made while the weights are still unsharded.
-                self._forget_sampler()  # not two copies at a time
-                self._sampler = (policy, self._new_sampler(policy, copy_now=True))
-            self._replica = make_parallel(policy, self.processes, self.recipe.parallel)
-        return self._replica
-
-    def forget_policy(self) -> None:
-        """Release the policy that was trained last, and the sampler's copy of it."""
-        self._forget_sampler()
-        self._replica = None
-        torch.cuda.empty_cache()
-
-    def evaluate(self, policy: Policy, *, phase: str, step: int, split: str) -> EvaluationResult:
-        """Measure a policy on the test or validation problems and record it."""
-        if self._ahead is not None:
-            wait([self._ahead])  # it may use the same engine, with other weights
-        with self.display.track(f"evaluating {phase} on {split}") as task:
-            moved = partial(self.moved, task, f"evaluation of {phase} on {split}")
-            what = {"card": self._loss_card(policy, phase, split), "progress": moved}
-            sampler = self.sampler(policy)
-            with few_at_a_time(sampler, policy):
-                result = self._measure(
-                    sampler,
-                    phase,
-                    step,
-                    split,
-                    self.processes,
-                    weights=weights_mark(policy),
-                    **what,
-                )
-        # An evaluation may need far more cache than a training step.
-        sampler.release()
-        return self.record(result)
-
-    def begin_validation(
-        self, policy: Policy, *, phase: str, step: int
-    ) -> Future[EvaluationResult]:
-        """Begin to measure a policy on the validation problems, on servers that do nothing else.
-
-        They have its weights when this returns. The caller records the result, which is rank 0's.
-
-        Raises:
-            GrouperError: they cannot be started, or do not take the weights.
-        """
-        self._validators = self._validators or self.prepared.samplers.for_validation()
-        sampler = self._validators.over(policy)
-        assert isinstance(sampler, VllmSampler)
-        card = self._loss_card(policy, phase, "validation")
-        measure = partial(
-            self._measure,
-            progress=self.raise_if_ending,
-            card=card,
-            weights=weights_mark(policy),
-        )
-        held = sampler.held()
-        return self._begin(lambda: measure(held, phase, step, "validation", ProcessGroup()))
-
-    def begin_ahead(self, collect: Callable[[], Any]) -> Future[Any]:
-        """Begin to draw the rollouts of the next step; nothing else samples until that is done.
-
-        The result is rank 0's.
-        """
-        self._ahead = future = self._begin(collect)
-        return future
-
-    def _begin(self, work: Callable[[], Any]) -> Future[Any]:
-        """Begin work beside training, on rank 0 alone: processes can only meet in one place."""
-        return self._beside.submit(work if self.processes.rank == 0 else lambda: None)
-
-    def raise_if_ending(self, *_: int) -> None:
-        """Raise `Interrupted` in what goes on beside training, once the run is closed.
-
-        Also feeds the watchdog: training may be waiting for it.
-        """
-        self.watchdog.alive("what goes on beside training")
-        if self._ending.is_set():
-            raise Interrupted("the run has ended", where=str(self.path), fix="Use --resume.")
-
-    def _measure(
-        self,
-        sampler: Sampler,
-        phase: str,
-        step: int,
-        split: str,
-        processes: ProcessGroup,
-        **others: Any,
-    ) -> EvaluationResult:
-        """Measure the model of a sampler, with `others` of `evaluate`; in any thread."""
-        on_test = split == "test"
-        items, seconds = (self.prepared.test, None) if on_test else self._validation(processes)
-        return self.prepared.evaluate(
-            sampler,
-            name=phase if on_test else validation_name(phase, step),
-            phase=phase,
-            step=step,
-            split=split,
-            items=items,
-            processes=processes,
-            folder=self.path / "evaluations",
-            resume=seconds is None,  # what was drawn before would make it seem faster
-            seconds=seconds,
-            **others,
-        )
-
-    def record(self, result: EvaluationResult) -> EvaluationResult:
-        """Show and write what an evaluation has found."""
-        line = metrics_line(result)
-        if line is not None:
-            self.display.say(line)
-        self.folder.write_evaluation(result)
-        return result
-
-    def _validation(self, processes: ProcessGroup) -> tuple[Items, float | None]:
-        """The problems of a validation, and the seconds that the first one has.
-
-        With `evaluation.validation_minutes` later validations have the problems of the first.
-        """
-        items, minutes = self.prepared.validation, self.recipe.evaluation.validation_minutes
-        if minutes is None:
-            return items, None
-        known = {(item[0].id, item[0].answer): item for item in items}
-        looks = (r.problems for r in self.folder.read_evaluations() if r.split == "validation")
-        # Those before a change of the data were on other problems.
-        fitting = (tuple(look) for look in looks if look <= known.keys())
-        if (first := processes.on_rank0(lambda: next(fitting, None))) is not None:
-            return tuple(known[problem] for problem in first), None
-        drawn = partial(draw_seed, self.recipe.seed, "validation")
-        return tuple(sorted(items, key=lambda item: drawn(item[0].id))), 60 * minutes
-
-    def _loss_card(self, policy: Policy, phase: str, split: str) -> dict[str, Any]:
-        """The loss on held-out demonstrations, another measure of SFT."""
-        held_out = self.prepared.validation_demonstrations
-        if (phase, split) != ("sft", "validation") or not held_out:
-            return {}
-        budget = self.recipe.sft.tokens_per_micro_batch
-        loss = validation_loss(self.replica(policy), held_out, token_budget=budget)
-        self.display.say(f"Validation loss: {loss.mean:.4f} over {loss.count:,.0f} tokens.")
-        return {"loss": loss.mean, "loss_tokens": loss.count}
-
-    def moved(self, task: Callable[[int, int], None], what: str, done: int, total: int) -> None:
-        """Show how far something is, and raise `Interrupted` once the user has asked to stop.
-
-        Args:
-            task: shows it.
-            what: is being done.
-            done: so far.
-            total: to do.
-        """
-        task(done, total)
-        self.raise_if_stopped(what)
-
-    def raise_if_stopped(self, what: str = "", *, together: bool = False) -> None:
-        """Raise `Interrupted` once the user has asked to stop; also feeds the watchdog.
-
-        Args:
-            what: what is being done; left out: what was said before.
-            together: whether all processes are here. Elsewhere each is at a different point, and
-                none may leave the others waiting.
-        """
-        self.watchdog.alive(what)
-        together = together or self.processes.size == 1
-        if together and any(self.processes.gather(self._stop_requested)):
-            raise Interrupted(
-                "stopped on request",
-                where=str(self.path),
-                fix="Everything up to the last finished step is saved; continue with "
-                f"`{self.folder.resume_command}`.",
-            )
-
-    def _request_stop(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        before, self._stop_requested = self._stop_requested, True
-        if before and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if number == signal.SIGHUP:  # the terminal is gone: what is written to it would fail
-            self.display.mute()
-        if not before:
-            self.display.say(
-                "Stopping: the current step is finished and saved first (Ctrl-C stops at once)."
-            )
-
     def __enter__(self) -> Self:
-        self.watchdog.start()
-        # Signal handlers can only be set from the main thread; elsewhere the caller's stay.
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it
-                    self._previous[number] = signal.signal(number, self._request_stop)
+        self.stop.begin()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self.watchdog.end()
-        self._ending.set()
+        self.stop.end()
         self.prepared.close()
-        self._beside.shutdown()  # what it was doing ends with the servers
+        self.background.close()  # what it was doing ends with the servers
         self.folder.close()
         end_logging(self._logging)  # what the process does next is not of this run
         # A folder that holds nothing would only stand in the way of the corrected recipe.
@@ -445,12 +214,7 @@ class Run:
             self.folder.discard()
         if not any(raised) and not self._group_is_callers:
             # After an error the other processes may never get here, and must not be waited for.
-            leave_processes(self._replica)
-
-
-def validation_name(phase: str, step: int) -> str:
-    """The name of the evaluation on the validation problems after a step."""
-    return f"validation-{phase}-{step:06d}"
+            leave_processes(self.models.held_replica())
 
 
 def require_shareable(recipe: Recipe, size: int) -> None:
