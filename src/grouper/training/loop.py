@@ -189,9 +189,3 @@ def _stop_broken(run: Run, state: TrainState) -> None:
         f"{state.phase}.optimizer.learning_rate or use model.compute_dtype: float32; {left}. Go on "
         "with --resume --allow-changes.",
     )
-
-
-# --- hooks of users ---------------------------------------------------------------------
-
-
-# --- the evidence of a step whose numbers are not finite ------------------------------------------
