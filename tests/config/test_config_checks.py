@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 from pydantic import BaseModel
 
-from grouper.config.aliases import tables
 from grouper.config.checks import settings, validate_json
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
@@ -213,53 +211,6 @@ def test_a_wrong_key_is_told_what_to_write(override: str, hint: str) -> None:
     with pytest.raises(ConfigError) as in_file:
         validate_json(Recipe, json.dumps({**SMALL, **data}), where="r.yaml")
     assert hint in str(in_file.value)
-
-
-@pytest.mark.parametrize(
-    ("override", "hint"),
-    [
-        (
-            "grpo.max_resample_rounds=3",
-            "It has another name now: write grpo.dynamic_sampling_rounds=3.",
-        ),
-        ("max_resample_rounds=3", "grpo.dynamic_sampling_rounds=3"),
-        (
-            "grpo.surrogate=clipped",
-            "(got 'clipped'). It has another name now: write grpo.surrogate=ppo_clip.",
-        ),
-        ("model.compute_dtype=null", "It has another name now: write model.compute_dtype=auto."),
-        (f"reading={'What this is. ' * 9}", "It has another name now: write note=...."),
-        ("grpo.keep_best=false", "here. The best weights are always kept"),
-        ("data.train.shuffle_buffer=5", "It is always 10,000 rows: leave it out."),
-        ("alarms={window: 5, on_alarm: stop}", "on_finding: stop ends a run that goes wrong"),
-        ("grpo.kl_in_reward=true", "grpo.kl=k1 takes the KL off the reward"),
-        ("model.new={heads: 8}", "A new model has four heads"),
-    ],
-)
-def test_a_setting_of_an_older_version_is_told_what_to_write(override: str, hint: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_recipe("demo", [override])
-    assert hint in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_former_settings_are_gone_and_those_they_lead_to_exist() -> None:
-    keys = {key for key, _ in settings(Recipe)}
-    assert [
-        old for old in tables()["former"] if any(f".{key}".endswith(f".{old}") for key in keys)
-    ] == []
-    assert {new.partition("=")[0] for new in tables()["former"].values() if " " not in new} <= keys
-
-
-def test_the_changelog_lists_former_settings() -> None:
-    """Its table says the same to those who read before they run."""
-    root = Path(__file__).parents[2]
-    text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
-    table = text.partition("| setting | what to do |")[2].partition("\n\n")[0]
-    first = [line.split(" | ")[0] for line in table.splitlines()[2:]]
-    listed = {name for cell in first for name in re.findall(r"`([a-z_.]+)", cell)}
-    leaves = {old.partition("=")[0].rpartition(".")[2] for old in tables()["former"]}
-    assert {name.rpartition(".")[2] for name in listed} == leaves
 
 
 def test_a_default_is_that_of_the_section_and_not_of_its_class():

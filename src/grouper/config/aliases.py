@@ -10,10 +10,7 @@ phase) and `others` has one of
 - `why`: there is no counterpart, and this is the reason;
 - `now`: the row of its present name.
 
-`flags` and `batches` are read by `cli/flags.py`, `messages` by `checks`. `former` has `key` or
-`key=value` of older versions of Grouper, with what to write now: a key, which keeps the value that
-the old one was given, `key=value`, or a sentence. A key without a dot stands for that name in any
-section.
+`flags` and `batches` are read by `cli/flags.py`, `messages` by `checks`.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ def validate_json(model: type[Model], text: str, *, where: str, place: Sequence[
         key = _dotted((*place, *location))
         if key in found and what != found[key][0]:  # of another member of a union
             what = f"{found[key][0]}, or {what.removeprefix('should be ')}"
-        fix = _present(f"{_dotted(location)}{_equals(value)}", value)
-        if not fix and detail["type"] == "model_type":
+        fix = ""
+        if detail["type"] == "model_type":
             fix = f"`grouper recipes fields {key}` lists its settings."
         found[key] = what, got, fix
     raise_all(
@@ -169,7 +169,7 @@ def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Lo
     # What is about the section itself is said once.
     kinds = {typing.get_origin(fields[key].annotation) for key in keys if key in fields}
     whole = "why" in row or dict in kinds
-    if isinstance(value, dict) and value and not whole and name not in tables()["former"]:
+    if isinstance(value, dict) and value and not whole:
         for name, inner in value.items():
             yield from _opened((*location, name), inner, fields)
     else:
@@ -179,8 +179,6 @@ def _opened(location: Location, value: Any, fields: Fields) -> Iterator[tuple[Lo
 def advice(location: Location, value: Any, fields: Fields) -> str:
     """What to write instead of an unknown key."""
     name, above = str(location[-1]), _dotted(location[:-1])
-    if sentence := _present(_dotted(location), value) or _present(name, value):
-        return sentence
     section = re.sub(r"\.\d+", "[]", above)
     start = f"{section}." if section else ""
     own = {re.split(r"[.\[]", key[len(start) :])[0] for key in fields if key.startswith(start)}
@@ -206,14 +204,6 @@ def advice(location: Location, value: Any, fields: Fields) -> str:
     if 0 < len(own) <= _FEW_NAMES or word in own:
         return did_you_mean(name, own)
     return "`grouper recipes fields` lists all settings; add words to search names and meanings."
-
-
-def _present(old: str, value: Any) -> str:
-    """What to write instead of a key, or `key=value`, of an older version; empty for others."""
-    new: str = tables()["former"].get(old, "")
-    if not new or " " in new:
-        return new
-    return f"It has another name now: write {new if '=' in new else new + _equals(value)}."
 
 
 def _translated(value: Any, row: Row) -> str:
