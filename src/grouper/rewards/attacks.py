@@ -8,7 +8,6 @@ length.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,7 +102,7 @@ def _attack_texts(fmt: AnswerFormat, row: Mapping[str, Any], words: Mapping[str,
     pairs += [(text, wrong) for text in _fill(row.get("reasonings", []), words)]
     pairs += [(text, "") for text in _fill(row.get("unanswered", []), words)]
     fillings = _fill(row.get("fillings", []), words)
-    pairs += itertools.product(fillings, repeat=2)
+    pairs += [(reasoning, answer) for reasoning in fillings for answer in fillings]
 
     texts = _fill(row.get("texts", []), words)
     for pair in pairs:
