@@ -84,9 +84,15 @@ class Comparison:
         accuracies_of_seeds = {}
         for name, seeds in self.seeds.items():
             accuracies_of_seeds[name] = [seed.accuracy for seed in seeds]
+        results = [{"name": result.name, **result.numbers} for result in self.results]
+        differences = []
+        for difference in self.differences:
+            fields = asdict(difference)
+            fields["verdict"] = difference.verdict
+            differences.append(fields)
         return {
-            "results": [{"name": r.name, **r.numbers} for r in self.results],
-            "differences": [{**asdict(d), "verdict": d.verdict} for d in self.differences],
+            "results": results,
+            "differences": differences,
             "left_out": self.left_out,
             "accuracies_of_seeds": accuracies_of_seeds,
         }
@@ -142,13 +148,15 @@ def compare(
             [after.scores[problem_id] for problem_id in scored_ids],
             samples=round(fewest_items / len(shared)),
         )
+        seeds_before = seeds.get(before.name)
+        seeds_after = seeds.get(after.name)
         differences.append(
             Difference(
                 before=before.name,
                 after=after.name,
                 paired=paired,
                 causes=pair_causes,
-                seeds=_interval_over_seeds(seeds.get(before.name), seeds.get(after.name)),
+                seeds=_interval_over_seeds(seeds_before, seeds_after),
             )
         )
     return Comparison(
@@ -230,10 +238,12 @@ def _interval_over_seeds(
     after: Sequence[EvaluationResult] | None,
 ) -> Interval | None:
     """Return the interval of a difference over paired seeds; None without several."""
-    if before is None or after is None or len(before) != len(after) or len(before) < 2:
+    if before is None or after is None:
+        return None
+    n = len(before)
+    if n < 2 or len(after) != n:
         return None
     changes = [new.accuracy - old.accuracy for old, new in zip(before, after, strict=True)]
-    n = len(changes)
     fewest_items = min(len(seed.light) for seed in (*before, *after))
     # Where seeds agree, as wide as if one completion of one seed had come out differently.
     least = (n - 1) / n / max(1, fewest_items) ** 2
@@ -311,8 +321,11 @@ def changed_problems(
     changed = []
     for name in before.scores.keys() & after.scores.keys():
         change = after.scores[name] - before.scores[name]
-        if change:
-            changed.append((change, old_items[name, change < 0], new_items[name, change > 0]))
+        if not change:
+            continue
+        old_item = old_items[name, change < 0]
+        new_item = new_items[name, change > 0]
+        changed.append((change, old_item, new_item))
     return sorted(changed, key=lambda row: (-row[0], row[1].problem_id))
 
 
@@ -443,7 +456,8 @@ def _results_table(comparison: Comparison) -> Table:
         f"accuracy % [{100 * CONFIDENCE:g} %]": [_interval(r.overall) for r in results],
     }
     if any(r.lenient is not None for r in results):
-        columns["lenient"] = [_percent(r.lenient.mean if r.lenient else None) for r in results]
+        means = [r.lenient.mean if r.lenient else None for r in results]
+        columns["lenient"] = [_percent(mean) for mean in means]
     if k > 1:
         columns[f"pass@{k}"] = [_percent(r.pass_at_k.get(k)) for r in results]
     for outcome, name in zip(OUTCOMES, _SPLIT, strict=False):
@@ -510,15 +524,21 @@ def _accuracy_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
     if not names:
         return None
     models = [label(result.name) for result in results]
+
+    def shortest_length(name: str) -> int:
+        shortest, _, _ = name.partition("-")
+        return int(shortest)
+
     if by == "length":
-        names.sort(key=lambda name: int(name.partition("-")[0]))
+        names.sort(key=shortest_length)
     rows = []
     for name in names:
         row = [name]
         of_models = [by_name.get(name) for by_name in accuracies]
         # The problems in a range of lengths differ from model to model.
         if by != "length":
-            row.append(next(str(accuracy.problems) for accuracy in of_models if accuracy))
+            first = next(accuracy for accuracy in of_models if accuracy)
+            row.append(str(first.problems))
         row += [_interval(accuracy, 0) if accuracy else "-" for accuracy in of_models]
         rows.append(row)
     if by == "length":
@@ -538,7 +558,8 @@ def _rewards_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
     names = _names_in(rewards)[:_MANY_PARTS]
     if not names:
         return None
-    components = _names_in([means for by_name in rewards for means in by_name.values()])
+    all_means = [means for by_name in rewards for means in by_name.values()]
+    components = _names_in(all_means)
     rows = []
     for name in names:
         for result, by_name in zip(results, rewards, strict=True):
@@ -557,15 +578,22 @@ def _names_in(mappings: Iterable[Iterable[str]]) -> list[str]:
 def render_answers(results: Sequence[EvaluationResult]) -> RenderableType:
     """Render pass@k, maj@k, the split with the answer taken from anywhere, and the lengths."""
     sizes = sorted({k for result in results for k in result.pass_at_k} - {1})
-    rows = [[f"pass@{k} %", *(_percent(r.pass_at_k.get(k)) for r in results)] for k in sizes]
+    rows = []
+    for k in sizes:
+        chances = [_percent(result.pass_at_k.get(k)) for result in results]
+        rows.append([f"pass@{k} %", *chances])
     if any(result.majority is not None for result in results):
-        rows.append(["maj@k %", *(_percent(r.majority) for r in results)])
+        majorities = [_percent(result.majority) for result in results]
+        rows.append(["maj@k %", *majorities])
     lenient = [r.lenient_counts for r in results if r.lenient_counts is not None]
     if len(lenient) == len(results):
         for outcome, name in zip(OUTCOMES, _SPLIT, strict=False):
-            rows.append([f"leniently {name}", *(str(counts[outcome]) for counts in lenient)])
-    rows.append(["tokens, right", *(_number(r.tokens_right) for r in results)])
-    rows.append(["tokens, others", *(_number(r.tokens_wrong) for r in results)])
+            counts = [str(counts_of_model[outcome]) for counts_of_model in lenient]
+            rows.append([f"leniently {name}", *counts])
+    tokens_right = [_number(result.tokens_right) for result in results]
+    tokens_wrong = [_number(result.tokens_wrong) for result in results]
+    rows.append(["tokens, right", *tokens_right])
+    rows.append(["tokens, others", *tokens_wrong])
     # A column per model, since there may be any number of k.
     titles = ["answers", *(label(result.name) for result in results)]
     return table(titles, rows)
@@ -579,6 +607,7 @@ def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None
     components = _names_in(metrics.rewards for _, metrics in measured)
     rows = []
     for name, metrics in measured:
+        rewards = [metrics.rewards.get(component) for component in components]
         rows.append(
             [
                 name,
@@ -586,7 +615,7 @@ def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None
                 _percent(metrics.with_reasoning),
                 _number(metrics.reasoning_length),
                 _number(metrics.reward, 3),
-                *(_number(metrics.rewards.get(component), 3) for component in components),
+                *(_number(reward, 3) for reward in rewards),
             ]
         )
     return table(["model", "format %", "reasoning %", "characters", "reward", *components], rows)
@@ -644,7 +673,8 @@ def table(
         justify: Literal["left", "right"] = "right" if has_numbers and not names_rows else "left"
         rich_table.add_column(Text(title), justify=justify, no_wrap=no_wrap)
     for row in rows:
-        rich_table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        cells = [cell if isinstance(cell, Text) else Text(cell) for cell in row]
+        rich_table.add_row(*cells)
     return rich_table
 
 

@@ -118,12 +118,13 @@ class Drawn(NamedTuple):
 
 def _drawn(row: Mapping[str, Any]) -> Drawn:
     """Read a completion from its line."""
+    fields_of_grade = {**row["grade"]}
+    fields_of_grade["verdict"] = Verdict(fields_of_grade["verdict"])
     token_ids, text, finish_reason, policy_version = row["completion"]
-    grade = row["grade"]
     return Drawn(
-        Completion.bare(token_ids, text, finish_reason, policy_version),
-        Grade(**{**grade, "verdict": Verdict(grade["verdict"])}),
-        Verdict(row["lenient"]),
+        completion=Completion.bare(token_ids, text, finish_reason, policy_version),
+        grade=Grade(**fields_of_grade),
+        lenient=Verdict(row["lenient"]),
     )
 
 
@@ -213,10 +214,10 @@ class Unfinished:
         Args:
             cut: remove an incomplete line that a kill left at the end.
         """
-        new_paths = {*self.folder.glob("*.jsonl")} - {*self._ends}
-        for path in sorted(new_paths):
-            self._files.append(path.open("r+b"))
-            self._ends[path] = 0
+        for path in sorted(self.folder.glob("*.jsonl")):
+            if path not in self._ends:
+                self._files.append(path.open("r+b"))
+                self._ends[path] = 0
         for number, (path, start) in enumerate(self._ends.items()):
             self._ends[path] = self._index_file(number, start, cut=cut)
 

@@ -107,7 +107,8 @@ class Accuracy:
     @classmethod
     def of(cls, scores: Sequence[Sequence[float]]) -> Accuracy:
         means = [math.fsum(samples) / len(samples) for samples in scores]
-        return cls(mean=mean_of(means), interval=mean_interval(scores), problems=len(means))
+        interval = mean_interval(scores)
+        return cls(mean=mean_of(means), interval=interval, problems=len(scores))
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -180,7 +181,8 @@ class EvaluationResult:
     @property
     def problems(self) -> KeysView[tuple[str, str]]:
         """(id, reference) of each problem, in order; two problems with equal ones are the same."""
-        return dict.fromkeys((item.problem_id, item.answer) for item in self.light).keys()
+        keys = [(item.problem_id, item.answer) for item in self.light]
+        return dict.fromkeys(keys).keys()
 
     @cached_property
     def overall(self) -> Accuracy:
@@ -233,10 +235,13 @@ class EvaluationResult:
         """
         if self.samples == 1:
             return None
-        # One ballot per problem and seed; the samples of pooled seeds are numbered consecutively.
-        ballots = _group(
-            self._scored_items, lambda item: (item.sample // self.samples, item.problem_id)
-        )
+
+        def ballot_of(item: EvaluationItem) -> tuple[int, str]:
+            # The samples of pooled seeds are numbered consecutively.
+            seed_number = item.sample // self.samples
+            return seed_number, item.problem_id
+
+        ballots = _group(self._scored_items, ballot_of)
         return mean_of(_majority(ballot) for ballot in ballots.values())
 
     @cached_property
@@ -302,7 +307,8 @@ class EvaluationResult:
         accuracies = {}
         for bits, items in sorted(ranges.items()):
             name = f"{2 ** (bits - 1)}-{2**bits - 1}"
-            accuracies[name] = Accuracy.of(list(_scores(items).values()))
+            scores = _scores(items)
+            accuracies[name] = Accuracy.of(list(scores.values()))
         return accuracies
 
     @cached_property
@@ -333,11 +339,14 @@ class EvaluationResult:
     def numbers(self) -> dict[str, Any]:
         """All derived numbers by name, as in summaries and trackers."""
         unreadable, right = self.text_alone
+        maj_at_k = {}
+        if self.majority is not None:
+            maj_at_k[str(self.samples)] = self.majority
         return {
             **self.overall.numbers,
             "lenient": None if self.lenient is None else self.lenient.numbers,
             "pass_at_k": {str(k): value for k, value in self.pass_at_k.items()},
-            "maj_at_k": {} if self.majority is None else {str(self.samples): self.majority},
+            "maj_at_k": maj_at_k,
             "outcomes": self.split_counts,
             "outcomes_lenient": self.lenient_counts,
             "text_alone": {"problems": unreadable, "right": right},
@@ -410,9 +419,8 @@ def _majority(ballot: Sequence[EvaluationItem]) -> float:
     if not votes:
         return 0.0
     most = max(len(items) for items in votes.values())
-    return mean_of(
-        mean_of(item.correct for item in items) for items in votes.values() if len(items) == most
-    )
+    winners = [items for items in votes.values() if len(items) == most]
+    return mean_of(mean_of(item.correct for item in items) for items in winners)
 
 
 @lru_cache(maxsize=10_000)

@@ -84,7 +84,8 @@ def t_quantile(p: float, degrees: int) -> float:
     from mpmath import betainc, findroot  # type: ignore[import-untyped] # ships no types
 
     def excess(t: Any) -> Any:
-        outside = betainc(degrees / 2, 0.5, 0, degrees / (degrees + t * t), regularized=True)
+        x = degrees / (degrees + t * t)
+        outside = betainc(degrees / 2, 0.5, 0, x, regularized=True)
         return 2 - 2 * p - outside
 
     return float(findroot(excess, NormalDist().inv_cdf(p)))
@@ -106,10 +107,13 @@ def t_interval(values: Sequence[float], least: float = 0.0, most: float = math.i
     if n < 2:
         return Interval(-most, most)
     mean = math.fsum(values) / n
-    sum_of_squares = max(math.fsum((value - mean) ** 2 for value in values), least)
+    sum_of_squares = math.fsum((value - mean) ** 2 for value in values)
+    sum_of_squares = max(sum_of_squares, least)
     standard_error = math.sqrt(sum_of_squares / (n - 1) / n)
     half_width = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * standard_error
-    return Interval(max(-most, mean - half_width), min(most, mean + half_width))
+    low = max(-most, mean - half_width)
+    high = min(most, mean + half_width)
+    return Interval(low, high)
 
 
 def wilson_interval(successes: float, trials: float, confidence: float = CONFIDENCE) -> Interval:
@@ -135,7 +139,9 @@ def wilson_interval(successes: float, trials: float, confidence: float = CONFIDE
         return Interval(0.0, 1.0)
     mean = successes / trials
     center = mean + z * z / (2 * trials)
-    spread = z * math.sqrt(mean * (1 - mean) / trials + z * z / (4 * trials * trials))
+    variance = mean * (1 - mean) / trials
+    correction = z * z / (4 * trials * trials)
+    spread = z * math.sqrt(variance + correction)
     scale = 1 + z * z / trials
     low = (center - spread) / scale
     high = (center + spread) / scale
@@ -256,8 +262,12 @@ def _bonett_price(higher: int, lower: int, n: int, z: float) -> Interval:
     """
     up = (higher + 1) / (n + 2)
     down = (lower + 1) / (n + 2)
-    spread = z * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
-    return Interval(max(-1.0, up - down - spread), min(1.0, up - down + spread))
+    difference = up - down
+    variance = (up + down - difference**2) / (n + 2)
+    spread = z * math.sqrt(variance)
+    low = max(-1.0, difference - spread)
+    high = min(1.0, difference + spread)
+    return Interval(low, high)
 
 
 def sign_flip_p_value(differences: Sequence[float]) -> float:
@@ -281,17 +291,21 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
     threshold = abs(float(values.sum())) - rounding
     if m <= EXACT_FLIPS:
         # Bit i of a pattern's number decides the sign of value i.
-        bits = np.arange(2**m)[:, None] >> np.arange(m) & 1
-        sums = (1.0 - 2.0 * bits) @ values
-        return float(np.mean(np.abs(sums) >= threshold))
+        numbers = np.arange(2**m)[:, None]
+        bits = numbers >> np.arange(m) & 1
+        signs = 1.0 - 2.0 * bits
+        hits = np.abs(signs @ values) >= threshold
+        return float(np.mean(hits))
     rng = np.random.default_rng([0, 1])
-    hits = 0
+    count = 0
     chunk = max(1, _CELLS // m)
     for start in range(0, RESAMPLES, chunk):
         rows = min(chunk, RESAMPLES - start)
-        signs = 1.0 - 2.0 * rng.integers(0, 2, (rows, m))
-        hits += int(np.sum(np.abs(signs @ values) >= threshold))
-    return (hits + 1) / (RESAMPLES + 1)
+        bits = rng.integers(0, 2, (rows, m))
+        signs = 1.0 - 2.0 * bits
+        hits = np.abs(signs @ values) >= threshold
+        count += int(np.sum(hits))
+    return (count + 1) / (RESAMPLES + 1)
 
 
 def paired_comparison(
@@ -321,19 +335,21 @@ def paired_comparison(
     """
     if len(before) != len(after) or len(before) == 0:
         raise ValueError(f"cannot pair {len(before)} scores with {len(after)}")
-    if not all(0 <= score <= 1 for score in (*before, *after)):
+    scores = [*before, *after]
+    if not all(0 <= score <= 1 for score in scores):
         raise ValueError("scores must be in [0, 1]")
     n = len(before)
     differences = [float(new) - float(old) for old, new in zip(before, after, strict=True)]
     higher = sum(difference > 0 for difference in differences)
     lower = sum(difference < 0 for difference in differences)
-    if all(score in (0, 1) for score in (*before, *after)):
+    if all(score in (0, 1) for score in scores):
         interval = _bonett_price(higher, lower, n, _z(CONFIDENCE))
         p_value = mcnemar_p_value(higher, lower)
         method = "exact McNemar test, Bonett-Price interval"
     else:
         # Where (nearly) nothing changed, as wide as if one sample of one problem had.
-        interval = t_interval(differences, least=(n - 1) / n / samples**2, most=1.0)
+        least = (n - 1) / n / samples**2
+        interval = t_interval(differences, least=least, most=1.0)
         p_value = sign_flip_p_value(differences)
         method = "sign-flip test, t interval over problems"
     verdict: Verdict = "better" if interval.low > 0 else "worse"
