@@ -51,7 +51,7 @@ class Audit:
     question_lengths: Mapping[str, int]
     """Problems by words of the question: `1-10`, `11-20`, ..."""
     solution_lengths: Mapping[str, int]
-    """The same for worked solutions; empty where there are none."""
+    """Worked solutions by their words, in the same ranges; empty where there are none."""
 
     @property
     def contradictions(self) -> tuple[Repeated, ...]:

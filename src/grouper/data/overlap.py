@@ -43,9 +43,9 @@ def find_overlap(
     if not held_out:
         return ()
     held_out_keys = [_keys(problem) for problem in held_out]
-    # Key of a held-out problem -> the first trained problem that has it, or "". Only these keys
+    # _Key of a held-out problem -> the first trained problem that has it, or "". Only these keys
     # are kept, because all runs of a large training set would fill gigabytes.
-    trained_ids: dict[Key, str] = {}
+    trained_ids: dict[_Key, str] = {}
     for keys in held_out_keys:
         trained_ids.update(dict.fromkeys(keys, ""))
     for problem in trained:
@@ -85,14 +85,14 @@ def question_words(text: str) -> str:
     return " ".join(_WORD.findall(lowered))
 
 
-Key = str | tuple[str, ...]
+_Key = str | tuple[str, ...]
 """A whole question, or a run of words."""
 
 
-def _keys(problem: Problem) -> list[Key]:
+def _keys(problem: Problem) -> list[_Key]:
     """List the question as a whole, then its runs of words, unless it was generated."""
     question = question_words(problem.question)
-    keys: list[Key] = [question]
+    keys: list[_Key] = [question]
     is_generated = problem.source in GENERATED and "steps" in problem.columns
     if not is_generated:
         words = question.split()
