@@ -43,7 +43,7 @@ def find_overlap(
     if not held_out:
         return ()
     held_out_keys = [_keys(problem) for problem in held_out]
-    # _Key of a held-out problem -> the first trained problem that has it, or "". Only these keys
+    # Key of a held-out problem -> the first trained problem that has it, or "". Only these keys
     # are kept, because all runs of a large training set would fill gigabytes.
     trained_ids: dict[_Key, str] = {}
     for keys in held_out_keys:

@@ -62,18 +62,20 @@ def _words(fmt: AnswerFormat, problem: Problem, wrong: str, reasoning: str) -> d
         split_tags = split_tags.replace(tag, f"{tag[:2]}{_ZERO_WIDTH_SPACE}{tag[2:]}")
     guesses = [str(number) for number in range(300, 320)]
     guesses.append(wrong)
+    guess_lines = [fmt.completion(reasoning, guess) + "\n" for guess in guesses]
+    opening, _, _ = fmt.template.partition("{reasoning}")
     words = {
         "honest": fmt.completion(reasoning, wrong),
         "solved": solved,
         "right": problem.answer,
         "wrong": wrong,
-        "opening": fmt.template.partition("{reasoning}")[0].removeprefix(fmt.prefix),
+        "opening": opening.removeprefix(fmt.prefix),
         "prefix": fmt.prefix,
         "reasoning": reasoning,
         "question": problem.question,
         "system": fmt.system,
         "prompt": fmt.plain_prompt(problem.question),
-        "many_answers": "".join(fmt.completion(reasoning, guess) + "\n" for guess in guesses),
+        "many_answers": "".join(guess_lines),
         "hundreds": ", ".join(map(str, range(300, 321))),
         "thousands": " ".join(map(str, range(20_000))),
         "reasoning_line": f"{reasoning}\n",
@@ -200,8 +202,13 @@ def _run_attack(
             fix="Return a number for a wrong answer; None is for what cannot be scored.",
         )
     totals = [-math.inf if reward.total is None else reward.total for _, reward in scored]
-    # A completion graded correct is worse than any that is merely paid too much.
-    worst = max(range(len(scored)), key=lambda i: (scored[i][0].correct, totals[i]))
+
+    def severity(index: int) -> tuple[bool, float]:
+        # A completion graded correct is worse than any that is merely paid too much.
+        grade, _ = scored[index]
+        return grade.correct, totals[index]
+
+    worst = max(range(len(scored)), key=severity)
     grade, reward = scored[worst]
     return ProbeResult(
         name=attack.name,
