@@ -13,7 +13,7 @@ from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError
 from grouper.prompts import FORMATS, make_format
 from grouper.prompts.rendering import (
-    _names,
+    _special_token_pattern,
     completion_text,
     demonstrate,
     encode_completion,
@@ -358,9 +358,9 @@ def test_thousands_of_added_tokens_are_looked_for_by_how_they_begin():
     """Gemma has 6,000: as alternatives of a pattern they would take longer than encoding."""
     tokenizer = fixtures.gemma().tokenizer
     tokenizer.add_tokens([f"<unused{n}>" for n in range(2000)])
-    assert len(_names(tokenizer).pattern) < 100
-    assert _names(tokenizer).search("is x <unused7> 3?")
-    assert not _names(tokenizer).search("is x < 3 or (x) <= 4?")
+    assert len(_special_token_pattern(tokenizer).pattern) < 100
+    assert _special_token_pattern(tokenizer).search("is x <unused7> 3?")
+    assert not _special_token_pattern(tokenizer).search("is x < 3 or (x) <= 4?")
 
 
 def test_prompts_share_their_ids():

@@ -2,7 +2,7 @@
 
 A solution names every step (`6*4=24. 24+10=34.`). With `rushed`, some worked solutions stop one
 step early and give that value as the answer: a deliberate error, which SFT copies and GRPO
-can remove. The reference answer is always right; what the demonstration shows is the column
+can remove. The reference answer is always right; the answer of the demonstration is the column
 `demonstrated_answer`.
 
 No question can be in two splits, whatever the seeds, counts and kinds: the hash of its text
@@ -37,7 +37,7 @@ OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 class _Kind(BaseModel, frozen=True):
     label: str
-    """What people read: the subject of its problems."""
+    """The subject of its problems, for people."""
     text: str
     steps: tuple[str, ...]
     """`a+b` and the like: a to d are operands, x and y the results of earlier steps."""
@@ -57,7 +57,7 @@ def _words() -> _Words:
 
 
 def kinds() -> tuple[str, ...]:
-    """The names of the problem kinds, as `options.kinds` takes them."""
+    """Return the names of the problem kinds, as `options.kinds` takes them."""
     return tuple(_words().kinds)
 
 
@@ -93,12 +93,12 @@ class ArithmeticOptions(Section):
 
 
 def arithmetic_options(options: Mapping[str, Any], *, where: str) -> ArithmeticOptions:
-    """`options` checked strictly. Raises `ConfigError` with every problem found."""
+    """Check `options` strictly. Raises `ConfigError` with every problem found."""
     return validate_json(ArithmeticOptions, json.dumps(options), where=where, place=("options",))
 
 
 def generate(options: ArithmeticOptions, *, split: str, seed: int) -> tuple[Problem, ...]:
-    """`options.count` problems with distinct questions, a function of the arguments alone.
+    """Generate `options.count` problems with distinct questions, from the arguments alone.
 
     A longer set starts with the problems of a shorter one, and `rushed` changes no question.
 
@@ -122,42 +122,49 @@ def generate(options: ArithmeticOptions, *, split: str, seed: int) -> tuple[Prob
     )
     problems = []
     for index, draft in enumerate(drafts):
-        shown = draft.steps
-        rushed = _random(seed, split, f"rushed/{index}").random()
-        if rushed < options.rushed.get(draft.kind, 0.0):
-            shown = draft.steps[:-1]
-        problems.append(_problem(f"{name}/{index}", draft, shown))
+        solution_steps = draft.steps
+        draw = _random(seed, split, f"rushed/{index}")
+        if draw.random() < options.rushed.get(draft.kind_name, 0.0):
+            solution_steps = draft.steps[:-1]
+        problems.append(_problem(f"{name}/{index}", draft, solution_steps))
     return tuple(problems)
 
 
 class _Draft(NamedTuple):
-    kind: str
+    kind_name: str
     question: str
     steps: tuple[str, ...]
-    """With their numbers: `6*4=24`."""
+    """The steps with their numbers: `6*4=24`."""
 
 
-def _problem(name: str, draft: _Draft, shown: tuple[str, ...]) -> Problem:
-    """The problem whose worked solution is the steps that are shown."""
-    solution, count = " ".join(f"{step}." for step in shown), len(draft.steps)
-    answer = draft.steps[-1].partition("=")[2]
+def _problem(name: str, draft: _Draft, solution_steps: tuple[str, ...]) -> Problem:
+    """Make a problem whose worked solution has these steps."""
+    solution = " ".join(f"{step}." for step in solution_steps)
+    count = len(draft.steps)
+    answer = _result(draft.steps[-1])
     return Problem(
         id=name,
         question=draft.question,
         answer=answer,
         source="arithmetic",
         solution=solution,
-        subject=_words().kinds[draft.kind].label,
+        subject=_words().kinds[draft.kind_name].label,
         level=f"{count} step{'s' if count > 1 else ''}",
         columns={
             "question": draft.question,
             "answer": answer,
             "solution": solution,
-            "demonstrated_answer": shown[-1].partition("=")[2],
-            "kind": draft.kind,
+            "demonstrated_answer": _result(solution_steps[-1]),
+            "kind": draft.kind_name,
             "steps": count,
         },
     )
+
+
+def _result(step: str) -> str:
+    """Return the result of a step: `24` of `6*4=24`."""
+    _, _, result = step.partition("=")
+    return result
 
 
 def _random(seed: int, split: str, purpose: str) -> random.Random:
@@ -166,40 +173,45 @@ def _random(seed: int, split: str, purpose: str) -> random.Random:
 
 
 def _distinct_drafts(options: ArithmeticOptions, split: str, seed: int) -> Iterator[_Draft]:
-    """Drafts of this split without repeats, every kind equally likely, until patience runs out."""
+    """Yield drafts of this split without repeats, every kind equally likely."""
     draw = _random(seed, split, "questions")
     return distinct_drafts(
         lambda: pick(draw, options.kinds),
-        lambda kind: _draw_draft(options, kind, draw),
+        lambda kind_name: _draw_draft(options, kind_name, draw),
         split=split,
     )
 
 
-def _draw_draft(options: ArithmeticOptions, name: str, draw: random.Random) -> _Draft | None:
-    """One draft of this kind, or None where a value leaves the allowed range."""
+def _draw_draft(options: ArithmeticOptions, kind_name: str, draw: random.Random) -> _Draft | None:
+    """Write a draft of this kind, or return None where a value leaves the allowed range."""
     words = _words()
-    kind = words.kinds[name]
+    problem_kind = words.kinds[kind_name]
     span = options.high - options.low + 1
     values = {letter: options.low + int(draw.random() * span) for letter in "abcd"}
-    steps = _work(kind, values, options.max_value)
+    steps = _solve(problem_kind, values, options.max_value)
     if steps is None:
         return None
     p, q, r = pick_distinct(draw, words.names, 3)
     gain, gain2 = pick_distinct(draw, words.gains, 2)
     loss, loss2 = pick_distinct(draw, words.losses, 2)
     items = pick(draw, words.items)
-    text = kind.text.format(
+    question = problem_kind.text.format(
         p=p, q=q, r=r, gain=gain, gain2=gain2, loss=loss, loss2=loss2, items=items, **values
     )
-    return _Draft(kind=name, question=text, steps=steps)
+    return _Draft(kind_name=kind_name, question=question, steps=steps)
 
 
-def _work(kind: _Kind, operands: Mapping[str, int], max_value: int) -> tuple[str, ...] | None:
-    """The steps with their numbers, or None where a value leaves 1..max_value."""
+def _solve(
+    problem_kind: _Kind, operands: Mapping[str, int], max_value: int
+) -> tuple[str, ...] | None:
+    """Return the steps with their numbers, or None where a value leaves 1..max_value."""
     values = dict(operands)
     lines = []
-    for result, step in zip("xyz", kind.steps, strict=False):
-        left, sign, right = values[step[0]], step[1], values[step[2]]
+    for result, step in zip("xyz", problem_kind.steps, strict=False):
+        # A step is `a+b`: two letters around a sign.
+        left = values[step[0]]
+        sign = step[1]
+        right = values[step[2]]
         value = OPERATIONS[sign](left, right)
         if not 1 <= value <= max_value:
             return None

@@ -1,12 +1,13 @@
-"""What a problem set contains, and what is wrong with it, before anything is trained on it.
+"""Contents and errors of a problem set, examined before anything is trained on it.
 
     ProblemSet --audit--> Audit (unreadable references, repeated questions, histograms)
 
-`find_overlap` finds leaks between sets; `quarantine_rows` lists everything, one row per finding.
+`find_overlap` finds leaks between sets; `quarantine_rows` lists all findings, a row each.
 """
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from grouper.data.overlap import Overlap, question_words
 from grouper.data.problems import ProblemSet
 from grouper.grading import grade
 from grouper.grading.normalise import tidy
-from grouper.grading.numbers import TooLargeError, read_number
+from grouper.grading.numbers import Number, TooLargeError, read_number
 from grouper.grading.shapes import candidates
 from grouper.types import AnswerContract, AnswerKind, Problem
 
@@ -41,20 +42,20 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What `audit` found in one problem set."""
+    """The findings of `audit` in one problem set."""
 
     problems: ProblemSet
     repeated: tuple[Repeated, ...]
     answer_types: Mapping[str, int]
-    """How many answers are integers, fractions, expressions, ..., the most frequent first."""
+    """Type -> number of answers: integers, fractions, ..., the most frequent first."""
     question_lengths: Mapping[str, int]
     """Problems by words of the question: `1-10`, `11-20`, ..."""
     solution_lengths: Mapping[str, int]
-    """The same for worked solutions; empty where there are none."""
+    """Worked solutions by their words, in the same ranges; empty where there are none."""
 
     @property
     def contradictions(self) -> tuple[Repeated, ...]:
-        return tuple(found for found in self.repeated if found.contradicts)
+        return tuple(repeated for repeated in self.repeated if repeated.contradicts)
 
 
 def audit(problems: ProblemSet) -> Audit:
@@ -67,43 +68,52 @@ def audit(problems: ProblemSet) -> Audit:
     >>> found.answer_types, found.repeated
     ({'integer': 20}, ())
     """
-    solutions = [p.solution for p in problems.problems if p.solution]
+    answer_types = Counter(answer_type(problem.answer) for problem in problems.problems)
+    questions = [problem.question for problem in problems.problems]
+    solutions = [problem.solution for problem in problems.problems if problem.solution]
     return Audit(
         problems=problems,
         repeated=tuple(_repeated(problems.problems)),
-        answer_types=dict(Counter(answer_type(p.answer) for p in problems.problems).most_common()),
-        question_lengths=_histogram([len(p.question.split()) for p in problems.problems]),
+        answer_types=dict(answer_types.most_common()),
+        question_lengths=_histogram([len(question.split()) for question in questions]),
         solution_lengths=_histogram([len(solution.split()) for solution in solutions]),
     )
 
 
 def _repeated(problems: Sequence[Problem]) -> Iterator[Repeated]:
+    """Yield the questions that several problems share."""
     by_question: dict[str, list[Problem]] = {}
     for problem in problems:
         # Multiple-choice options are part of the question, so only punctuation is dropped.
         by_question.setdefault(question_words(problem.question), []).append(problem)
-    for same in by_question.values():
-        if len(same) > 1:
+    for same_question in by_question.values():
+        if len(same_question) > 1:
+            answers = [problem.answer for problem in same_question]
             yield Repeated(
-                problem_ids=tuple(problem.id for problem in same),
-                answers=tuple(_different([problem.answer for problem in same])),
+                problem_ids=tuple(problem.id for problem in same_question),
+                answers=tuple(_different(answers)),
             )
 
 
 def _different(answers: Sequence[str]) -> list[str]:
-    """The answers that no earlier one equals; `1/2` and `0.5` are one answer."""
-    found: list[str] = []
+    """Return the answers that no earlier one equals; `1/2` and `0.5` are one answer."""
+    different: list[str] = []
     for answer in answers:
-        given = f"<answer>{answer}</answer>"
-        if not any(answer == known or grade(given, known, _TAG).correct for known in found):
-            found.append(answer)
-    return found
+        if not any(_are_equal(answer, earlier) for earlier in different):
+            different.append(answer)
+    return different
+
+
+def _are_equal(answer: str, reference: str) -> bool:
+    if answer == reference:
+        return True
+    return grade(f"<answer>{answer}</answer>", reference, _TAG).correct
 
 
 _WORDS = re.compile(r"[A-Za-z]{3,}", re.ASCII)
 
 
-# Words of statements. Values such as `no real solution` or `all numbers but 2` have none of them.
+# Words of statements. Values such as `no real solution` or `all numbers but 2` have none.
 _STATING = re.compile(
     r"\b(?:he|she|it|we|they|is|are|was|were|has|have|had|will|would|can|could|does|did|gets?|needs?"
     r"|because|therefore)\b",
@@ -114,22 +124,28 @@ _SENTENCE_WORDS = 7
 
 
 def is_sentence(answer: str) -> bool:
-    r"""Whether a reference is prose that states something, and not an answer.
+    r"""Tell whether a reference is prose that states something, and not an answer.
 
-    A completion is scored against it word by word, so one that answers with the value is wrong.
+    Prose is compared word by word, so a completion that answers with the value alone is wrong.
 
     >>> is_sentence("He has 5 apples, and she has 3"), is_sentence("It is 16")
     (True, True)
     >>> is_sentence(r"\text{no real solution}"), is_sentence("1, 2"), is_sentence("x = 2 or x = 3")
     (False, False, False)
     """
-    words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\\[A-Za-z]+", " ", answer), re.ASCII)
-    states = _STATING.search(" ".join(words)) is not None
-    return len(words) >= _SENTENCE_WORDS or (states and len(words) >= 2)
+    words = re.findall(r"[A-Za-z]{2,}", _without_commands(answer), re.ASCII)
+    if len(words) >= _SENTENCE_WORDS:
+        return True
+    return len(words) >= 2 and _STATING.search(" ".join(words)) is not None
+
+
+def _without_commands(text: str) -> str:
+    """Replace LaTeX commands with spaces."""
+    return re.sub(r"\\[A-Za-z]+", " ", text)
 
 
 def answer_type(answer: str) -> str:
-    r"""What kind of answer a reference is.
+    r"""Classify a reference answer.
 
     >>> [answer_type(a) for a in ("-12", "1,000", "3.5", r"\frac12", "7 cm", "40%")]
     ['integer', 'integer', 'decimal', 'fraction', 'quantity', 'percent']
@@ -151,54 +167,63 @@ def answer_type(answer: str) -> str:
         number = read_number(value.strip())
     except TooLargeError:
         return "integer"  # a power too large to write down
-    if number is None:
-        plain = re.sub(r"\\[A-Za-z]+", " ", tidied)
-        kinds = {
-            "interval": r"\cup" in tidied,
-            "choice": re.fullmatch(r"\(?[A-J]\)?", tidied),
-            "equation": equals,
-            "text": _WORDS.search(plain),
-            "expression": True,
-        }
-    else:
-        kinds = {
-            "percent": number.percent,
-            "quantity": number.unit is not None,
-            "decimal": number.decimals > 0,
-            "integer": number.value.denominator == 1,
-            "fraction": True,
-        }
-    return next(name for name, holds in kinds.items() if holds)
+    if number is not None:
+        return _number_type(number)
+    return _other_type(tidied, is_equation=bool(equals))
+
+
+def _number_type(number: Number) -> str:
+    """Classify an answer that is a number."""
+    if number.percent:
+        return "percent"
+    if number.unit is not None:
+        return "quantity"
+    if number.decimals > 0:
+        return "decimal"
+    return "integer" if number.value.denominator == 1 else "fraction"
+
+
+def _other_type(answer: str, *, is_equation: bool) -> str:
+    """Classify an answer that is no number, list or tuple."""
+    if r"\cup" in answer:
+        return "interval"
+    if re.fullmatch(r"\(?[A-J]\)?", answer):
+        return "choice"
+    if is_equation:
+        return "equation"
+    return "text" if _WORDS.search(_without_commands(answer)) else "expression"
 
 
 def _histogram(lengths: Sequence[int]) -> dict[str, int]:
-    """Counts by range of `LENGTHS`, in order, none left out between the first and the last.
+    """Count the lengths in each range of `LENGTHS`, with zeros between the first and the last.
 
     >>> _histogram([3, 10, 35])
     {'1-10': 2, '11-20': 0, '21-40': 1}
     """
-    edges = [0, *LENGTHS]
-    names = [f"{low + 1}-{high}" for low, high in zip(edges, LENGTHS, strict=False)]
+    lower_edges = [0, *LENGTHS[:-1]]
+    names = [f"{low + 1}-{high}" for low, high in zip(lower_edges, LENGTHS, strict=True)]
     names.append(f"over {LENGTHS[-1]}")
-    counts = Counter(sum(length > edge for edge in LENGTHS) for length in lengths)
+    counts = Counter(bisect.bisect_left(LENGTHS, length) for length in lengths)
     if not counts:
         return {}
-    return {names[i]: counts[i] for i in range(min(counts), max(counts) + 1)}
+    positions = range(min(counts), max(counts) + 1)
+    return {names[position]: counts[position] for position in positions}
 
 
 def quarantine_rows(
     audits: Sequence[Audit], leaks: Sequence[Overlap] = ()
 ) -> Iterator[dict[str, Any]]:
-    """One row per finding: what to leave out, and why."""
-    for found in audits:
-        for row in found.problems.quarantined:
-            yield {"set": found.problems.name, "row": row.row, "id": None, "reason": row.reason}
-        for repeated in found.contradictions:
-            shown = " and ".join(map(repr, repeated.answers))
+    """Yield one row per finding: the problem to leave out, and the reason."""
+    for audited in audits:
+        name = audited.problems.name
+        for row in audited.problems.quarantined:
+            yield {"set": name, "row": row.row, "id": None, "reason": row.reason}
+        for repeated in audited.contradictions:
+            answers = " and ".join(map(repr, repeated.answers))
+            reason = f"the same question has the answers {answers}"
             for problem_id in repeated.problem_ids:
-                reason = f"the same question has the answers {shown}"
-                yield {"set": found.problems.name, "row": None, "id": problem_id, "reason": reason}
+                yield {"set": name, "row": None, "id": problem_id, "reason": reason}
     for leak in leaks:
-        what = "the same question" if leak.same_question else "a run of words"
-        reason = f"held out, but {what} is in {leak.trained_id}"
+        shared = "the same question" if leak.same_question else "a run of words"
+        reason = f"held out, but {shared} is in {leak.trained_id}"
         yield {"set": None, "row": None, "id": leak.held_out_id, "reason": reason}

@@ -1,12 +1,12 @@
-"""Rows that hold a conversation, read whole: the layouts that other trainers' data come in.
+"""Rows that hold a conversation, in the layouts of other trainers' data.
 
     messages        [{role, content}, ...]                 OpenAI, TRL, chat sets on the Hub
     prompt          the same, with or without `completion`     TRL's and verl's prompts
     conversations   [{from, value}, ...]                       ShareGPT
     instruction     with `input`, `output`, `system`, `history`    Alpaca
 
-The last turn of the user is the question, the assistant's answer to it the worked solution, and
-what comes before, a system message first, is kept: the chat template renders it in front.
+The last turn of the user is the question, and the assistant's answer to it the worked solution. The
+turns before them, a system message first, are kept: the chat template renders them in front.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grouper.types import Message
 
 Row = Mapping[str, Any]
 
-# ShareGPT's names of those who speak, and the field's usual ones.
+# ShareGPT's names of speakers, and the usual ones.
 ROLES = {
     "system": "system",
     "developer": "system",
@@ -41,13 +41,16 @@ EARLIER = "earlier"
 
 
 def is_conversation(value: object) -> bool:
-    """Whether a value is a list of turns, each with a role and a text."""
+    """Tell whether a value is a list of turns, each with a role and a text."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return False
-    return all(
-        isinstance(turn, Mapping) and ({"role", "content"} <= turn.keys() or _is_sharegpt(turn))
-        for turn in value
-    )
+    return all(_is_turn(element) for element in value)
+
+
+def _is_turn(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    return {"role", "content"} <= value.keys() or _is_sharegpt(value)
 
 
 def _is_sharegpt(turn: Mapping[str, Any]) -> bool:
@@ -82,10 +85,13 @@ def with_question(row: Row) -> tuple[Row, tuple[Message, ...]]:
 
 
 def _has_question(row: Row) -> bool:
-    if any(isinstance(row.get(name), str) and row[name].strip() for name in QUESTIONS):
-        return True
-    more = row.get("extra_info")  # verl's, without the instruction that its prompt has
-    return isinstance(more, Mapping) and isinstance(more.get("question"), str)
+    for name in QUESTIONS:
+        value = row.get(name)
+        if isinstance(value, str) and value.strip():
+            return True
+    # verl's question, without the instruction that its prompt has.
+    extra_info = row.get("extra_info")
+    return isinstance(extra_info, Mapping) and isinstance(extra_info.get("question"), str)
 
 
 def before_turn(row: Row, column: str) -> tuple[Message, ...] | None:
@@ -96,36 +102,44 @@ def before_turn(row: Row, column: str) -> tuple[Message, ...] | None:
     Raises:
         ValueError: a turn before it cannot be rendered.
     """
-    name, _, rest = column.partition(".")
-    place, _, field = rest.partition(".")
-    turns = row.get(name)
-    is_turn = place.removeprefix("-").isdecimal() and field in {"content", "value"}
-    if not is_turn or turns is None or not is_conversation(turns):
+    name, _, path = column.partition(".")
+    position, _, field = path.partition(".")
+    if not position.removeprefix("-").isdecimal() or field not in {"content", "value"}:
         return None
-    return _turns(turns[: int(place)], name)
+    turns = row.get(name)
+    if turns is None or not is_conversation(turns):
+        return None
+    return _turns(turns[: int(position)], name)
 
 
 def _from_turns(row: Row, name: str) -> tuple[Row, tuple[Message, ...]]:
+    """Take question and solution from the last turns of a list."""
     turns = _turns(row[name], name)
     completion = row.get("completion")
     if name == "prompt" and is_conversation(completion):
         turns += _turns(completion, "completion")
     elif name == "prompt" and isinstance(completion, str):
         turns += (Message(role="assistant", content=completion),)
-    answered = turns[-1]["role"] == "assistant"
-    asked = turns[:-1] if answered else turns
-    if not asked or asked[-1]["role"] != "user":
+    solution = None
+    if turns[-1]["role"] == "assistant":
+        solution = turns[-1]["content"]
+        turns = turns[:-1]
+    if not turns or turns[-1]["role"] != "user":
         raise ValueError(f"column {name!r} holds a conversation whose last question is no user's")
-    read = {**row, "question": asked[-1]["content"]}
-    if answered:
-        read["solution"] = turns[-1]["content"]
-    return read, asked[:-1]
+    read_row = {**row, "question": turns[-1]["content"]}
+    if solution is not None:
+        read_row["solution"] = solution
+    return read_row, turns[:-1]
 
 
 def _from_alpaca(row: Row) -> tuple[Row, tuple[Message, ...]]:
-    """`history` is a list of pairs of a question and its answer, as LLaMA-Factory writes it."""
+    """Take question and solution from Alpaca's columns.
+
+    `history` is a list of pairs of a question and its answer, as LLaMA-Factory writes it.
+    """
     earlier: list[Message] = []
-    if system := str(row.get("system") or "").strip():
+    system = str(row.get("system") or "").strip()
+    if system:
         earlier.append(Message(role="system", content=system))
     for pair in row.get("history") or ():
         if not isinstance(pair, Sequence) or len(pair) != 2:
@@ -133,16 +147,17 @@ def _from_alpaca(row: Row) -> tuple[Row, tuple[Message, ...]]:
         question, answer = pair
         earlier.append(Message(role="user", content=str(question)))
         earlier.append(Message(role="assistant", content=str(answer)))
-    parts = (row["instruction"], row.get("input"))
-    question = "\n\n".join(part.strip() for part in parts if isinstance(part, str) and part.strip())
-    return {**row, "question": question, "solution": row["output"]}, tuple(earlier)
+    texts = [row["instruction"], row.get("input")]
+    paragraphs = [text.strip() for text in texts if isinstance(text, str) and text.strip()]
+    read_row = {**row, "question": "\n\n".join(paragraphs), "solution": row["output"]}
+    return read_row, tuple(earlier)
 
 
 def _turns(values: Any, column: str) -> tuple[Message, ...]:
-    """Read the turns of a list, with the field's names of roles.
+    """Read the turns of a list, with the usual names of roles.
 
     Raises:
-        ValueError: a role that no prompt has, a text that is none, or a system message that is not
+        ValueError: a role that no prompt has, a turn without text, or a system message that is not
             the first.
     """
     if not is_conversation(values) and values:
@@ -150,17 +165,20 @@ def _turns(values: Any, column: str) -> tuple[Message, ...]:
     turns = []
     for number, value in enumerate(values):
         if _is_sharegpt(value):
-            speaker, text = value["from"], value["value"]
+            speaker = value["from"]
+            text = value["value"]
         else:
-            speaker, text = value["role"], value["content"]
+            speaker = value["role"]
+            text = value["content"]
         role = ROLES.get(str(speaker).lower())
         if role is None:
             raise ValueError(
                 f"column {column!r} holds a turn of {speaker!r}: only system, user and assistant "
                 "are rendered"
             )
-        if isinstance(text, Sequence) and not isinstance(text, str):  # parts, as of images
-            text = _text_of_parts(text, column)
+        if isinstance(text, Sequence) and not isinstance(text, str):
+            # A list of texts and images.
+            text = _join_texts(text, column)
         if not isinstance(text, str):
             raise ValueError(f"column {column!r} holds a turn without text")  # noqa: TRY004 - a reason for a row
         if role == "system" and number > 0:
@@ -169,10 +187,10 @@ def _turns(values: Any, column: str) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-def _text_of_parts(parts: Sequence[Any], column: str) -> str:
+def _join_texts(elements: Sequence[Any], column: str) -> str:
     texts = []
-    for part in parts:
-        if not isinstance(part, Mapping) or part.get("type") != "text":
+    for element in elements:
+        if not isinstance(element, Mapping) or element.get("type") != "text":
             raise ValueError(f"column {column!r} holds a turn with something other than text")
-        texts.append(str(part.get("text", "")))
+        texts.append(str(element.get("text", "")))
     return "".join(texts)

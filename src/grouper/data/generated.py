@@ -16,7 +16,7 @@ from grouper.types import Problem
 
 
 class GeneratedSource(NamedTuple):
-    """How a source reads its options and generates problems from them."""
+    """The functions of a source that read its options and generate problems from them."""
 
     read_options: Callable[..., Any]
     """`(options, *, where)` -> checked options. Raises `ConfigError`."""

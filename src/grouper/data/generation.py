@@ -35,7 +35,8 @@ AnyDraft = TypeVar("AnyDraft", bound=Draft)
 
 def split_of(question: str) -> str:
     """Return the one split that this question text belongs to, an equal share to each."""
-    return SPLITS[hashlib.sha256(question.encode()).digest()[0] % len(SPLITS)]
+    digest = hashlib.sha256(question.encode()).digest()
+    return SPLITS[digest[0] % len(SPLITS)]
 
 
 def require_split(source: str, split: str) -> None:
@@ -52,8 +53,8 @@ def distinct_drafts(
     """Yield drafts of this split without repeats, until `PATIENCE` attempts in a row fail.
 
     Args:
-        choose: returns what the next draft is about.
-        write: writes a draft about it, or returns None where its numbers do not fit.
+        choose: returns the choice behind the next draft, such as its story.
+        write: writes a draft for a choice, or returns None where its numbers do not fit.
         split: one of `SPLITS`.
     """
     questions: set[str] = set()
@@ -75,22 +76,22 @@ def first_drafts(drafts: Iterator[AnyDraft], count: int, *, where: str, fix: str
     """Return the first `count` drafts.
 
     Args:
-        drafts: different ones, which may end.
-        count: how many are wanted.
-        where: the set that they are for.
-        fix: what allows more of them.
+        drafts: different drafts, whose number may be limited.
+        count: the number of drafts.
+        where: the set that they are for, for errors.
+        fix: advice for getting more of them, for errors.
 
     Raises:
         DataError: there are fewer.
     """
-    taken = list(islice(drafts, count))
-    if len(taken) < count:
+    first = list(islice(drafts, count))
+    if len(first) < count:
         raise DataError(
-            f"only {len(taken)} different questions were found for {count} problems",
+            f"only {len(first)} different questions were found for {count} problems",
             where=where,
             fix=fix,
         )
-    return taken
+    return first
 
 
 def pick(draw: random.Random, choices: Sequence[Choice]) -> Choice:

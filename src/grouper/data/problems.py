@@ -1,4 +1,4 @@
-"""Problem sets: what loading gives, and how sets are filtered, split, mixed and written."""
+"""Problem sets, the result of loading, and functions that filter, split, mix and write them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Problems = Sequence[Problem]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantined:
-    """A source row that cannot be used, and why.
+    """A source row that cannot be used, and the reason.
 
     Example: `Quarantined(row=17, reason="the answer is empty")`.
     """
@@ -50,7 +50,7 @@ class ProblemSet:
     problems: tuple[Problem, ...]
     quarantined: tuple[Quarantined, ...] = ()
     notes: tuple[str, ...] = ()
-    """What its filters left out, one sentence each."""
+    """Sentences about the problems that its filters left out."""
     left_out: int = 0
     """Problems that could have been used, and that filters left out."""
     revision: str | None = None
@@ -68,31 +68,36 @@ class ProblemSet:
             fields += [text for text in (p.response, p.prompt) if text is not None]
             if p.earlier:
                 fields.append({"earlier": list(p.earlier)})
-            digest.update(json.dumps(fields, sort_keys=True, default=repr).encode() + b"\n")
+            line = json.dumps(fields, sort_keys=True, default=repr)
+            digest.update(line.encode() + b"\n")
         return digest.hexdigest()[:16]
 
     @property
     def rows_read(self) -> int:
-        """How many rows were read: used, left out by a filter, or not usable."""
+        """Number of rows that were read: used, left out by a filter, or not usable."""
         return len(self.problems) + self.left_out + len(self.quarantined)
 
 
 def subset_of(
-    whole: ProblemSet, problems: Sequence[Problem], *, note: str, name: str | None = None
+    full_set: ProblemSet, problems: Sequence[Problem], *, note: str, name: str | None = None
 ) -> ProblemSet:
-    """A set of some problems of `whole`, with one more note unless it is empty."""
+    """Make a set of some problems of `full_set`, with one more note unless it is empty."""
+    notes = full_set.notes
+    if note:
+        notes = (*notes, note)
     return replace(
-        whole,
-        name=name or whole.name,
+        full_set,
+        name=name or full_set.name,
         problems=tuple(problems),
-        notes=(*whole.notes, *([note] if note else [])),
-        left_out=whole.left_out + len(whole) - len(problems),
+        notes=notes,
+        left_out=full_set.left_out + len(full_set) - len(problems),
     )
 
 
 def require_distinct_ids(problems: Sequence[Problem], where: str) -> None:
     """Raise a `DataError` naming the ids that several rows share."""
-    repeated = [name for name, count in Counter(p.id for p in problems).items() if count > 1]
+    uses = Counter(problem.id for problem in problems)
+    repeated = [problem_id for problem_id, count in uses.items() if count > 1]
     if repeated:
         raise DataError(
             f"{len(repeated)} ids are used by more than one row, for example "
@@ -105,35 +110,37 @@ def require_distinct_ids(problems: Sequence[Problem], where: str) -> None:
 def write_problems(
     folder: Path, sets: Mapping[str, ProblemSet], *, overwrite: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Write problem sets as JSONL, `<split>.jsonl` each, and `<split>.invalid.jsonl` beside it.
+    """Write problem sets as JSONL: `<split>.jsonl` and `<split>.invalid.jsonl` for each.
 
-    A row is the source's, with our names for what was read from it, so that `source: file` gives
+    A row is the source's, with our names for the fields read from it, so that `source: file` gives
     the same problems; rows of `source: prompt-response` stay as they were.
 
     Args:
-        folder: made if it is missing.
-        sets: by split.
+        folder: the folder, created if it is missing.
+        sets: problem sets by split.
         overwrite: replace a file with other content.
 
     Returns:
         Split -> the settings of `data` that read it back.
 
     Raises:
-        DataError: such a file is there already, or it cannot be written.
+        DataError: a file with other content exists already, or a file cannot be written.
     """
-    files, sources = {}, {}
+    files: dict[Path, bytes] = {}
+    sources: dict[str, dict[str, Any]] = {}
     for split, problems in sets.items():
-        whole = any(p.source == "prompt-response" for p in problems.problems)
-        given = not whole and any(p.response for p in problems.problems)
-        own = {"columns": {"response": "response"}} if given else {}
-        kind = "prompt-response" if whole else "file"
-        sources[split] = {"source": kind, "path": str(folder), "split": split, **own}
-        rows = [dict(p.columns) if whole else _row_of(p) for p in problems.problems]
-        invalid = [{"row": q.row, "reason": q.reason} for q in problems.quarantined]
-        for name, written in ((split, rows), (f"{split}.invalid", invalid)):
-            # As in the fingerprint: what JSON does not know is written as Python shows it.
-            lines = [json.dumps(row, default=repr) + "\n" for row in written]
-            files[folder / f"{name}.jsonl"] = "".join(lines).encode()
+        source: dict[str, Any] = {"source": "file", "path": str(folder), "split": split}
+        if any(problem.source == "prompt-response" for problem in problems.problems):
+            source["source"] = "prompt-response"
+            rows = [dict(problem.columns) for problem in problems.problems]
+        else:
+            rows = [_row_of(problem) for problem in problems.problems]
+            if any(problem.response for problem in problems.problems):
+                source["columns"] = {"response": "response"}
+        sources[split] = source
+        files[folder / f"{split}.jsonl"] = _as_jsonl(rows)
+        invalid_rows = [{"row": q.row, "reason": q.reason} for q in problems.quarantined]
+        files[folder / f"{split}.invalid.jsonl"] = _as_jsonl(invalid_rows)
     for path, data in files.items():
         if path.exists() and not overwrite and path.read_bytes() != data:
             raise DataError(
@@ -149,9 +156,18 @@ def write_problems(
     return sources
 
 
+def _as_jsonl(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    # As in the fingerprint: a value that JSON does not know is written as its `repr`.
+    lines = [json.dumps(row, default=repr) + "\n" for row in rows]
+    return "".join(lines).encode()
+
+
 def _row_of(problem: Problem) -> dict[str, Any]:
-    fields = {name: getattr(problem, name) for name in FIELDS}
-    row = {**problem.columns, **{name: text for name, text in fields.items() if text is not None}}
+    row = dict(problem.columns)
+    for name in FIELDS:
+        text = getattr(problem, name)
+        if text is not None:
+            row[name] = text
     if problem.earlier:
         row[EARLIER] = list(problem.earlier)
     return row
@@ -160,11 +176,11 @@ def _row_of(problem: Problem) -> dict[str, Any]:
 def apply_filters(
     problems: ProblemSet, config: RowsConfig, fmt: AnswerFormat | None = None
 ) -> ProblemSet:
-    """The problems that `config` wants, in their order.
+    """Apply the filters of `config`; the order of the problems stays.
 
     Args:
-        problems: all of them.
-        config: which filters.
+        problems: the full set.
+        config: the filters.
         fmt: the prompt format that whole responses must be in to count as correct; left out: that
             of r1-zero, or a box where a response has no answer tag.
 
@@ -187,9 +203,9 @@ def apply_filters(
 
 
 def is_numeric(answer: str) -> bool:
-    r"""Whether an answer is a plain decimal number, which rewards that compare numbers can read.
+    r"""Tell whether an answer is a plain decimal number, which rewards that compare numbers read.
 
-    No unit, no per cent, no fraction, no arithmetic left to do.
+    It has no unit, no percent sign, no fraction, and no arithmetic left to do.
 
     >>> [is_numeric(a) for a in ("-3", "1,000", "2.5", r"\frac{1}{2}", "40%", "0,1", "7 cm")]
     [True, True, True, False, False, False, False]
@@ -197,15 +213,15 @@ def is_numeric(answer: str) -> bool:
     return plain_number(answer) is not None
 
 
-def _numeric(problems: Problems, *_: object) -> tuple[list[Problem], str]:
-    kept = [p for p in problems if is_numeric(p.answer)]
+def _keep_numeric(problems: Problems, *_: object) -> tuple[list[Problem], str]:
+    kept = [problem for problem in problems if is_numeric(problem.answer)]
     return kept, f"numeric_only: {len(kept):,} of {len(problems):,} answers are plain numbers."
 
 
 def grade_shown(problem: Problem, fmt: AnswerFormat | None = None) -> bool | None:
-    r"""Whether the answer of a demonstration is right; None where it states none of its own.
+    r"""Grade the answer of a demonstration; None where it states none of its own.
 
-    That is the answer of a whole response, which must be in its format, the column
+    The answer is that of a whole response, which must be in its format, the column
     `demonstrated_answer`, or the last `\boxed{}` of the worked solution. A solution without one is
     trained with the reference answer after it.
 
@@ -214,15 +230,20 @@ def grade_shown(problem: Problem, fmt: AnswerFormat | None = None) -> bool | Non
     False
     """
     if problem.response is not None:
-        fmt = fmt or FORMATS["r1-zero" if "<answer>" in problem.response else "question-only"]
-        right = grade(problem.response, problem.answer, fmt.contract).correct
-        return right and format_holds(problem.response, fmt)
+        if fmt is None:
+            has_answer_tag = "<answer>" in problem.response
+            fmt = FORMATS["r1-zero" if has_answer_tag else "question-only"]
+        if not grade(problem.response, problem.answer, fmt.contract).correct:
+            return False
+        return format_holds(problem.response, fmt)
     if "demonstrated_answer" in problem.columns:
-        shown = rf"\boxed{{{problem.columns['demonstrated_answer']}}}"
-        return grade(shown, problem.answer, BOXED).correct
-    if problem.solution is not None and r"\boxed" in problem.solution:
+        boxed_answer = rf"\boxed{{{problem.columns['demonstrated_answer']}}}"
+        return grade(boxed_answer, problem.answer, BOXED).correct
+    if problem.solution is None:
+        return False
+    if r"\boxed" in problem.solution:
         return grade(problem.solution, problem.answer, BOXED).correct
-    return None if problem.solution is not None else False
+    return None
 
 
 # Solutions whose answer differs in its text are graded, at most so many of a set.
@@ -230,7 +251,7 @@ MOST_GRADED = 1000
 
 
 def contradicting(problems: Problems) -> list[Problem]:
-    r"""The problems whose demonstration states another answer than their reference.
+    r"""Find the problems whose demonstration states another answer than their reference.
 
     One that states none shows the reference, and one that states the same text needs no grading.
 
@@ -253,69 +274,82 @@ def contradicting(problems: Problems) -> list[Problem]:
     return wrong
 
 
-def _correct(
+def _keep_correct(
     problems: Problems, _: RowsConfig, fmt: AnswerFormat | None
 ) -> tuple[list[Problem], str]:
-    verdicts = [grade_shown(problem, fmt) for problem in problems]
-    kept = [p for p, right in zip(problems, verdicts, strict=True) if right is not False]
-    silent = verdicts.count(None)
-    name = f"the format {fmt.name}" if fmt else "their format"
-    layout = f" and in {name}" if any(p.response is not None for p in problems) else ""
-    more = f", {silent:,} more state no answer of their own and show the reference"
-    note = (
-        f"only_correct: {len(kept) - silent:,} of {len(problems):,} demonstrations are "
-        f"correct{layout}{more if silent else ''}."
-    )
-    return kept, note
+    kept = []
+    without_answer = 0
+    for problem in problems:
+        is_correct = grade_shown(problem, fmt)
+        if is_correct is None:
+            without_answer += 1
+        if is_correct is not False:
+            kept.append(problem)
+    correct = len(kept) - without_answer
+    note = f"only_correct: {correct:,} of {len(problems):,} demonstrations are correct"
+    if any(problem.response is not None for problem in problems):
+        format_name = f"the format {fmt.name}" if fmt else "their format"
+        note += f" and in {format_name}"
+    if without_answer:
+        note += f", {without_answer:,} more state no answer of their own and show the reference"
+    return kept, f"{note}."
 
 
-def _unique(problems: Problems, config: RowsConfig, *_: object) -> tuple[list[Problem], str]:
-    wanted, by_problem = int(config.unique), config.unique_by == "problem"
-    keys: list[str | tuple[str | None, ...]] = [
-        question_words(p.question) if by_problem else (p.question, p.answer, p.solution, p.response)
-        for p in problems
-    ]
-    different = dict.fromkeys(keys)
-    chosen = set(list(different)[:wanted])
+def _keep_unique(problems: Problems, config: RowsConfig, *_: object) -> tuple[list[Problem], str]:
+    limit = int(config.unique)
+    by_problem = config.unique_by == "problem"
+    keys: list[str | tuple[str | None, ...]] = []
+    for problem in problems:
+        if by_problem:
+            keys.append(question_words(problem.question))
+        else:
+            row = (problem.question, problem.answer, problem.solution, problem.response)
+            keys.append(row)
+    different = list(dict.fromkeys(keys))
+    chosen = set(different[:limit])
     kept = []
     for problem, key in zip(problems, keys, strict=True):
         if key in chosen:
             kept.append(problem)
             if not by_problem:  # its repetitions are left out
                 chosen.discard(key)
-    noun, count = "problems" if by_problem else "rows", min(wanted, len(different))
+    noun = "problems" if by_problem else "rows"
+    count = min(limit, len(different))
     note = (
         f"unique: {count:,} different {noun} of the {len(different):,} there are in "
         f"{len(problems):,} rows, {len(kept):,} rows used"
     )
-    return kept, f"{note}; {wanted:,} were asked for." if count < wanted else f"{note}."
+    if count < limit:
+        note += f"; {limit:,} were asked for"
+    return kept, f"{note}."
 
 
 Filter = Callable[[Problems, RowsConfig, AnswerFormat | None], tuple[list[Problem], str]]
+"""Returns the problems that stay, and a sentence about them."""
 
-# Setting -> (the problems that stay, a sentence), in the order they are applied.
+# Setting -> its filter, in the order in which filters are applied.
 FILTERS: dict[str, Filter] = {
-    "numeric_only": _numeric,
-    "only_correct": _correct,
-    "unique": _unique,
+    "numeric_only": _keep_numeric,
+    "only_correct": _keep_correct,
+    "unique": _keep_unique,
 }
 
 
 def hold_out(
-    whole: ProblemSet, share: float, *, seed: int, part: str = "validation"
+    full_set: ProblemSet, share: float, *, seed: int, part: str = "validation"
 ) -> tuple[ProblemSet, ProblemSet]:
-    """(train, held out): about `share` of the problems held out, the same for equal seeds.
+    """Split a set into (train, held out), with about `share` of the problems held out.
 
-    Problems with the same question stay together, on one side. Held out are the first of all
-    questions by a hash of the seed and their words, so the order of the set plays no part; of a
-    larger set, nearly the same ones.
+    Problems with the same question stay together, on one side. The held-out problems are the first
+    of all questions by a hash of the seed and their words: the same for equal seeds, whatever the
+    order of the set, and nearly the same ones of a larger set.
 
     Args:
-        whole: all problems.
-        share: of them that is held out.
-        seed: of the hash.
-        part: of the data that they are held out for, `validation` or `test`; another part holds out
-            other problems.
+        full_set: all problems.
+        share: the share of them to hold out.
+        seed: the seed of the hash.
+        part: the part of the data that they are held out for, `validation` or `test`; another part
+            holds out other problems.
 
     Raises:
         DataError: one side would be empty.
@@ -331,49 +365,59 @@ def hold_out(
     >>> len(train), len(held)
     (45, 5)
     """
-    questions = [question_words(problem.question) for problem in whole.problems]
-    rows = Counter(questions)
-    wanted, chosen, count = round(share * len(whole)), set(), 0
-    ranked = sorted(rows, key=lambda q: sha256(f"grouper/{part}/{seed}/{q}".encode()).digest())
-    for question in ranked:
-        if count >= wanted:
+    questions = [question_words(problem.question) for problem in full_set.problems]
+    row_counts = Counter(questions)
+
+    def rank(question: str) -> bytes:
+        return sha256(f"grouper/{part}/{seed}/{question}".encode()).digest()
+
+    target = round(share * len(full_set))
+    count = 0
+    held_out_questions = set()
+    for question in sorted(row_counts, key=rank):
+        if count >= target:
             break
-        chosen.add(question)
-        count += rows[question]
-    sides: tuple[list[Problem], list[Problem]] = ([], [])
-    for problem, question in zip(whole.problems, questions, strict=True):
-        sides[question in chosen].append(problem)
-    if not all(sides):
+        held_out_questions.add(question)
+        count += row_counts[question]
+    train = []
+    held_out = []
+    for problem, question in zip(full_set.problems, questions, strict=True):
+        if question in held_out_questions:
+            held_out.append(problem)
+        else:
+            train.append(problem)
+    if not train or not held_out:
         raise DataError(
-            f"{share:g} of {len(whole)} problems leaves one side empty",
+            f"{share:g} of {len(full_set)} problems leaves one side empty",
             where=f"data.{part}_share",
             fix="Use more problems or another share.",
         )
-    train, held = sides
-    return (
-        subset_of(whole, train, note=f"{part}_share: {len(held):,} problems are held out."),
-        subset_of(
-            replace(whole, notes=(), quarantined=()),  # they are those of the other side
-            held,
-            note=f"held out of {whole.name}: {len(held):,} of {len(whole):,} problems.",
-            name=f"{whole.name} (held out)",
-        ),
+    train_set = subset_of(
+        full_set, train, note=f"{part}_share: {len(held_out):,} problems are held out."
     )
+    # Notes and unusable rows belong to the other side.
+    held_out_set = subset_of(
+        replace(full_set, notes=(), quarantined=()),
+        held_out,
+        note=f"held out of {full_set.name}: {len(held_out):,} of {len(full_set):,} problems.",
+        name=f"{full_set.name} (held out)",
+    )
+    return train_set, held_out_set
 
 
 def without(trained: ProblemSet, held_out: ProblemSet, *, part: str = "validation") -> ProblemSet:
-    """The problems of `trained` whose question is not held out.
+    """Leave out the problems of `trained` whose question is held out.
 
     Args:
-        trained: some problems.
-        held_out: those that nothing is learned from.
-        part: of the data that they are held out for.
+        trained: the problems for training.
+        held_out: the held-out problems.
+        part: the part of the data that they are held out for.
 
     Raises:
         DataError: none is left.
     """
-    known = {question_words(problem.question) for problem in held_out.problems}
-    kept = [p for p in trained.problems if question_words(p.question) not in known]
+    held_out_questions = {question_words(problem.question) for problem in held_out.problems}
+    kept = [p for p in trained.problems if question_words(p.question) not in held_out_questions]
     if len(kept) == len(trained):
         return trained
     if not kept:
@@ -382,57 +426,58 @@ def without(trained: ProblemSet, held_out: ProblemSet, *, part: str = "validatio
             where=trained.name,
             fix=f"Lower data.{part}_share.",
         )
-    gone = len(trained) - len(kept)
-    return subset_of(trained, kept, note=f"{part}_share: {gone:,} held-out rows left out.")
+    count = len(trained) - len(kept)
+    return subset_of(trained, kept, note=f"{part}_share: {count:,} held-out rows left out.")
 
 
 def mix(members: Sequence[tuple[ProblemSet, float]], *, seed: int) -> ProblemSet:
-    """As many problems as the weights allow without using one twice, in a seeded order.
+    """Mix sets by weight, using no problem twice, in a seeded order.
 
     The member that runs out first, for its weight, sets the size; of the others a random part is
     taken. Ids that two members share get the member's position in front (`2/...`).
 
     Args:
-        members: (set, weight) each.
-        seed: of the choice and the order.
+        members: pairs of set and weight.
+        seed: the seed of the choice and the order.
 
     Raises:
         DataError: a member is too small for its weight.
     """
+    rng = np.random.default_rng([seed, len(members)])
     size = min(len(problems) / weight for problems, weight in members)
-    counts = [round(size * weight) for _, weight in members]
-    draw = np.random.default_rng([seed, len(members)])
+    id_uses = Counter(problem.id for problems, _ in members for problem in problems.problems)
     chosen: list[Problem] = []
-    uses = Counter(problem.id for problems, _ in members for problem in problems.problems)
-    for position, ((problems, _), count) in enumerate(zip(members, counts, strict=True), start=1):
+    quarantined = []
+    notes = []
+    shares = []
+    left_out = 0
+    for position, (problems, weight) in enumerate(members, start=1):
+        count = round(size * weight)
         if count == 0:
             raise DataError(
                 f"{problems.name} would give no problem at this weight",
                 where="data.mixture",
                 fix="Raise its weight, or give the others more problems.",
             )
-        for place in sorted(draw.permutation(len(problems))[:count].tolist()):
-            problem = problems.problems[place]
-            if uses[problem.id] > 1:
+        rows = rng.permutation(len(problems))[:count].tolist()
+        for row in sorted(rows):
+            problem = problems.problems[row]
+            if id_uses[problem.id] > 1:
                 problem = replace(problem, id=f"{position}/{problem.id}")
             chosen.append(problem)
-    mixed = [chosen[place] for place in draw.permutation(len(chosen)).tolist()]
+        for invalid in problems.quarantined:
+            reason = f"{problems.name}: {invalid.reason}"
+            quarantined.append(Quarantined(row=invalid.row, reason=reason))
+        notes += [f"{problems.name}: {note}" for note in problems.notes]
+        shares.append(f"{count:,} of the {len(problems):,} in {problems.name}")
+        left_out += problems.left_out + len(problems) - count
+    mixed = [chosen[position] for position in rng.permutation(len(chosen)).tolist()]
     require_distinct_ids(mixed, where="data.mixture")
-    parts = [
-        f"{count:,} of the {len(problems):,} in {problems.name}"
-        for (problems, _), count in zip(members, counts, strict=True)
-    ]
+    notes.append(f"mixture: {', '.join(shares)}.")
     return ProblemSet(
         name="+".join(problems.name for problems, _ in members),
         problems=tuple(mixed),
-        quarantined=tuple(
-            Quarantined(row=row.row, reason=f"{problems.name}: {row.reason}")
-            for problems, _ in members
-            for row in problems.quarantined
-        ),
-        notes=(
-            *(f"{p.name}: {note}" for p, _ in members for note in p.notes),
-            f"mixture: {', '.join(parts)}.",
-        ),
-        left_out=sum(p.left_out + len(p) for p, _ in members) - len(mixed),
+        quarantined=tuple(quarantined),
+        notes=tuple(notes),
+        left_out=left_out,
     )

@@ -18,38 +18,42 @@ from grouper.errors import DataError, counted, did_you_mean, nearest
 
 Item = TypeVar("Item")
 
-# In a folder that `save_to_disk` of `datasets` wrote: its data lie in `data-*.arrow`.
+# A file of each folder that `save_to_disk` of `datasets` wrote; its data are in `data-*.arrow`.
 _SAVED = "state.json"
 
 
 def source_named(name: str) -> dict[str, Any]:
-    """The settings of a source, as a recipe would have them.
+    """Return the settings of a source, as a recipe would have them.
 
     A local file or training split whose first row has a prompt, as one text, and a response or a
-    completion is `prompt-response`; what cannot be read is a `file`, and loading it will say why.
+    completion is `prompt-response`. One that cannot be read is a `file`: loading it reports the
+    reason.
 
     Args:
-        name: of a source, of a set on the Hub, or a path.
+        name: a source, a set on the Hub, or a path.
 
     >>> source_named("openai/gsm8k"), source_named("./mine.jsonl")
     ({'source': 'gsm8k'}, {'source': 'file', 'path': './mine.jsonl'})
     >>> source_named("somebody/problems")
     {'source': 'hub', 'path': 'somebody/problems'}
     """
-    known = {source.hub: key for key, source in SOURCES.items() if source.hub}
-    if name in SOURCES or name in known:
-        return {"source": known.get(name, name)}
+    sources_by_hub_name = {source.hub: key for key, source in SOURCES.items() if source.hub}
+    if name in SOURCES or name in sources_by_hub_name:
+        return {"source": sources_by_hub_name.get(name, name)}
     if not (name.startswith((".", "/", "~")) or Path(name).exists()):
         return {"source": "hub", "path": name}
-    first: Row = {}
+    first_row: Row = {}
     with contextlib.suppress(DataError):
-        first = next(iterate_files(find_file(name, split="train", subset=None)), first)
-    whole = isinstance(first.get("prompt"), str) and {"response", "completion"} & first.keys()
-    return {"source": "prompt-response" if whole else "file", "path": name}
+        files = find_file(name, split="train", subset=None)
+        first_row = next(iterate_files(files), first_row)
+    has_response = "response" in first_row or "completion" in first_row
+    if isinstance(first_row.get("prompt"), str) and has_response:
+        return {"source": "prompt-response", "path": name}
+    return {"source": "file", "path": name}
 
 
 class UnreadableRow(dict[str, Any]):
-    """A line that holds no row: an empty row with the reason, so that the line can be listed.
+    """An empty row in place of a line that holds no row, with the reason for the list of them.
 
     Example: `UnreadableRow("not JSON: Expecting value")`.
     """
@@ -60,15 +64,15 @@ class UnreadableRow(dict[str, Any]):
 
 
 def find_file(path: str | Path, *, split: str, subset: str | None) -> Sequence[Path]:
-    """The files that hold `split` below `path`.
+    """Find the files that hold `split` below `path`.
 
-    A file is itself, whatever the split, and so is a `Dataset` that was saved to disk. In a folder
-    they are, in the Hub's layouts, `<split>.<ext>`, `<split>-00000-of-00002.<ext>` or files inside
-    `<split>/`, searched for in `<subset>/`, `<subset>/` under `data/`, the folder itself and
-    `data/`.
+    The path of a file gives that file, whatever the split, and so does a `Dataset` that was saved
+    to disk. In a folder the files are, in the Hub's layouts, `<split>.<ext>`,
+    `<split>-00000-of-00002.<ext>` or files inside `<split>/`, searched for in `<subset>/`,
+    `<subset>/` under `data/`, the folder itself and `data/`.
 
     Raises:
-        DataError: nothing there, naming what is.
+        DataError: there is no such file; the message names the splits that there are.
     """
     path = Path(path).expanduser()
     if path.is_file():
@@ -81,36 +85,50 @@ def find_file(path: str | Path, *, split: str, subset: str | None) -> Sequence[P
             where=str(path),
             fix=did_you_mean(str(path), siblings),
         )
-    inner = [path / subset, path / "data" / subset] if subset else []
-    places = [*inner, path, path / "data"]
-    for place in places:
-        if files := _split_files(place, split):
+    folders = [path, path / "data"]
+    if subset:
+        folders = [path / subset, path / "data" / subset, *folders]
+    for folder in folders:
+        files = _split_files(folder, split)
+        if files:
             return files
-    found = {f.stem.split("-")[0] for place in places for f in _data_files(place)}
-    saved = {file.parent.name for file in path.glob(f"*/{_SAVED}")}
-    near = did_you_mean(split, sorted(saved or found))
-    fix = near or f"Put {split}.jsonl, .json, .csv or .parquet there."
-    below = [] if saved else [f.name for f in sorted(path.glob("[!.]*/")) if _split_files(f, split)]
-    if below:
-        fix = f"Its folders have one: add {' or '.join(below)} to the path, or give it as `subset`."
-    raise DataError(f"there is no split {split!r} in this folder", where=str(path), fix=fix)
+    raise DataError(
+        f"there is no split {split!r} in this folder",
+        where=str(path),
+        fix=_advice_on_missing_split(path, folders, split),
+    )
+
+
+def _advice_on_missing_split(path: Path, folders: Sequence[Path], split: str) -> str:
+    """Write the advice for a folder without the split, by the splits that it has."""
+    saved_splits = {file.parent.name for file in path.glob(f"*/{_SAVED}")}
+    if not saved_splits:
+        folders_with_split = [
+            folder.name for folder in sorted(path.glob("[!.]*/")) if _split_files(folder, split)
+        ]
+        if folders_with_split:
+            names = " or ".join(folders_with_split)
+            return f"Its folders have one: add {names} to the path, or give it as `subset`."
+    splits = {file.stem.split("-")[0] for folder in folders for file in _data_files(folder)}
+    suggestion = did_you_mean(split, sorted(saved_splits or splits))
+    return suggestion or f"Put {split}.jsonl, .json, .csv or .parquet there."
 
 
 def read_files(files: Sequence[Path]) -> list[Row]:
-    """All rows of `files`, in order.
+    """Read all rows of `files`, in order.
 
     Raises:
         DataError: a file or a line of it cannot be read.
     """
     rows = list(iterate_files(files))
-    bad = next((row for row in rows if isinstance(row, UnreadableRow)), None)
-    if bad is not None:
-        raise DataError(bad.reason, where=", ".join(map(str, files)))
+    for row in rows:
+        if isinstance(row, UnreadableRow):
+            raise DataError(row.reason, where=", ".join(map(str, files)))
     return rows
 
 
 def iterate_files(files: Sequence[Path]) -> Iterator[Row]:
-    """The rows of `files`, in order, a line or a block in memory at a time (.json: all of it).
+    """Yield the rows of `files`, in order, a line or a block in memory at a time (.json: all).
 
     A line that cannot be read is an `UnreadableRow`.
 
@@ -119,7 +137,8 @@ def iterate_files(files: Sequence[Path]) -> Iterator[Row]:
     """
     for file in files:
         try:
-            yield from _reader(file)(file)
+            read_rows = _reader(file)
+            yield from read_rows(file)
         except (OSError, UnicodeDecodeError) as error:
             fix = "Save it as UTF-8." if isinstance(error, UnicodeDecodeError) else ""
             raise DataError(f"cannot be read ({error})", where=str(file), fix=fix) from error
@@ -132,95 +151,125 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line, object_pairs_hook=_object)
+                row = json.loads(line, object_pairs_hook=_json_object)
             except (ValueError, RecursionError) as error:
-                yield UnreadableRow(f"line {number} is not JSON: {_reason(error)}")
+                yield UnreadableRow(f"line {number} is not JSON: {_json_reason(error)}")
                 continue
-            what = f"line {number} is a {type(row).__name__}, not an object with named columns"
-            yield row if isinstance(row, dict) else UnreadableRow(what)
+            yield _require_columns(row, f"line {number}")
 
 
 def _read_json(path: Path) -> Iterator[Row]:
     try:
-        rows = json.loads(path.read_text("utf-8-sig"), object_pairs_hook=_object)
+        rows = json.loads(path.read_text("utf-8-sig"), object_pairs_hook=_json_object)
     except (ValueError, RecursionError) as error:
-        if _reason(error) == "Extra data":  # an object a line, as `to_json` of `datasets` writes
+        # One object per line, as `to_json` of `datasets` writes.
+        if _json_reason(error) == "Extra data":
             yield from _read_jsonl(path)
             return
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise DataError(f"not JSON: {_reason(error)}", where=f"{path}{line}") from error
+        raise DataError(f"not JSON: {_json_reason(error)}", where=f"{path}{line}") from error
     if not isinstance(rows, list):
         raise DataError("must be a list of objects, [{...}, {...}]", where=str(path))
     for row in rows:
-        what = f"it is a {type(row).__name__}, not an object with named columns"
-        yield row if isinstance(row, dict) else UnreadableRow(what)
+        yield _require_columns(row, "it")
 
 
-def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises `ValueError`: the last of two equal names would win in silence."""
+def _require_columns(row: Any, name: str) -> Row:
+    """Return a JSON object as it is, and an unreadable row for any other value."""
+    if isinstance(row, dict):
+        return row
+    return UnreadableRow(f"{name} is a {type(row).__name__}, not an object with named columns")
+
+
+def _json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON.
+
+    Raises:
+        ValueError: a name occurs twice. The last value would silently replace the first.
+    """
     names = [name for name, _ in pairs]
-    if len({*names}) < len(names):
+    if len(set(names)) < len(names):
         raise ValueError(f"it has two values for {max(names, key=names.count)!r}")
     return dict(pairs)
 
 
-def _reason(error: ValueError | RecursionError) -> str:
-    """Python's reason for not reading a text as JSON."""
+def _json_reason(error: ValueError | RecursionError) -> str:
+    """Return Python's reason for not reading a text as JSON."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    return error.msg if isinstance(error, json.JSONDecodeError) else str(error).split(";")[0]
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg
+    return str(error).split(";")[0]
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # a cell may hold a long solution
     with path.open(encoding="utf-8-sig", newline="") as file:
         # Spreadsheets of some countries put semicolons between cells.
-        first = file.readline()
-        mark = next((mark for mark in "\t,;" if mark in first), ",")
+        header = file.readline()
+        delimiter = next((mark for mark in "\t,;" if mark in header), ",")
         file.seek(0)
-        # Strictly: a quote that is never closed would swallow the rows after it in silence.
-        rows = csv.DictReader(file, strict=True, delimiter=mark)
+        # Strict, because a quote that is never closed would silently swallow the following rows.
+        rows = csv.DictReader(file, strict=True, delimiter=delimiter)
         try:
-            # A row has one value for each name: the last of two columns would win in silence.
+            # A row has one value for each name: the last of two columns would silently win.
             names = rows.fieldnames or ()
-            if twice := [name for name in names if name and names.count(name) > 1]:
-                what = f"several columns are called {twice[0]!r}"
-                raise DataError(what, where=str(path), fix="Rename all but one of them.")
+            repeated_names = [name for name in names if name and names.count(name) > 1]
+            if repeated_names:
+                message = f"several columns are called {repeated_names[0]!r}"
+                raise DataError(message, where=str(path), fix="Rename all but one of them.")
             for row in rows:
-                what = f"line {rows.line_num} has more cells than there are columns"
-                yield UnreadableRow(what) if any(row.pop(None, ())) else row
+                # `DictReader` puts cells beyond the last column under None.
+                extra_cells = row.pop(None, ())
+                if any(extra_cells):
+                    reason = f"line {rows.line_num} has more cells than there are columns"
+                    yield UnreadableRow(reason)
+                else:
+                    yield row
         except csv.Error as error:
-            what = f"not CSV after line {rows.line_num}: {error}"
-            raise DataError(what, where=str(path), fix="Look for an unclosed quote.") from error
+            message = f"not CSV after line {rows.line_num}: {error}"
+            raise DataError(message, where=str(path), fix="Look for an unclosed quote.") from error
 
 
 def _read_arrow(path: Path) -> Iterator[Row]:
-    """Parquet, what `save_to_disk` of `datasets` writes, and Arrow's own files (Feather)."""
+    """Read Parquet, files that `save_to_disk` of `datasets` writes, and Arrow files (Feather)."""
     from pyarrow import ArrowInvalid, ipc, parquet
 
-    whole = path.suffix.lower() == ".parquet"
+    is_parquet = path.suffix.lower() == ".parquet"
     try:
         with path.open("rb") as file:
-            # A stream is also what is in a file of Arrow's, after the name of its format.
-            file.seek(0 if file.read(6) != b"ARROW1" else 8)
-            source: Any = parquet.ParquetFile(file) if whole else ipc.open_stream(file)
-            for batch in source.iter_batches(batch_size=1024) if whole else source:
-                yield from _as_written(batch.to_pylist(), batch.schema)
+            batches: Any
+            if is_parquet:
+                batches = parquet.ParquetFile(file).iter_batches(batch_size=1024)
+            else:
+                # An Arrow file holds a stream, too, after the name of its format.
+                is_arrow_file = file.read(6) == b"ARROW1"
+                file.seek(8 if is_arrow_file else 0)
+                batches = ipc.open_stream(file)
+            for batch in batches:
+                yield from _shorten_floats(batch.to_pylist(), batch.schema)
     except ArrowInvalid as error:
-        what = f"not {'a Parquet file' if whole else 'an Arrow stream'} ({error})"
-        raise DataError(what, where=str(path)) from error
+        format_name = "a Parquet file" if is_parquet else "an Arrow stream"
+        raise DataError(f"not {format_name} ({error})", where=str(path)) from error
 
 
-def _as_written(rows: Iterable[Row], schema: Iterable[Any]) -> Iterator[Row]:
-    """Rows of Arrow whose short floats have no more digits than they need.
+def _shorten_floats(rows: Iterable[Row], schema: Iterable[Any]) -> Iterator[Row]:
+    """Yield rows of Arrow whose short floats have no more digits than they need.
 
     A float32 of 0.1 is 0.1 and not 0.10000000149011612, which no answer equals.
     """
     # Arrow calls 64 bits a double.
-    short = {f.name: f.type.to_pandas_dtype() for f in schema if f.type in ("float", "halffloat")}
+    short_types = {
+        field.name: field.type.to_pandas_dtype()
+        for field in schema
+        if field.type in ("float", "halffloat")
+    }
     for row in rows:
-        known = [name for name in short if row[name] is not None]
-        yield {**row, **{name: float(str(short[name](row[name]))) for name in known}}
+        shortened = {}
+        for name, short_type in short_types.items():
+            if row[name] is not None:
+                shortened[name] = float(str(short_type(row[name])))
+        yield {**row, **shortened}
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
@@ -245,25 +294,38 @@ def _reader(path: Path) -> Callable[[Path], Iterator[Row]]:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    """Those that are not hidden; none where there is no such folder."""
-    return sorted(f for f in folder.glob("[!.]*") if f.is_file() and f.suffix.lower() in READERS)
+    """List the data files that are not hidden; none where there is no such folder."""
+    files = [file for file in folder.glob("[!.]*") if file.is_file()]
+    return sorted(file for file in files if file.suffix.lower() in READERS)
 
 
 def _split_files(folder: Path, split: str) -> Sequence[Path]:
+    """List the files of a split in one folder.
+
+    Raises:
+        DataError: a file of the split is missing, or there is one too many.
+    """
     if (folder / _SAVED).is_file():
         split = "data"
-    found = _data_files(folder)
-    exact = [f for f in found if f.stem == split]
-    files = exact or [f for f in found if f.stem.startswith(f"{split}-")]
-    count = re.search(r"-of-(\d+)$", files[0].stem) if files else None
-    parts = 1 if exact else int(count[1]) if count else len(files)
-    if parts != len(files):
-        what = f"the split has {counted(len(files), 'file')} and should have {parts:,}"
+    data_files = _data_files(folder)
+    files = [file for file in data_files if file.stem == split]
+    expected = 1
+    if not files:
+        files = [file for file in data_files if file.stem.startswith(f"{split}-")]
+        expected = len(files)
+        count = re.search(r"-of-(\d+)$", files[0].stem) if files else None
+        if count is not None:
+            expected = int(count[1])
+    if not files:
+        split_folder = folder / split
+        if (split_folder / _SAVED).is_file():
+            return _split_files(split_folder, split)
+        return _data_files(split_folder)
+    if len(files) != expected:
+        message = f"the split has {counted(len(files), 'file')} and should have {expected:,}"
         fix = "Fetch those that are missing, remove another copy, or name one file as `path`."
-        raise DataError(what, where=f"{folder}/{split}", fix=fix)
-    inner = folder / split
-    saved = (inner / _SAVED).is_file()
-    return files or (_split_files(inner, split) if saved else _data_files(inner))
+        raise DataError(message, where=f"{folder}/{split}", fix=fix)
+    return files
 
 
 def read_hub(
@@ -274,15 +336,15 @@ def read_hub(
     streaming: bool = False,
     commits: list[str] | None = None,
 ) -> Iterator[Row]:
-    """The rows of one split of a set on the Hub, or of a local folder that has its layout.
+    """Yield the rows of one split of a set on the Hub, or of a local folder that has its layout.
 
     Args:
-        name: of the set.
-        split: of its parts.
-        subset: its configuration, where it has several.
+        name: the set.
+        split: the split.
+        subset: the set's configuration, where it has several.
         streaming: fetch rows as they are read, and keep nothing on this machine. Else the whole set
             is in the cache of `datasets` afterwards, and needs no network any more.
-        commits: gets the commit that is read, where it is known.
+        commits: receives the commit that is read, where it is known.
 
     Raises:
         DataError: no such set, subset or split; gated; or offline and not in the cache.
@@ -291,78 +353,97 @@ def read_hub(
 
     try:
         rows = datasets.load_dataset(name, subset, split=split, streaming=streaming)
-        if commits is not None:  # what the cache has of a set on the Hub lies in COMMIT/
+        if commits is not None:
+            # The cache keeps the files of a set on the Hub in COMMIT/.
             files = " ".join(file["filename"] for file in getattr(rows, "cache_files", ()))
             commits.extend(dict.fromkeys(re.findall(r"/([0-9a-f]{40})/", files)))
         # The columns of a stream are not always known.
         schema = getattr(getattr(rows, "features", None), "arrow_schema", ())
-        yield from _as_written(map(dict, rows), schema)
-    # Its own errors, those of the Hub's client, of the network, of file formats and of the disk
-    # all come out of this one call, or of reading on.
+        yield from _shorten_floats(map(dict, rows), schema)
+    # The library's own errors, those of the Hub's client, of the network, of file formats and of
+    # the disk all come out of this one call, or of reading on.
     except Exception as error:  # the library has no common type of its own
         raise _explain(name, split, subset, error) from error
 
 
 def _explain(name: str, split: str, subset: str | None, error: Exception) -> DataError:
-    where = "/".join(["Hub set " + name, *([subset] if subset else []), split])
+    """Say in one message why a set on the Hub could not be read."""
+    path = f"{name}/{subset}/{split}" if subset else f"{name}/{split}"
     text = " ".join(str(error).split()) or type(error).__name__
     lowered = text.lower()
-    flags = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
-    fix = f"{_nearest(name)}Check the name, or give a local copy as `path`."
-    offline = any(flag.upper() in ("1", "ON", "YES", "TRUE") for flag in flags)
+    suggestion = _nearest(name)
+    fix = f"{suggestion}Check the name, or give a local copy as `path`."
+    offline = _is_offline()
     if "gated" in lowered or "401" in lowered or "403" in lowered:
-        what = "this set is gated: its owner asks you to accept terms first"
+        message = "this set is gated: its owner asks you to accept terms first"
         fix = "Accept them on the set's page, then run `hf auth login`."
     elif "split" in lowered and isinstance(error, ValueError):
-        what, fix = f"there is no split {split!r}: {text}", ""
+        message = f"there is no split {split!r}: {text}"
+        fix = ""
     elif "config" in lowered:
-        what, fix = f"the subset is missing or wrong: {text}", ""
+        message = f"the subset is missing or wrong: {text}"
+        fix = ""
     elif offline or isinstance(error, ConnectionError) or "offline" in lowered:
-        told = " (HF_HUB_OFFLINE is set)" if offline else ""
-        what = f"this set is not on this machine, and the Hub cannot be reached{told}"
+        cause = " (HF_HUB_OFFLINE is set)" if offline else ""
+        message = f"this set is not on this machine, and the Hub cannot be reached{cause}"
         fix = (
-            f"{_nearest(name)}Read it once with a network (`grouper data prepare`). Without a "
+            f"{suggestion}Read it once with a network (`grouper data prepare`). Without a "
             "network, give a local copy as `path`."
         )
     elif type(error).__name__ in ("DatasetNotFoundError", "RepositoryNotFoundError"):
-        what = "there is no such set on the Hub, or it was renamed or is private"
+        message = "there is no such set on the Hub, or it was renamed or is private"
     else:
-        what = f"cannot be loaded: {text}"
-    return DataError(what, where=where, fix=fix)
+        message = f"cannot be loaded: {text}"
+    return DataError(message, where=f"Hub set {path}", fix=fix)
+
+
+def _is_offline() -> bool:
+    """Tell whether the user has forbidden the libraries of Hugging Face to use the network."""
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
+            return True
+    return False
 
 
 def _nearest(name: str) -> str:
-    """A sentence naming the known set that was most likely meant, or nothing.
+    """Write a sentence naming the known set that was most likely meant, or nothing.
 
     >>> _nearest("gsm8k"), _nearest("open-r1/DAPO-Math-17k")
     ("Did you mean 'openai/gsm8k'? ", "Did you mean 'open-r1/DAPO-Math-17k-Processed'? ")
     >>> _nearest("openai/gsm8k"), _nearest("somebody/poems")
     ('', '')
     """
-    known = [source.hub for source in SOURCES.values() if source.hub is not None]
-    if name in known:
+    hub_names = [source.hub for source in SOURCES.values() if source.hub is not None]
+    if name in hub_names:
         return ""
-    # Most names go wrong in one half: the owner is left out, or the set was renamed.
-    keys = {key.lower(): hub for hub in known for key in (hub.partition("/")[2], hub)}
-    for wanted in (name.rpartition("/")[2], name):
-        if near := nearest(wanted.lower(), keys, cutoff=0.7):
-            return f"Did you mean {keys[near]!r}? "
+    # Most names are wrong in one half: the owner is left out, or the set was renamed.
+    hub_names_by_key = {}
+    for hub_name in hub_names:
+        _, _, set_name = hub_name.partition("/")
+        hub_names_by_key[set_name.lower()] = hub_name
+        hub_names_by_key[hub_name.lower()] = hub_name
+    _, _, set_name = name.rpartition("/")
+    for text in (set_name, name):
+        near = nearest(text.lower(), hub_names_by_key, cutoff=0.7)
+        if near:
+            return f"Did you mean {hub_names_by_key[near]!r}? "
     return ""
 
 
 def shuffled(items: Iterable[Item], *, seed: int, buffer: int) -> Iterator[Item]:
-    """Every item once, each drawn at random from the `buffer` that were read before it left.
+    """Yield every item once, each sampled at random from a buffer of `buffer` items.
 
     >>> sorted(shuffled(range(20), seed=0, buffer=4)) == list(range(20))
     True
     """
-    draw = np.random.default_rng(seed)
-    held: list[Item] = []
+    rng = np.random.default_rng(seed)
+    waiting: list[Item] = []
     for item in items:
-        if len(held) < buffer:
-            held.append(item)
+        if len(waiting) < buffer:
+            waiting.append(item)
             continue
-        place = int(draw.integers(buffer))
-        yield held[place]
-        held[place] = item
-    yield from (held[place] for place in draw.permutation(len(held)).tolist())
+        position = int(rng.integers(buffer))
+        yield waiting[position]
+        waiting[position] = item
+    for position in rng.permutation(len(waiting)).tolist():
+        yield waiting[position]

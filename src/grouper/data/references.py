@@ -1,4 +1,4 @@
-"""Can the reference answers be graded against? Checked once per answer, and cached on disk.
+"""Check that reference answers can be graded against: once per answer, cached on disk.
 
 Plain numbers are decided at once. The rest is parsed by worker processes of the grader, about 10
 ms each, several at a time where there are many; their verdicts are kept in
@@ -28,18 +28,18 @@ from grouper.grading.numbers import is_number
 
 log = logging.getLogger(__name__)
 
-# Answers that are worth the start of one more worker (about a second).
+# Number of answers that is worth the start of one more worker (about a second).
 PER_WORKER = 500
 
-# Answer -> why it cannot be graded against, or None.
+# Answer -> the reason why it cannot be graded against, or None.
 Verdicts = dict[str, str | None]
 
 
 def check_references(answers: Iterable[str]) -> Verdicts:
-    r"""Why each answer cannot be graded against; None for those that are readable.
+    r"""Return the reason why each answer cannot be graded against; None for readable ones.
 
     Only the spelling counts, never the time that reading takes, so a set of problems is the same on
-    every machine. Where Math-Verify is not installed, the parser's grammar is not asked.
+    every machine. Where Math-Verify is not installed, the parser's grammar is not used.
 
     Raises:
         GradingError: see `Grader.read_reference`.
@@ -47,33 +47,41 @@ def check_references(answers: Iterable[str]) -> Verdicts:
     >>> check_references(["1,234", r"\frac{1}{2"])
     {'1,234': None, '\\frac{1}{2': 'unbalanced braces'}
     """
-    found: Verdicts = {answer: unreadable(answer) for answer in dict.fromkeys(answers)}
-    hard = [a for a, why in found.items() if why is None and not is_number(tidy(a))]
-    if not hard:
-        return found
+    verdicts: Verdicts = {answer: unreadable(answer) for answer in dict.fromkeys(answers)}
+    unparsed = [
+        answer
+        for answer, reason in verdicts.items()
+        if reason is None and not is_number(tidy(answer))
+    ]
+    if not unparsed:
+        return verdicts
     try:
         require_symbolic(GradingConfig())
     except GradingError:
-        return found
+        return verdicts
     path = cache_folder() / f"references-{_version()}.json"
-    known = _read(path)
-    if unknown := [answer for answer in hard if answer not in known]:
-        workers = max(1, min(processors(), len(unknown) // PER_WORKER))
+    cached = _read(path)
+    unchecked = [answer for answer in unparsed if answer not in cached]
+    if unchecked:
+        workers = max(1, min(processors(), len(unchecked) // PER_WORKER))
         with (
             Grader(BOXED, GradingConfig(), workers=workers) as grader,
             ThreadPoolExecutor(workers) as threads,
         ):
             try:
-                known.update(zip(unknown, threads.map(grader.read_reference, unknown), strict=True))
-            finally:  # after Ctrl-C, those that have been checked
-                if known:
-                    _store(path, known)
-    return found | {answer: known[answer] for answer in hard}
+                reasons = threads.map(grader.read_reference, unchecked)
+                cached.update(zip(unchecked, reasons, strict=True))
+            finally:
+                # Also after Ctrl-C: the answers checked so far need no second check.
+                if cached:
+                    _store(path, cached)
+    verdicts.update({answer: cached[answer] for answer in unparsed})
+    return verdicts
 
 
 @cache
 def _version() -> str:
-    """16 hex digits of the grading code and the versions of what it calls."""
+    """Hash the grading code and the versions of the libraries it calls, as 16 hex digits."""
     digest = hashlib.sha256()
     folder = importlib.resources.files("grouper.grading")
     for file in sorted(folder.iterdir(), key=lambda f: f.name):
@@ -85,23 +93,24 @@ def _version() -> str:
 
 
 def _read(path: Path) -> Verdicts:
+    """Read the cache file; one that cannot be read counts as empty."""
     try:
-        known = json.loads(path.read_text("utf-8"))
+        cached = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return known if isinstance(known, dict) else {}
+    return cached if isinstance(cached, dict) else {}
 
 
-def _store(path: Path, checked: Mapping[str, str | None]) -> None:
+def _store(path: Path, verdicts: Mapping[str, str | None]) -> None:
     """Add to the cache file; no reader ever sees half of it.
 
-    Of two processes that write at once, the entries of one are lost and checked again later.
+    If two processes write at once, the entries of one are lost and checked again later.
     """
-    text = json.dumps({**_read(path), **checked}, ensure_ascii=True)
+    text = json.dumps({**_read(path), **verdicts}, ensure_ascii=True)
     try:
         write_atomic(path, text.encode())
-        for older in path.parent.glob("references-*.json"):
-            if older != path:
-                older.unlink(missing_ok=True)
+        for file in path.parent.glob("references-*.json"):
+            if file != path:  # of another version
+                file.unlink(missing_ok=True)
     except (OSError, RunFolderError) as error:
         log.debug("The reference checks are not kept: %s", error)

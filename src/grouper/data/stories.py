@@ -38,7 +38,8 @@ from grouper.types import Problem
 # The splits that held-out stories are for, and the share of their problems that use one.
 HELD_OUT_SPLITS = ("validation", "test")
 HELD_OUT_SHARE = 0.5
-# Attempts at numbers within the limits after which a story counts as impossible under the options.
+# A story without numbers within the limits after this many attempts counts as impossible under the
+# options.
 TRIALS = 1000
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)(?: by (\d+))?")
@@ -66,9 +67,9 @@ class Step(BaseModel, frozen=True, extra="forbid"):
     equation: str
     """`x=a*b`: a result, two operands (letters or whole numbers) and one of + - * /."""
     words: str
-    """What the result is."""
+    """The name of the result: `Pens left`."""
     unit: str = ""
-    """The noun that follows the result; nothing where there is none."""
+    """The noun that follows the result; empty where there is none."""
 
 
 class Distractor(BaseModel, frozen=True, extra="forbid"):
@@ -157,19 +158,18 @@ def generate(options: StoriesOptions, *, split: str, seed: int) -> tuple[Problem
         seed = options.seed
     draw = random.Random(f"grouper/stories/{seed}/{split}/questions")
     choices = _story_names(options, split)
-    drafts = distinct_drafts(
-        lambda: _choose_story(options, choices, draw),
-        lambda name: _write_draft(options, name, draw),
-        split=split,
-    )
     name = f"stories/{split}"
-    taken = first_drafts(
-        drafts,
+    drafts = first_drafts(
+        distinct_drafts(
+            lambda: _choose_story(options, choices, draw),
+            lambda story_name: _write_draft(options, story_name, draw),
+            split=split,
+        ),
         options.count,
         where=name,
         fix="Raise options.high or options.max_value, name more steps, or lower count.",
     )
-    return tuple(_problem(f"{name}/{index}", draft) for index, draft in enumerate(taken))
+    return tuple(_problem(f"{name}/{index}", draft) for index, draft in enumerate(drafts))
 
 
 class _Draft(NamedTuple):
@@ -312,21 +312,24 @@ def _write_draft(options: StoriesOptions, name: str, draw: random.Random) -> _Dr
     text = pick(draw, story.texts)
     has_distractor = draw.random() < options.distractors
     distractor = pick(draw, story.distractors)
-    places = text.split("{extra}")
-    place = 1 + int(draw.random() * (len(places) - 1))
+    passages = text.split("{extra}")
+    position = 1 + int(draw.random() * (len(passages) - 1))
     if has_distractor:
         unused = [n for n in distractor.n if n <= options.high and n not in numbers.values()]
         if not unused:
             return None
         numbers["n"] = pick(draw, unused)
-        places.insert(place, distractor.text)
-    question = _render(" ".join(places), words, numbers, draw)
-    lines = [_render(_solution_line(step, numbers), words, numbers, draw) for step in story.steps]
-    last = parse_equation(story.steps[-1].equation)[0]
+        passages.insert(position, distractor.text)
+    question = _render(" ".join(passages), words, numbers, draw)
+    lines = []
+    for step in story.steps:
+        line = _solution_line(step, numbers)
+        lines.append(_render(line, words, numbers, draw))
+    last_result, _, _, _ = parse_equation(story.steps[-1].equation)
     return _Draft(
         story=name,
         question=question,
-        answer=numbers[last],
+        answer=numbers[last_result],
         solution=" ".join(lines),
         distractor=has_distractor,
     )
@@ -366,7 +369,7 @@ def _render(
 
 
 def _fill(name: str, form: str | None, words: Mapping[str, str], numbers: Mapping[str, int]) -> str:
-    """Return what stands at one place: `{a}`, `{a:box}`, `{c:percent}`, `{item}` or `{item:s}`."""
+    """Return the text of one place: `{a}`, `{a:box}`, `{c:percent}`, `{item}` or `{item:s}`."""
     spellings = tables().spellings
     if name not in numbers:
         return _word(words[name], form)
@@ -376,14 +379,18 @@ def _fill(name: str, form: str | None, words: Mapping[str, str], numbers: Mappin
     if form in spellings:
         return spellings[form][number]
     noun = words.get(form, form)
-    return f"{number} {noun if number == 1 else plural(noun)}"
+    if number != 1:
+        noun = plural(noun)
+    return f"{number} {noun}"
 
 
 def _word(word: str, form: str | None) -> str:
+    """Return a word, its plural (`s`), or the word with its article (`a`)."""
     if form == "s":
         return plural(word)
     if form == "a":
-        return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
+        article = "an" if word[0] in "aeiou" else "a"
+        return f"{article} {word}"
     return word
 
 
@@ -393,14 +400,14 @@ def plural(noun: str) -> str:
     >>> [plural(noun) for noun in ("pen", "red box", "bag of flour", "cherry", "loaf", "toy")]
     ['pens', 'red boxes', 'bags of flour', 'cherries', 'loaves', 'toys']
     """
-    head, of, rest = noun.partition(" of ")
-    start, space, last = head.rpartition(" ")
-    if last in tables().plurals:
-        last = tables().plurals[last]
-    elif last.endswith(("s", "x", "ch", "sh")):
-        last += "es"
-    elif last.endswith("y") and last[-2] not in "aeiou":
-        last = f"{last[:-1]}ies"
+    head, of, contents = noun.partition(" of ")
+    adjectives, space, word = head.rpartition(" ")
+    if word in tables().plurals:
+        word = tables().plurals[word]
+    elif word.endswith(("s", "x", "ch", "sh")):
+        word += "es"
+    elif word.endswith("y") and word[-2] not in "aeiou":
+        word = f"{word[:-1]}ies"
     else:
-        last += "s"
-    return f"{start}{space}{last}{of}{rest}"
+        word += "s"
+    return f"{adjectives}{space}{word}{of}{contents}"

@@ -1,1 +1,1 @@
-"""Measuring a model: sampling held-out problems, grading them, and saying what changed."""
+"""Evaluation of a model: sampling held-out problems, grading them, and comparing results."""

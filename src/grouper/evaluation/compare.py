@@ -1,4 +1,4 @@
-"""Base, SFT and GRPO on the same problems: one table, and a verdict on each difference."""
+"""Comparison of results on the same problems: one table, and a verdict on each difference."""
 
 from __future__ import annotations
 
@@ -33,35 +33,36 @@ from grouper.evaluation.statistics import (
 from grouper.types import Verdict as Graded
 
 _LABELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
-# More subjects or levels than this are not a table to read.
+# Rows of a table of subjects or levels; more are hard to read.
 _MANY_PARTS = 40
 
-# What a difference is made of.
+# Causes of a difference.
 Cause = Literal["format", "extraction", "truncation", "reasoning"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How one result differs from another on the same problems."""
+    """The difference of one result from another on the same problems."""
 
     before: str
     after: str
     paired: PairedComparison
     causes: Mapping[Cause, float]
-    """The parts of the difference: what was wrong with completions that are right in the other
-    result. `format`: no answer in the format, though the maths is right, or no answer at all;
-    `extraction`: an answer in the format that could not be read, though the maths is right;
-    `truncation`: cut off before an answer; `reasoning`: a wrong answer. From the base to GRPO by
-    way of SFT, those of both stages together."""
+    """The parts of the difference, by the fault of completions that are right in the other result.
+    `format`: no answer in the format, though the math is right, or no answer at all; `extraction`:
+    an answer in the format that could not be read, though the math is right; `truncation`: cut off
+    before an answer; `reasoning`: a wrong answer. From the base to GRPO by way of SFT, the causes
+    of both stages together."""
     seeds: Interval | None = None
-    """Of the difference over several seeds of one recipe."""
+    """The interval of the difference over several seeds of one recipe."""
 
     @property
     def verdict(self) -> Verdict:
-        """That over the problems; with several seeds the interval over them must agree."""
-        doubtful = self.seeds is not None and self.seeds.covers(0.0)
-        return "no evidence" if doubtful else self.paired.verdict
+        """The verdict over the problems; with several seeds the interval over them must agree."""
+        if self.seeds is not None and self.seeds.covers(0.0):
+            return "no evidence"
+        return self.paired.verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,23 +70,31 @@ class Comparison:
     """Several results of the same problems, and their paired differences."""
 
     results: tuple[EvaluationResult, ...]
-    """On the problems that all have."""
+    """The results on the problems that all have."""
     differences: tuple[Difference, ...]
-    """Each result against the one before it, then the last against the first."""
+    """Each result against the previous one, then the last against the first."""
     left_out: int = 0
-    """Problems that are not in all of the results, or there with another reference."""
+    """Problems that are not in all of the results, or in one with another reference."""
     seeds: Mapping[str, Sequence[EvaluationResult]] = field(default_factory=dict)
     """The seeds of each result that is pooled from several."""
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """As JSON."""
-        seeds = {name: [one.accuracy for one in found] for name, found in self.seeds.items()}
+        """All numbers by name, for JSON."""
+        accuracies_of_seeds = {}
+        for name, seeds in self.seeds.items():
+            accuracies_of_seeds[name] = [seed.accuracy for seed in seeds]
+        results = [{"name": result.name, **result.numbers} for result in self.results]
+        differences = []
+        for difference in self.differences:
+            fields = asdict(difference)
+            fields["verdict"] = difference.verdict
+            differences.append(fields)
         return {
-            "results": [{"name": r.name, **r.numbers} for r in self.results],
-            "differences": [{**asdict(d), "verdict": d.verdict} for d in self.differences],
+            "results": results,
+            "differences": differences,
             "left_out": self.left_out,
-            "accuracies_of_seeds": seeds,
+            "accuracies_of_seeds": accuracies_of_seeds,
         }
 
 
@@ -97,56 +106,59 @@ def compare(
     """Compare results on the problems that they share, in the order given (base, SFT, GRPO).
 
     Args:
-        results: their names differ.
-        seeds: the seeds of those that `pool` has made of several.
+        results: results with different names.
+        seeds: the seeds of the results that `pool` has combined.
 
     Raises:
         DataError: they share no problem.
     """
+    shared, left_out = _shared_problems(results)
     seeds = seeds or {}
-    problems = [{*result.problems} for result in results]
-    ids = [{name for name, _ in of_result} for of_result in problems]
-    shared = set.intersection(*problems) if problems else set()
-    left_out = len(set().union(*ids)) - len(shared)
-    # Ids are often row numbers: of other problems some have the same answer by chance.
-    if len(results) > 1 and 2 * len(shared) <= (named := len(set.intersection(*ids))):
-        raise DataError(
-            f"the evaluations {' and '.join(repr(result.name) for result in results)} share no "
-            "problem: an id and its reference answer would have to be the same, as they are for "
-            f"{len(shared)} of the {named} ids in common",
-            where="comparing evaluations",
-            fix="Measure every model on the same problems. Seeds with problems of their own are "
-            "paired: name the same ones in each arm, in the same order.",
-        )
     if left_out:
         results = [_of_problems(result, shared) for result in results]
-        seeds = {
-            name: [_of_problems(one, shared, number) for number, one in enumerate(found)]
-            for name, found in seeds.items()
-        }
-    first = results[0].scores if results else {}
-    common = [name for name in first if all(name in result.scores for result in results)]
-    stages = list(itertools.pairwise(results))
-    causes = [_causes(before, after, common) for before, after in stages]
-    pairs = list(stages)
-    if len(results) > 2:
-        first_and_last = (results[0], results[-1])
-        pairs.append(first_and_last)
-        causes.append(_along(causes) if _is_one_path(results) else _causes(*first_and_last, common))
-    differences = [
-        Difference(
-            before=before.name,
-            after=after.name,
-            paired=paired_comparison(
-                [before.scores[name] for name in common],
-                [after.scores[name] for name in common],
-                samples=round(min(len(r.light) for r in (before, after)) / len(shared)),
-            ),
-            causes=causes_of_pair,
-            seeds=_over_seeds(seeds.get(before.name), seeds.get(after.name)),
-        )
-        for (before, after), causes_of_pair in zip(pairs, causes, strict=True)
+        shared_seeds = {}
+        for name, seed_results in seeds.items():
+            shared_seeds[name] = [
+                _of_problems(result, shared, number) for number, result in enumerate(seed_results)
+            ]
+        seeds = shared_seeds
+    first_scores = results[0].scores if results else {}
+    scored_ids = [
+        problem_id
+        for problem_id in first_scores
+        if all(problem_id in result.scores for result in results)
     ]
+
+    pairs = list(itertools.pairwise(results))
+    causes = [_causes(before, after, scored_ids) for before, after in pairs]
+    if len(results) > 2:
+        first = results[0]
+        last = results[-1]
+        pairs.append((first, last))
+        if _are_stages_of_a_run(results):
+            causes.append(_sum_causes(causes))
+        else:
+            causes.append(_causes(first, last, scored_ids))
+
+    differences = []
+    for (before, after), pair_causes in zip(pairs, causes, strict=True):
+        fewest_items = min(len(before.light), len(after.light))
+        paired = paired_comparison(
+            [before.scores[problem_id] for problem_id in scored_ids],
+            [after.scores[problem_id] for problem_id in scored_ids],
+            samples=round(fewest_items / len(shared)),
+        )
+        seeds_before = seeds.get(before.name)
+        seeds_after = seeds.get(after.name)
+        differences.append(
+            Difference(
+                before=before.name,
+                after=after.name,
+                paired=paired,
+                causes=pair_causes,
+                seeds=_interval_over_seeds(seeds_before, seeds_after),
+            )
+        )
     return Comparison(
         results=tuple(results),
         differences=tuple(differences),
@@ -155,107 +167,140 @@ def compare(
     )
 
 
-def pool(name: str, seeds: Sequence[EvaluationResult]) -> EvaluationResult:
-    """The results of several seeds of one recipe as one: further samples of the same problems.
+def _shared_problems(
+    results: Sequence[EvaluationResult],
+) -> tuple[set[tuple[str, str]], int]:
+    """Return (id, reference) of the problems that all results have, and the number of others.
 
-    Where each seed has problems of its own, they are all of these problems.
+    Raises:
+        DataError: they share no problem.
     """
-    own = any(seed.problems != seeds[0].problems for seed in seeds)
-    samples = max(seed.samples for seed in seeds)
-    items = [
-        replace(
-            item,
-            problem_id=_of_seed(item.problem_id, number) if own else item.problem_id,
-            sample=number * samples + item.sample,
+    if not results:
+        return set(), 0
+    problems = [set(result.problems) for result in results]
+    ids = [{problem_id for problem_id, _ in result.problems} for result in results]
+    shared = set.intersection(*problems)
+    shared_ids = set.intersection(*ids)
+    # Ids are often row numbers: by chance, some other problems have the same answer.
+    if len(results) > 1 and 2 * len(shared) <= len(shared_ids):
+        names = " and ".join(repr(result.name) for result in results)
+        raise DataError(
+            f"the evaluations {names} share no "
+            "problem: an id and its reference answer would have to be the same, as they are for "
+            f"{len(shared)} of the {len(shared_ids)} ids in common",
+            where="comparing evaluations",
+            fix="Measure every model on the same problems. Seeds with problems of their own are "
+            "paired: name the same ones in each arm, in the same order.",
         )
-        for number, seed in enumerate(seeds)
-        for item in seed.light
-    ]
+    all_ids = set().union(*ids)
+    return shared, len(all_ids) - len(shared)
+
+
+def pool(name: str, seeds: Sequence[EvaluationResult]) -> EvaluationResult:
+    """Combine several seeds of one recipe, as further samples of the same problems.
+
+    If each seed has problems of its own, the result has the problems of all.
+    """
+    different_problems = any(seed.problems != seeds[0].problems for seed in seeds)
+    samples = max(seed.samples for seed in seeds)
+    items = []
+    for number, seed in enumerate(seeds):
+        for item in seed.light:
+            problem_id = item.problem_id
+            if different_problems:
+                problem_id = _id_in_pool(problem_id, number)
+            sample = number * samples + item.sample
+            items.append(replace(item, problem_id=problem_id, sample=sample))
     return replace(seeds[0], name=name, items=tuple(items), samples=samples)
 
 
-def _of_seed(problem: str, number: int) -> str:
-    """The name of a problem of one seed's own."""
-    return f"{problem} (seed {number})"
+def _id_in_pool(problem_id: str, seed_number: int) -> str:
+    """Return the id in a pool of a problem that one seed alone has."""
+    return f"{problem_id} (seed {seed_number})"
 
 
 def _of_problems(
-    result: EvaluationResult, shared: set[tuple[str, str]], seed: int | None = None
+    result: EvaluationResult, shared: set[tuple[str, str]], seed_number: int | None = None
 ) -> EvaluationResult:
-    """The items of these problems; those of a seed may have its number in their names there."""
-    items = tuple(
-        item
-        for item in result.light
-        if (item.problem_id, item.answer) in shared
-        or (seed is not None and (_of_seed(item.problem_id, seed), item.answer) in shared)
-    )
-    return replace(result, items=items)
+    """Keep the items of these problems, which may have the ids of a pool for those of a seed."""
+    items = []
+    for item in result.light:
+        ids = [item.problem_id]
+        if seed_number is not None:
+            ids.append(_id_in_pool(item.problem_id, seed_number))
+        if any((problem_id, item.answer) in shared for problem_id in ids):
+            items.append(item)
+    return replace(result, items=tuple(items))
 
 
-def _over_seeds(
+def _interval_over_seeds(
     before: Sequence[EvaluationResult] | None,
     after: Sequence[EvaluationResult] | None,
 ) -> Interval | None:
-    """The interval of a difference over seeds, each paired with its own; None without several."""
-    if before is None or after is None or len(before) != len(after) or len(before) < 2:
+    """Return the interval of a difference over paired seeds; None without several."""
+    if before is None or after is None:
+        return None
+    n = len(before)
+    if n < 2 or len(after) != n:
         return None
     changes = [new.accuracy - old.accuracy for old, new in zip(before, after, strict=True)]
+    fewest_items = min(len(seed.light) for seed in (*before, *after))
     # Where seeds agree, as wide as if one completion of one seed had come out differently.
-    n, items = len(changes), min(len(one.light) for one in (*before, *after))
-    return t_interval(changes, least=(n - 1) / n / max(1, items) ** 2, most=1.0)
+    least = (n - 1) / n / max(1, fewest_items) ** 2
+    return t_interval(changes, least=least, most=1.0)
 
 
 def _causes(
-    before: EvaluationResult, after: EvaluationResult, common: Sequence[str]
+    before: EvaluationResult, after: EvaluationResult, problem_ids: Sequence[str]
 ) -> dict[Cause, float]:
-    """The parts of the difference of the accuracies, which they add up to.
+    """Divide the difference of the accuracies among its causes.
 
     Every sample of a problem is paired with every one in the other result: a pair that became
-    right counts for what was wrong before, one that became wrong against what is wrong after.
+    right counts for the fault before, and one that became wrong against the fault after.
     """
-    failed = [_failures(result) for result in (before, after)]
-    found = dict.fromkeys(CAUSES, 0.0)
-    for name in common:
-        old, new = before.scores[name], after.scores[name]
+    failures_before = _failures(before)
+    failures_after = _failures(after)
+    causes = dict.fromkeys(CAUSES, 0.0)
+    for problem_id in problem_ids:
         for cause in CAUSES:
-            gained = failed[0].get((name, cause), 0.0) * new
-            lost = failed[1].get((name, cause), 0.0) * old
-            found[cause] += (gained - lost) / len(common)
-    return found
+            key = (problem_id, cause)
+            gained = failures_before.get(key, 0.0) * after.scores[problem_id]
+            lost = failures_after.get(key, 0.0) * before.scores[problem_id]
+            causes[cause] += (gained - lost) / len(problem_ids)
+    return causes
 
 
-# The stages of a run, each of which begins with the model of the one before.
-_PATH = ("base", "sft", "grpo")
+# The stages of a run, each of which begins with the model of the previous one.
+_STAGES = ("base", "sft", "grpo")
 
 
-def _is_one_path(results: Sequence[EvaluationResult]) -> bool:
-    """Whether results are those of the stages of a run, in their order."""
-    return tuple(result.phase for result in results) == _PATH
+def _are_stages_of_a_run(results: Sequence[EvaluationResult]) -> bool:
+    """Tell whether results are those of the stages of a run, in their order."""
+    return tuple(result.phase for result in results) == _STAGES
 
 
-def _along(stages: Sequence[Mapping[Cause, float]]) -> dict[Cause, float]:
-    """The causes of the stages of a run together.
+def _sum_causes(stages: Sequence[Mapping[Cause, float]]) -> dict[Cause, float]:
+    """Add the causes of the stages of a run.
 
-    Compared directly, nearly all of the gain would be booked on what was wrong with the base at
-    first sight, as that it was cut off: not on the reasoning that GRPO taught after SFT had mended
-    this.
+    Compared directly, nearly all of the gain would count for the first fault of the base, such as
+    truncation, and not for the reasoning that GRPO improved after SFT had removed this fault.
     """
     return {cause: math.fsum(stage[cause] for stage in stages) for cause in CAUSES}
 
 
 def _failures(result: EvaluationResult) -> dict[tuple[str, Cause], float]:
-    """(problem, cause) -> share of its samples that are not right for it."""
+    """Return (problem, cause) -> share of its samples that are not right for this cause."""
     samples = Counter(item.problem_id for item in result.light)
-    found: dict[tuple[str, Cause], float] = {}
+    shares: dict[tuple[str, Cause], float] = {}
     for item in result.light:
         if not item.correct:
-            key = item.problem_id, _cause(item)
-            found[key] = found.get(key, 0.0) + 1 / samples[item.problem_id]
-    return found
+            key = (item.problem_id, _cause(item))
+            shares[key] = shares.get(key, 0.0) + 1 / samples[item.problem_id]
+    return shares
 
 
 def _cause(item: EvaluationItem) -> Cause:
-    """What is wrong with a completion that is not correct."""
+    """Return the cause why a completion is not correct."""
     if item.outcome == "truncated":
         return "truncation"
     if item.outcome == "no_answer":
@@ -267,24 +312,30 @@ def _cause(item: EvaluationItem) -> Cause:
 def changed_problems(
     before: EvaluationResult, after: EvaluationResult
 ) -> list[tuple[float, EvaluationItem, EvaluationItem]]:
-    """(change of the score, an item before, an item after) of each problem whose score changed.
+    """List (change of the score, item before, item after) of problems whose score changed.
 
-    The items are the first ones that show it. Those that were won most clearly come first.
+    The items are the first ones that show the change. The largest gains come first.
     """
-    found = []
-    old, new = (
-        {(item.problem_id, item.correct): item for item in reversed(result.light)}
-        for result in (before, after)
-    )
+    old_items = _first_items(before)
+    new_items = _first_items(after)
+    changed = []
     for name in before.scores.keys() & after.scores.keys():
         change = after.scores[name] - before.scores[name]
-        if change:
-            found.append((change, old[name, change < 0], new[name, change > 0]))
-    return sorted(found, key=lambda row: (-row[0], row[1].problem_id))
+        if not change:
+            continue
+        old_item = old_items[name, change < 0]
+        new_item = new_items[name, change > 0]
+        changed.append((change, old_item, new_item))
+    return sorted(changed, key=lambda row: (-row[0], row[1].problem_id))
+
+
+def _first_items(result: EvaluationResult) -> dict[tuple[str, bool], EvaluationItem]:
+    """Return (problem, correct) -> its first item."""
+    return {(item.problem_id, item.correct): item for item in reversed(result.light)}
 
 
 def label(name: str) -> str:
-    """The name of a result in tables.
+    """Return the name of a result in tables.
 
     >>> label("grpo"), label("validation-grpo-000020")
     ('GRPO', 'validation-grpo-000020')
@@ -296,13 +347,9 @@ def label(name: str) -> str:
 
 
 def _notes(comparison: Comparison) -> list[str]:
+    """Write the sentences below a table of results."""
     results = comparison.results
-    problems = len(results[0].problems)
-    *fewer, most = sorted({result.samples for result in results})
-    each = "".join(f"{count} or " for count in fewer) + counted(most, "completion")
-    pooled = any(len(r.light) > len(r.problems) * r.samples for r in results)
-    each += " each from every seed" if pooled else " each"
-    notes = [f"{counted(problems, 'problem')}, {each}{_shared(results, comparison.seeds)}."]
+    notes = [_note_on_problems(comparison)]
     if comparison.differences:
         methods = sorted({d.paired.method for d in comparison.differences})
         notes.append(f"Paired by problem: {'; '.join(methods)}.")
@@ -313,44 +360,67 @@ def _notes(comparison: Comparison) -> list[str]:
             f"Left out: {counted(comparison.left_out, 'problem')}, which not all of them have "
             "with the same reference."
         )
-    notes += _on_differences(comparison)
-    for outcome, what in _NO_VERDICT.items():
-        counts = [(label(r.name), r.split_counts[outcome]) for r in results]
-        if any(count for _, count in counts):
-            notes.append(f"{what}: {', '.join(f'{name} {count}' for name, count in counts)}.")
-    unread = [(label(r.name), *r.text_alone) for r in results]
-    if any(count for _, count, _ in unread):
-        shown = ", ".join(f"{name} {count} ({right} right)" for name, count, right in unread)
-        notes.append(f"Problems whose reference cannot be read, graded by text alone: {shown}.")
+    notes += _notes_on_differences(comparison)
+    for outcome, description in _NO_VERDICT.items():
+        counts = [result.split_counts[outcome] for result in results]
+        if any(counts):
+            by_model = [
+                f"{label(result.name)} {result.split_counts[outcome]}" for result in results
+            ]
+            notes.append(f"{description}: {', '.join(by_model)}.")
+    unreadable = []
+    for result in results:
+        count, right = result.text_alone
+        unreadable.append(f"{label(result.name)} {count} ({right} right)")
+    if any(result.text_alone[0] for result in results):
+        notes.append(
+            "Problems whose reference cannot be read, graded by text alone: "
+            f"{', '.join(unreadable)}."
+        )
     return notes
 
 
-def _on_differences(comparison: Comparison) -> Iterator[str]:
-    """What each difference is made of, and how it is over seeds."""
+def _note_on_problems(comparison: Comparison) -> str:
+    """Write the number of problems and completions, and the settings that results share."""
+    results = comparison.results
+    *smaller_counts, largest_count = sorted({result.samples for result in results})
+    counts = "".join(f"{count} or " for count in smaller_counts)
+    completions = counts + counted(largest_count, "completion")
+    is_pooled = any(len(r.light) > len(r.problems) * r.samples for r in results)
+    each = "each from every seed" if is_pooled else "each"
+    problems = counted(len(results[0].problems), "problem")
+    return f"{problems}, {completions} {each}{_shared_settings(comparison)}."
+
+
+def _notes_on_differences(comparison: Comparison) -> Iterator[str]:
+    """Write the causes of each difference, and its interval over seeds."""
     for difference in comparison.differences:
-        parts = [f"{name} {100 * difference.causes[name]:+.1f}" for name in CAUSES]
+        title = _title(difference)
         if difference.verdict != "no evidence":
-            yield f"Causes of {_title(difference)}, in points: {', '.join(parts)}."
-        sizes = [len(comparison.seeds.get(n, [0])) for n in (difference.before, difference.after)]
+            causes = [f"{cause} {100 * difference.causes[cause]:+.1f}" for cause in CAUSES]
+            yield f"Causes of {title}, in points: {', '.join(causes)}."
+        seeds_before = len(comparison.seeds.get(difference.before, [0]))
+        seeds_after = len(comparison.seeds.get(difference.after, [0]))
         if difference.seeds is not None:
-            yield f"Over {sizes[1]} seeds {_title(difference)}: {_points(difference.seeds)}."
-        elif max(sizes) > 1:
+            yield f"Over {seeds_after} seeds {title}: {_points(difference.seeds)}."
+        elif max(seeds_before, seeds_after) > 1:
             yield (
-                f"No interval over seeds of {_title(difference)}, which have "
-                f"{sizes[1]} and {sizes[0]}: the verdict is that over problems alone."
+                f"No interval over seeds of {title}, which have "
+                f"{seeds_after} and {seeds_before}: the verdict is that over problems alone."
             )
 
 
-def _shared(results: Sequence[EvaluationResult], seeds_of: Mapping[str, Any]) -> str:
-    """What all measurements had in common, as far as the settings kept with the results show."""
-    sampling: list[Any] = [result.card.get("sampling") for result in results]
-    seeds = {result.card.get("seed") for result in results}
-    if len(results) == 1 or results[0].name in seeds_of:
+def _shared_settings(comparison: Comparison) -> str:
+    """Describe the settings that all results share, by those recorded with them."""
+    results = comparison.results
+    if len(results) == 1 or results[0].name in comparison.seeds:
         return ""
+    sampling: list[Any] = [result.card.get("sampling") for result in results]
     if None in sampling:
         return "; the same problems"
-    if any(other != sampling[0] for other in sampling):
+    if any(settings != sampling[0] for settings in sampling):
         return "; the same problems, sampled in different ways"
+    seeds = {result.card.get("seed") for result in results}
     if sampling[0]["temperature"] > 0 and len(seeds) > 1:
         return "; the same problems, drawn with different seeds"
     return "; the same problems and draws for every model"
@@ -366,14 +436,16 @@ _NO_VERDICT: Mapping[Outcome, str] = {
 
 
 def render_table(comparison: Comparison) -> RenderableType:
-    """The table of results, the differences, and the notes, for a rich console (80 columns up)."""
+    """Render results, differences and notes as tables for a rich console (80 columns up)."""
     if not comparison.results:
         return Text("Nothing was evaluated.")
-    parts: list[RenderableType] = [_results_table(comparison)]
+    renderables: list[RenderableType] = [_results_table(comparison)]
     if comparison.differences:
-        parts += [Text(), _differences_table(comparison)]
-    parts.append(Text())
-    return Group(*parts, *(Text(note, style="dim") for note in _notes(comparison)))
+        renderables.append(Text())
+        renderables.append(_differences_table(comparison))
+    renderables.append(Text())
+    renderables += [Text(note, style="dim") for note in _notes(comparison)]
+    return Group(*renderables)
 
 
 def _results_table(comparison: Comparison) -> Table:
@@ -384,7 +456,8 @@ def _results_table(comparison: Comparison) -> Table:
         f"accuracy % [{100 * CONFIDENCE:g} %]": [_interval(r.overall) for r in results],
     }
     if any(r.lenient is not None for r in results):
-        columns["lenient"] = [_percent(r.lenient.mean if r.lenient else None) for r in results]
+        means = [r.lenient.mean if r.lenient else None for r in results]
+        columns["lenient"] = [_percent(mean) for mean in means]
     if k > 1:
         columns[f"pass@{k}"] = [_percent(r.pass_at_k.get(k)) for r in results]
     for outcome, name in zip(OUTCOMES, _SPLIT, strict=False):
@@ -399,17 +472,19 @@ _SPLIT = ("correct", "wrong", "no answer", "cut off")
 def _differences_table(comparison: Comparison) -> Table:
     rows: list[list[str | Text]] = []
     for difference in comparison.differences:
-        paired, verdict = difference.paired, difference.verdict
+        paired = difference.paired
+        verdict = difference.verdict
         sentence = f"{label(difference.after)} is {verdict} than {label(difference.before)}"
         if verdict == "no evidence":
             sentence = "no evidence of a change"
+        test = "p<0.001" if paired.p_value < 0.001 else f"p={paired.p_value:.3f}"
         rows.append(
             [
                 _title(difference),
                 f"{100 * paired.difference:+.1f} {_points(paired.interval)}",
                 str(paired.higher),
                 str(paired.lower),
-                "p<0.001" if paired.p_value < 0.001 else f"p={paired.p_value:.3f}",
+                test,
                 Text(sentence, style=_STYLE[verdict]),
             ]
         )
@@ -431,100 +506,134 @@ _STYLE = {"better": "bold green", "worse": "bold red", "no evidence": "yellow"}
 def render_parts(
     results: Sequence[EvaluationResult],
 ) -> Iterator[tuple[str, list[Table]]]:
-    """(`subject`, `level` or `length`, its tables: accuracy and rewards), where there are any."""
+    """Yield (`subject`, `level` or `length`, tables of accuracy and rewards), if there are any."""
     for by in ("subject", "level", "length"):
         tables = [_accuracy_by(results, by)]
-        tables += [] if by == "length" else [_rewards_by(results, by)]
-        if found := [table for table in tables if table is not None]:
-            yield by, found
+        if by != "length":
+            tables.append(_rewards_by(results, by))
+        measured = [table for table in tables if table is not None]
+        if measured:
+            yield by, measured
 
 
 def _accuracy_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
-    """A row per part and a column per result; None where there is no part."""
-    parts: list[Mapping[str, Accuracy]] = [getattr(result, f"by_{by}") for result in results]
-    every = list(dict.fromkeys(name for part in parts for name in part))
-    names, more = every[:_MANY_PARTS], len(every) - _MANY_PARTS
+    """Make a table with a row per name and a column per result; None where there is no name."""
+    accuracies: list[Mapping[str, Accuracy]] = [getattr(result, f"by_{by}") for result in results]
+    all_names = _names_in(accuracies)
+    names = all_names[:_MANY_PARTS]
     if not names:
         return None
     models = [label(result.name) for result in results]
-    found = {name: [part.get(name) for part in parts] for name in names}
-    cells = {n: [_interval(one, 0) if one else "-" for one in found[n]] for n in names}
-    if by == "length":  # each model has problems of its own in a range
-        names.sort(key=lambda name: int(name.partition("-")[0]))
-        return table(["tokens", *models], [[name, *cells[name]] for name in names])
-    counts = {n: next(str(one.problems) for one in found[n] if one) for n in names}
-    rows = [[n, counts[n], *cells[n]] for n in names]
-    rows += [[f"and {more} more", *[""] * (1 + len(models))]] if more > 0 else []
+
+    def shortest_length(name: str) -> int:
+        shortest, _, _ = name.partition("-")
+        return int(shortest)
+
+    if by == "length":
+        names.sort(key=shortest_length)
+    rows = []
+    for name in names:
+        row = [name]
+        of_models = [by_name.get(name) for by_name in accuracies]
+        # The problems in a range of lengths differ from model to model.
+        if by != "length":
+            first = next(accuracy for accuracy in of_models if accuracy)
+            row.append(str(first.problems))
+        row += [_interval(accuracy, 0) if accuracy else "-" for accuracy in of_models]
+        rows.append(row)
+    if by == "length":
+        return table(["tokens", *models], rows)
+    more = len(all_names) - len(names)
+    if more > 0:
+        empty_cells = [""] * (1 + len(models))
+        rows.append([f"and {more} more", *empty_cells])
     return table([by, "problems", *models], rows)
 
 
 def _rewards_by(results: Sequence[EvaluationResult], by: str) -> Table | None:
-    """The mean of each reward, a row per part and result; None where none was measured."""
+    """Make a table of mean rewards, a row per name and result; None where none was measured."""
     rewards: list[Mapping[str, Mapping[str, float]]] = [
         getattr(result, f"rewards_by_{by}") for result in results
     ]
-    parts = list(dict.fromkeys(part for found in rewards for part in found))[:_MANY_PARTS]
-    if not parts:
+    names = _names_in(rewards)[:_MANY_PARTS]
+    if not names:
         return None
-    names = list(dict.fromkeys(n for found in rewards for means in found.values() for n in means))
-    rows = [
-        [part, label(result.name), *(_number(found[part].get(name), 3) for name in names)]
-        for part in parts
-        for result, found in zip(results, rewards, strict=True)
-        if part in found
-    ]
-    return table([f"rewards by {by}", "model", *names], rows)
+    all_means = [means for by_name in rewards for means in by_name.values()]
+    components = _names_in(all_means)
+    rows = []
+    for name in names:
+        for result, by_name in zip(results, rewards, strict=True):
+            if name in by_name:
+                means = by_name[name]
+                cells = [_number(means.get(component), 3) for component in components]
+                rows.append([name, label(result.name), *cells])
+    return table([f"rewards by {by}", "model", *components], rows)
+
+
+def _names_in(mappings: Iterable[Iterable[str]]) -> list[str]:
+    """List all names, each once, in the order in which they first occur."""
+    return list(dict.fromkeys(name for mapping in mappings for name in mapping))
 
 
 def render_answers(results: Sequence[EvaluationResult]) -> RenderableType:
-    """pass@k, maj@k, the split with the answer taken from anywhere, and the lengths."""
-    sizes = sorted({k for result in results for k in result.pass_at_k if k > 1})
-    shown = {f"pass@{k} %": [_percent(r.pass_at_k.get(k)) for r in results] for k in sizes}
+    """Render pass@k, maj@k, the split with the answer taken from anywhere, and the lengths."""
+    sizes = sorted({k for result in results for k in result.pass_at_k} - {1})
+    rows = []
+    for k in sizes:
+        chances = [_percent(result.pass_at_k.get(k)) for result in results]
+        rows.append([f"pass@{k} %", *chances])
     if any(result.majority is not None for result in results):
-        shown["maj@k %"] = [_percent(r.majority) for r in results]
+        majorities = [_percent(result.majority) for result in results]
+        rows.append(["maj@k %", *majorities])
     lenient = [r.lenient_counts for r in results if r.lenient_counts is not None]
     if len(lenient) == len(results):
         for outcome, name in zip(OUTCOMES, _SPLIT, strict=False):
-            shown[f"leniently {name}"] = [str(counts[outcome]) for counts in lenient]
-    shown["tokens, right"] = [_number(r.tokens_right) for r in results]
-    shown["tokens, others"] = [_number(r.tokens_wrong) for r in results]
-    # A column per model: there may be any number of k.
+            counts = [str(counts_of_model[outcome]) for counts_of_model in lenient]
+            rows.append([f"leniently {name}", *counts])
+    tokens_right = [_number(result.tokens_right) for result in results]
+    tokens_wrong = [_number(result.tokens_wrong) for result in results]
+    rows.append(["tokens, right", *tokens_right])
+    rows.append(["tokens, others", *tokens_wrong])
+    # A column per model, since there may be any number of k.
     titles = ["answers", *(label(result.name) for result in results)]
-    return table(titles, [[name, *cells] for name, cells in shown.items()])
+    return table(titles, rows)
 
 
 def render_metrics(results: Sequence[EvaluationResult]) -> RenderableType | None:
-    """Format, reasoning and each reward, one row per result; None where none was measured."""
-    known = [(label(r.name), r.metrics) for r in results if r.metrics is not None]
-    if not known:
+    """Render format, reasoning and rewards, a row per result; None where none was measured."""
+    measured = [(label(r.name), r.metrics) for r in results if r.metrics is not None]
+    if not measured:
         return None
-    names = list(dict.fromkeys(name for _, metrics in known for name in metrics.rewards))
-    rows = [
-        [
-            name,
-            _percent(metrics.format_accuracy),
-            _percent(metrics.with_reasoning),
-            _number(metrics.reasoning_length),
-            _number(metrics.reward, 3),
-            *(_number(metrics.rewards.get(part), 3) for part in names),
-        ]
-        for name, metrics in known
-    ]
-    return table(["model", "format %", "reasoning %", "characters", "reward", *names], rows)
+    components = _names_in(metrics.rewards for _, metrics in measured)
+    rows = []
+    for name, metrics in measured:
+        rewards = [metrics.rewards.get(component) for component in components]
+        rows.append(
+            [
+                name,
+                _percent(metrics.format_accuracy),
+                _percent(metrics.with_reasoning),
+                _number(metrics.reasoning_length),
+                _number(metrics.reward, 3),
+                *(_number(reward, 3) for reward in rewards),
+            ]
+        )
+    return table(["model", "format %", "reasoning %", "characters", "reward", *components], rows)
 
 
 def metrics_line(result: EvaluationResult) -> str | None:
-    """Format, accuracy, reasoning and reward in a line for a log; None where not measured."""
-    found = result.metrics
-    if found is None:
+    """Write format, accuracy, reasoning and reward in a line for a log; None: not measured."""
+    metrics = result.metrics
+    if metrics is None:
         return None
-    length = found.reasoning_length
-    shown = "" if math.isnan(length) else f" ({length:.0f} characters)"
+    length = ""
+    if not math.isnan(metrics.reasoning_length):
+        length = f" ({metrics.reasoning_length:.0f} characters)"
     return (
-        f"{result.name}: format {_percent(found.format_accuracy)} %, "
-        f"answers {_percent(found.answer_accuracy)} %, "
-        f"reasoning {_percent(found.with_reasoning)} %{shown}, "
-        f"reward {_number(found.reward, 3)}"
+        f"{result.name}: format {_percent(metrics.format_accuracy)} %, "
+        f"answers {_percent(metrics.answer_accuracy)} %, "
+        f"reasoning {_percent(metrics.with_reasoning)} %{length}, "
+        f"reward {_number(metrics.reward, 3)}"
     )
 
 
@@ -544,28 +653,35 @@ def table(
     lines: bool = False,
     **style: Any,
 ) -> Table:
-    """A table of texts, none of which is markup: many are a model's. Numbers are at the right.
+    """Make a table of texts, with numbers at the right.
+
+    No text is markup, because many are a model's.
 
     Args:
-        titles: of the columns.
-        rows: a text per column.
-        lines: between the cells; without them the first column names the rows.
-        style: more arguments of rich's.
+        titles: titles of the columns.
+        rows: rows of a text per column.
+        lines: draw lines between the cells; without them the first column names the rows.
+        style: more arguments of rich's `Table`.
     """
-    made, rows = Table(**style) if lines else Table(**_PLAIN, **style), [*rows]
-    for place, title in enumerate(titles):
-        numbers = any(_IS_NUMBER.match(str(row[place])) for row in rows) and (lines or place > 0)
-        # The second column may be an interval, which holds a space.
-        whole = not lines and place < 2
-        made.add_column(Text(title), justify="right" if numbers else "left", no_wrap=whole)
+    rows = list(rows)
+    rich_table = Table(**style) if lines else Table(**_PLAIN, **style)
+    for position, title in enumerate(titles):
+        names_rows = position == 0 and not lines
+        has_numbers = any(_IS_NUMBER.match(str(row[position])) for row in rows)
+        # The second column may be an interval, which has a space.
+        no_wrap = position < 2 and not lines
+        justify: Literal["left", "right"] = "right" if has_numbers and not names_rows else "left"
+        rich_table.add_column(Text(title), justify=justify, no_wrap=no_wrap)
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    return made
+        cells = [cell if isinstance(cell, Text) else Text(cell) for cell in row]
+        rich_table.add_row(*cells)
+    return rich_table
 
 
 def _interval(accuracy: Accuracy, digits: int = 1) -> str:
-    low, high = accuracy.interval.low, accuracy.interval.high
-    return f"{_percent(accuracy.mean)} [{_percent(low, digits)}, {_percent(high, digits)}]"
+    low = _percent(accuracy.interval.low, digits)
+    high = _percent(accuracy.interval.high, digits)
+    return f"{_percent(accuracy.mean)} [{low}, {high}]"
 
 
 def _percent(value: float | None, digits: int = 1) -> str:

@@ -1,6 +1,6 @@
-"""One evaluation: draw completions, grade each once, keep every item.
+"""One evaluation: sample completions, grade each once, keep every item.
 
-Knows nothing of training: anything that meets the sampler and grader protocols can be measured.
+It is independent of training: anything that meets the sampler and grader protocols can be measured.
 """
 
 from __future__ import annotations
@@ -90,31 +90,31 @@ def evaluate(
     """Measure one model on one set of problems.
 
     Args:
-        name: names the files: `base`, `sft`, `grpo`, `validation-grpo-000020`, ..., or a function
-            that makes it of the card.
+        name: the name of the files: `base`, `sft`, `grpo`, `validation-grpo-000020`, ..., or a
+            function that makes it from the card.
         phase: `base`, `sft` or `grpo`.
         step: optimizer steps of the phase the model has seen.
         split: `test`, `validation`, or the name of a suite.
         items: problems with their rendered prompts; ids must differ.
-        sampler: draws the completions.
+        sampler: samples the completions.
         grader: grades each completion once.
-        params: how to draw; the same for every model that is to be compared.
+        params: the sampling parameters; the same for every model that is to be compared.
         samples: completions per problem.
-        seed: the run's; what is drawn depends on it alone, whatever model is measured.
-        progress: called with (completions drawn, completions in all): after each one, or after
+        seed: the run's seed; the random numbers depend on it alone, whatever model is measured.
+        progress: called with (completions sampled, completions in all): after each one, or after
             each batch where another process grades them.
-        card: more to record beside the settings: hashes of the model and data, grader version.
+        card: more to record with the settings: hashes of the model and data, grader version.
         processes: the processes among which the problems are divided; each is measured once.
         fmt: the prompt format; with `rewards`, each item also has its format and reasoning.
         rewards: also scores each completion; a reward that fails stops nothing.
-        folder: where completions are written as they come, and at the end the items; left out:
+        folder: the folder for completions as they come, and at the end for the items; left out:
             they are kept in memory. `RunFolder.write_evaluation` deletes the completions.
-        resume: go on from what an interrupted call of the same settings has left there.
-        weights: tells the model from others (`weights_mark`), where the card does not: what
-            another one has drawn is drawn again.
+        resume: use the completions that an interrupted call of the same settings left there.
+        weights: tells the model from others (`weights_mark`), where the card does not: completions
+            of another model are sampled again.
         known: finds the finished evaluation of a name, which is returned as it is; left out: there
             is none, or it is replaced.
-        seconds: draw no more problems, from the first on, than are done in about this time.
+        seconds: evaluate only as many of the first problems as take about this time.
 
     Raises:
         DataError: there are no problems.
@@ -136,22 +136,16 @@ def evaluate(
         **(card or {}),
     }
     title = name if isinstance(name, str) else name(card)
-    if known is not None and (before := processes.on_rank0(lambda: known(title))) is not None:
-        return before
+    if known is not None:
+        finished = processes.on_rank0(lambda: known(title))
+        if finished is not None:
+            return finished
     home = folder or Path(processes.on_rank0(lambda: tempfile.mkdtemp(prefix="grouper-eval-")))
     settings = {**card, "weights": weights} if weights else card
     unfinished = Unfinished(home, title, settings, len(items) * samples)
     try:
-        done = processes.on_rank0(lambda: unfinished.begin(resume=resume))
-        # Neither name nor step is part of a key: all models of a run meet the same numbers.
-        requests = [
-            SampleRequest(
-                prompt=prompt, params=params, key=draw_seed(seed, "eval", problem.id, sample)
-            )
-            for problem, prompt in items
-            for sample in range(samples)
-        ]
-
+        written = set(processes.on_rank0(lambda: unfinished.begin(resume=resume)))
+        requests = _requests(items, params, samples=samples, seed=seed)
         drawing = _Drawing(
             requests=requests,
             references=[problem.answer for problem, _ in items for _ in range(samples)],
@@ -165,12 +159,13 @@ def evaluate(
         finish = partial(
             _finish, home, title, unfinished, items, samples=samples, fmt=fmt, rewards=rewards
         )
-        if seconds is None and len(requests) - len(done) >= _MANY and has_a_processor():
-            # A reward of the user's own is called here, when all is drawn.
-            ours = rewards is None or rewards.ours
-            light, failures = drawing.beside({*done}, finish, follow=ours)
+        if seconds is None and len(requests) - len(written) >= _MANY and has_a_processor():
+            # A reward of the user's own is called in this process, after all sampling.
+            all_ours = rewards is None or rewards.ours
+            light, failures = drawing.beside(written, finish, follow=all_ours)
         else:
-            card["n"] = end = drawing.here({*done}, seconds)
+            end = drawing.here(written, seconds)
+            card["n"] = end
             light, failures = processes.on_rank0(lambda: finish(end))
         if failures and processes.rank == 0:
             log.warning(
@@ -178,9 +173,11 @@ def evaluate(
                 len(failures),
                 failures[0],
             )
-        found = StoredItems(home / f"{title}.jsonl.gz", light)
-        stored: Sequence[EvaluationItem] = found if folder else tuple(found)
-        processes.gather(None)  # every process has read them
+        result_items: Sequence[EvaluationItem] = StoredItems(home / f"{title}.jsonl.gz", light)
+        if folder is None:
+            result_items = tuple(result_items)
+        # The folder may be deleted once every process has read them.
+        processes.gather(None)
     finally:
         unfinished.close()
         if folder is None and processes.rank == 0:
@@ -190,42 +187,57 @@ def evaluate(
         phase=phase,
         step=step,
         split=split,
-        items=stored,
+        items=result_items,
         samples=samples,
         card=card,
     )
 
 
+def _requests(
+    items: Items, params: SamplingParams, *, samples: int, seed: int
+) -> list[SampleRequest]:
+    """Make the requests of all completions, those of one problem next to each other."""
+    requests = []
+    for problem, prompt in items:
+        for sample in range(samples):
+            # Neither name nor step is part of a key: all models of a run get the same numbers.
+            key = draw_seed(seed, "eval", problem.id, sample)
+            requests.append(SampleRequest(prompt=prompt, params=params, key=key))
+    return requests
+
+
 # Seconds that decoding a token may take at the speed below, so that the first completions end, and
-# are kept, after minutes. Fewer sequences together read the weights more often for each token: on
-# two cores without bfloat16, Qwen2.5-Coder-0.5B wrote a quarter fewer tokens a second with 12 of
-# them than with 36, and an eighth fewer with 24.
+# are kept, after minutes. With fewer sequences together, the weights are read more often for each
+# token: on two cores without bfloat16, Qwen2.5-Coder-0.5B wrote a quarter fewer tokens a second
+# with 12 of them than with 36, and an eighth fewer with 24.
 _TOKEN_SECONDS = 0.5
-# Below this the weights would be read for hardly anything.
+# With fewer sequences, nearly all of the time would be reading of weights.
 _FEWEST = 8
-# Multiplications and additions per second, of a small machine.
+# Multiplications and additions per second of a small machine.
 _SLOW_CPU = 5e10
 
 
 @contextlib.contextmanager
 def few_at_a_time(sampler: Sampler, policy: Policy) -> Iterator[None]:
-    """Let a sampler on a CPU draw so few sequences of a large model together that some end soon.
+    """Limit the sequences that a sampler on a CPU decodes together, so that some end soon.
 
-    Together they would all end when the last one does, and an evaluation that was killed before
-    that would have kept nothing.
+    All sequences together would end when the last one does, and an evaluation of a large model that
+    was killed before that would have kept nothing.
     """
     if not isinstance(sampler, NativeSampler) or policy.device.type != "cpu":
         yield
         return
     size = sum(parameter.numel() for parameter in policy.model.parameters())
-    before = sampler.max_slots
-    few = min(before, max(_FEWEST, int(_TOKEN_SECONDS * _SLOW_CPU / (2 * size))))
+    max_slots = sampler.max_slots
+    affordable = int(_TOKEN_SECONDS * _SLOW_CPU / (2 * size))
+    few = min(max_slots, max(_FEWEST, affordable))
     sampler.max_slots = few
     try:
         yield
     finally:
-        if sampler.max_slots == few:  # else memory ran out, and fewer are right from now on
-            sampler.max_slots = before
+        # Another value means that memory ran out: the sampler keeps it.
+        if sampler.max_slots == few:
+            sampler.max_slots = max_slots
 
 
 # Values of each tensor that tell the weights of a model from others: training changes all of them.
@@ -234,31 +246,35 @@ _MARKED = 256
 
 @torch.no_grad()
 def weights_mark(policy: Policy) -> str:
-    """A hash of a sample of every tensor of a model, which differs after each step of training."""
+    """Hash a few values of every tensor of a model; the hash differs after each training step."""
     digest = hashlib.sha256()
     for name, parameter in sorted(policy.model.named_parameters()):
-        flat = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).flatten()
-        few = flat[:: max(1, flat.numel() // _MARKED)]
-        digest.update(f"{name} {flat.numel()} {few.dtype}\n".encode())
-        digest.update(few.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        flat = local.flatten()
+        stride = max(1, flat.numel() // _MARKED)
+        values = flat[::stride]
+        digest.update(f"{name} {flat.numel()} {values.dtype}\n".encode())
+        digest.update(values.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-# Completions from which on a process of its own is worth its start.
+# With this many completions, a process of its own for grading is worth its start.
 _MANY = 2_000
-# Completions, or seconds in which there are fewer, that are handed over together.
-_BATCH, _PATIENCE = 256, 1.0
-# Seconds until it is looked again for what another process writes.
+# Completions that are handed over together.
+_BATCH = 256
+# Seconds after which fewer are handed over.
+_PATIENCE = 1.0
+# Seconds between two looks at the files that another process writes.
 _POLL = 0.05
 
 
-# Problems after which it is estimated how many more there is time for.
+# Problems after which the number of those that fit in the time is estimated.
 _FIRST_WAVE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Drawing:
-    """Draws and grades completions, each process its share, and writes each one down at once."""
+    """Sampling and grading of completions, each process its share, each written down at once."""
 
     requests: Sequence[SampleRequest]
     references: Sequence[str]
@@ -269,93 +285,123 @@ class _Drawing:
     write: Write
     progress: Callable[[int, int], None]
 
-    def here(self, drawn: set[int], seconds: float | None) -> int:
-        """Draw in this process.
+    def here(self, written: set[int], seconds: float | None) -> int:
+        """Sample and grade in this process.
 
         Args:
-            drawn: places of the requests that were answered before.
+            written: places of the requests that have a completion already.
             seconds: as in `evaluate`.
 
         Returns:
-            The number of problems that are drawn by now.
+            The number of problems that have all of their completions.
         """
-        count, started = len(self.requests) // self.samples, time.monotonic()
+        started = time.monotonic()
+        count = len(self.requests) // self.samples
         end = count if seconds is None else min(count, _FIRST_WAVE)
         while True:
-            deque(self.draw(self._shared(drawn, end)), maxlen=0)
-            drawn.update(range(end * self.samples))
-            # Of the slowest, when all have written theirs.
-            took = max(self.processes.gather(max(time.monotonic() - started, 1e-9)))
-            # How many problems, at the speed of those that are done, take `seconds` in all.
-            fits = int(end * (seconds or 0) / took)
-            if end == count or fits < 1.25 * end:
+            _exhaust(self.draw(self._my_share(written, end)))
+            written.update(range(end * self.samples))
+            elapsed = max(time.monotonic() - started, 1e-9)
+            # The time of the slowest process, after all have written their completions.
+            slowest = max(self.processes.gather(elapsed))
+            # Number of problems that take `seconds` in all at this speed.
+            affordable = int(end * (seconds or 0) / slowest)
+            if end == count or affordable < 1.25 * end:
                 return end
-            end = min(count, fits)
+            end = min(count, affordable)
 
-    def beside(self, drawn: set[int], finish: Callable[..., Finished], *, follow: bool) -> Finished:
-        """Sample here; a process of its own grades and writes.
+    def beside(
+        self, written: set[int], finish: Callable[..., Finished], *, follow: bool
+    ) -> Finished:
+        """Sample in this process, while another one grades and writes.
 
         Args:
-            drawn: places of the requests that were answered before.
+            written: places of the requests that have a completion already.
             finish: `_finish`.
-            follow: call it in that process on rank 0, where it makes the items as soon as they
-                can be; otherwise here, when all is drawn.
+            follow: call it in that process on rank 0, where it makes each item as soon as it can;
+                otherwise in this process, after all sampling.
         """
-        mine = self._shared(drawn)
+        places = self._my_share(written)
         follow = follow and self.processes.rank == 0
 
         def work(parent: Connection) -> Any:
-            received = replace(self, sampler=_Received(parent), progress=lambda *_: None)
-            graded = received.draw(mine)
+            drawing = replace(self, sampler=_Received(parent), progress=lambda *_: None)
+            graded = drawing.draw(places)
 
             def wait() -> None:
-                # Without more of its own it waits for what another process writes.
-                if not [*islice(graded, _BATCH)] and parent.poll(_POLL):
+                # Grade more, or else wait for the completions of other processes.
+                batch = list(islice(graded, _BATCH))
+                if not batch and parent.poll(_POLL):
                     parent.recv()
 
-            light, failed = finish(wait=wait) if follow else ([], [])
-            deque(graded, maxlen=0)
-            # Field by field: a list of records takes ten times as long to send.
-            return [[getattr(item, name) for item in light] for name in FIELDS], failed
+            light: list[EvaluationItem] = []
+            failures: list[str] = []
+            if follow:
+                light, failures = finish(wait=wait)
+            _exhaust(graded)
+            # Field by field, because a list of records takes ten times as long to send.
+            columns = [[getattr(item, name) for item in light] for name in FIELDS]
+            return columns, failures
 
         with Beside(work) as helper:
-            batch: list[tuple[Any, ...]] = []
-            sent = time.monotonic()
-            answers = self.sampler.sample([self.requests[place] for place in mine])
-            for done, (n, one) in enumerate(answers, start=1):
-                batch.append((n, one.token_ids, one.text, one.finish_reason, one.policy_version))
-                if len(batch) == _BATCH or time.monotonic() - sent > _PATIENCE:
-                    helper.send(batch)
-                    batch, sent = [], time.monotonic()
-                    self.progress(done, len(mine))
-            helper.send(batch)
-            helper.send(None)
-            self.progress(len(mine), len(mine))
+            self._send_samples(helper, places)
             if not follow:
                 helper.result()
-            self.processes.gather(None)  # until all have written theirs
-            return self.processes.on_rank0(
-                (lambda: _as_items(*helper.result())) if follow else finish
-            )
+            # Wait until all processes have written their completions.
+            self.processes.gather(None)
+            if follow:
+                return self.processes.on_rank0(lambda: _as_items(*helper.result()))
+            return self.processes.on_rank0(finish)
 
-    def _shared(self, drawn: set[int], end: int | None = None) -> list[int]:
-        """The places that are left for this process, of so many problems; None: of all."""
+    def _send_samples(self, helper: Beside, places: Sequence[int]) -> None:
+        """Sample completions and hand them over in batches, with None at the end."""
+        batch: list[tuple[Any, ...]] = []
+        sent_at = time.monotonic()
+        samples = self.sampler.sample([self.requests[place] for place in places])
+        for count, (n, completion) in enumerate(samples, start=1):
+            batch.append(
+                (
+                    n,
+                    completion.token_ids,
+                    completion.text,
+                    completion.finish_reason,
+                    completion.policy_version,
+                )
+            )
+            if len(batch) == _BATCH or time.monotonic() - sent_at > _PATIENCE:
+                helper.send(batch)
+                batch = []
+                sent_at = time.monotonic()
+                self.progress(count, len(places))
+        helper.send(batch)
+        helper.send(None)
+        self.progress(len(places), len(places))
+
+    def _my_share(self, written: set[int], end: int | None = None) -> list[int]:
+        """Return this process's share of the missing places, of the first `end` problems."""
         count = len(self.requests) if end is None else end * self.samples
-        left = [place for place in range(count) if place not in drawn]
-        return [left[i] for i in share_of(left, self.processes.rank, self.processes.size)]
+        missing = [place for place in range(count) if place not in written]
+        share = share_of(missing, self.processes.rank, self.processes.size)
+        return [missing[i] for i in share]
 
     def draw(self, places: Sequence[int]) -> Iterator[None]:
-        """Those at these places of the requests, one whenever the next is asked for."""
+        """Sample, grade and write the completions of these places, one for each step."""
         graded = grade_as_drawn(
             [self.requests[place] for place in places],
             [self.references[place] for place in places],
             sampler=self.sampler,
             grader=self.grader,
         )
-        for done, (n, completion, grade, lenient) in enumerate(graded, start=1):
+        for count, (n, completion, grade, lenient) in enumerate(graded, start=1):
             self.write(places[n], completion, grade, lenient.verdict)
-            self.progress(done, len(places))
+            self.progress(count, len(places))
             yield
+
+
+def _exhaust(iterator: Iterator[object]) -> None:
+    """Run an iterator to its end."""
+    for _ in iterator:
+        pass
 
 
 class _Received:
@@ -367,12 +413,12 @@ class _Received:
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
         assert requests, "the other process has these too, and names them by their index"
         while (batch := self._parent.recv()) is not None:
-            for n, *known in batch:
-                yield n, Completion.bare(*known)
+            for n, *fields in batch:
+                yield n, Completion.bare(*fields)
 
 
 Finished = tuple[list[EvaluationItem], list[str]]
-"""The items without their texts, and what failed while they were rewarded."""
+"""The items without their texts, and the failures of rewards."""
 
 
 def _finish(
@@ -387,23 +433,25 @@ def _finish(
     rewards: RewardStack | None,
     wait: Callable[[], None] | None = None,
 ) -> Finished:
-    """Write the items of what was drawn, in order, few problems in memory at a time.
+    """Write the items of the sampled completions, in order, few problems in memory at a time.
 
-    On rank 0 alone, since a reward may call a judge.
+    It runs on rank 0 alone, since a reward may call a judge.
 
     Args:
-        folder: of the items.
-        name: of the evaluation.
-        unfinished: where they were drawn.
+        folder: the folder of the items.
+        name: the name of the evaluation.
+        unfinished: the sampled completions.
         items: the problems.
-        end: the number of those that were drawn; None: all.
-        samples: of each problem.
+        end: the number of problems that have their completions; None: all.
+        samples: completions per problem.
         fmt: as in `evaluate`.
         rewards: as in `evaluate`.
-        wait: called where one has not been drawn yet; None: all have been.
+        wait: called where a completion is not written yet; None: all are.
     """
-    notes, lightened = Notes(place=name), Lightener()
+    notes = Notes(place=name)
+    without_texts = Lightener()
     light: list[EvaluationItem] = []
+    # Groups that wait for their rewards.
     waiting: deque[tuple[Problem, Prompt, list[Drawn]]] = deque()
 
     def groups() -> Iterator[Group]:
@@ -411,44 +459,57 @@ def _finish(
             places = range(number * samples, (number + 1) * samples)
             drawn = [unfinished.read(place, wait) for place in places]
             waiting.append((problem, prompt, drawn))
-            yield Group(problem, prompt, [d.completion for d in drawn], [d.grade for d in drawn])
+            completions = [sample.completion for sample in drawn]
+            grades = [sample.grade for sample in drawn]
+            yield Group(problem, prompt, completions, grades)
 
     def rows() -> Iterator[dict[str, Any]]:
-        scored: Iterator[Sequence[Reward | None]] = ([None] * samples for _ in groups())
-        if rewards is not None:
-            scored = rewards.score_all(groups(), notes)
-        for given in scored:
+        rewards_of_groups: Iterator[Sequence[Reward | None]]
+        if rewards is None:
+            rewards_of_groups = ([None] * samples for _ in groups())
+        else:
+            rewards_of_groups = rewards.score_all(groups(), notes)
+        for group_rewards in rewards_of_groups:
             problem, prompt, drawn = waiting.popleft()
-            for sample, (one, reward) in enumerate(zip(drawn, given, strict=True)):
-                item = _item(problem, prompt, sample, one, reward=reward, fmt=fmt)
-                light.append(lightened(item))
+            pairs = zip(drawn, group_rewards, strict=True)
+            for sample, (completion, reward) in enumerate(pairs):
+                item = _item(problem, prompt, sample, completion, reward=reward, fmt=fmt)
+                light.append(without_texts(item))
                 yield row_of(item)
-        delete(folder / f"{name}.json")  # never an old summary beside new items
+        # An old summary must never be in one folder with new items.
+        delete(folder / f"{name}.json")
 
     write_lines(folder / f"{name}.jsonl.gz", rows())
     return light, notes.events
 
 
-def _as_items(columns: list[list[Any]], failed: list[str]) -> Finished:
-    """Items of their columns; `__init__` would take four times as long."""
+def _as_items(columns: list[list[Any]], failures: list[str]) -> Finished:
+    """Make items from their columns; `__init__` would take four times as long."""
     items = [object.__new__(EvaluationItem) for _ in columns[0]]
     for name, column in zip(FIELDS, columns, strict=True):
-        deque(map(getattr(EvaluationItem, name).__set__, items, column), maxlen=0)
-    return items, failed
+        set_field = getattr(EvaluationItem, name).__set__
+        _exhaust(map(set_field, items, column))
+    return items, failures
 
 
 def _item(
     problem: Problem,
     prompt: Prompt,
     sample: int,
-    one: Drawn,
+    drawn: Drawn,
     *,
     reward: Reward | None,
     fmt: AnswerFormat | None,
 ) -> EvaluationItem:
-    completion, grade = one.completion, by_text_alone(one.grade, problem.answer)
-    lenient = grade.verdict if one.grade.verdict is Verdict.NOT_SCORED else one.lenient
-    known = lenient is not Verdict.NOT_SCORED
+    """Make the item of one completion."""
+    completion = drawn.completion
+    grade = by_text_alone(drawn.grade, problem.answer)
+    lenient_verdict = drawn.lenient
+    if drawn.grade.verdict is Verdict.NOT_SCORED:
+        lenient_verdict = grade.verdict
+    lenient = lenient_verdict is Verdict.CORRECT
+    if lenient_verdict is Verdict.NOT_SCORED:
+        lenient = grade.correct
     observed: dict[str, Any] = {}
     if reward is not None and fmt is not None:
         observed = {
@@ -467,8 +528,8 @@ def _item(
         answer=problem.answer,
         extracted=grade.extracted,
         verdict=grade.verdict,
-        lenient=lenient is Verdict.CORRECT if known else grade.correct,
-        lenient_verdict=lenient,
+        lenient=lenient,
+        lenient_verdict=lenient_verdict,
         reason=grade.reason,
         stage=grade.stage,
         finish_reason=completion.finish_reason,
@@ -478,25 +539,27 @@ def _item(
 
 
 def settings_name(split: str, params: SamplingParams, problems: int, samples: int) -> str:
-    """A file name with the settings of a measurement.
+    """Make a file name with the settings of a measurement.
 
     >>> settings_name("test", SamplingParams(temperature=0), 500, 1)
     'test-greedy-500x1'
     >>> settings_name("test", SamplingParams(temperature=0.7, top_p=0.9), 500, 8)
     'test-t0.7-p0.9-500x8'
     """
-    drawn = {
-        "t": params.temperature,
-        "p": params.top_p if params.top_p < 1 else 0,
-        "k": params.top_k,
-        "m": params.min_p,
-    }
-    how = [f"{letter}{value:g}" for letter, value in drawn.items() if value]
-    return "-".join([split, *(how if params.temperature else ["greedy"]), f"{problems}x{samples}"])
+    sampling = "greedy"
+    if params.temperature:
+        values = {
+            "t": params.temperature,
+            "p": params.top_p if params.top_p < 1 else 0,
+            "k": params.top_k,
+            "m": params.min_p,
+        }
+        sampling = "-".join(f"{letter}{value:g}" for letter, value in values.items() if value)
+    return f"{split}-{sampling}-{problems}x{samples}"
 
 
 def reasoning_of(text: str, fmt: AnswerFormat) -> str:
-    r"""The reasoning in a completion: the text between its tags, or else before the answer.
+    r"""Return the reasoning in a completion: the text between its tags, or else before the answer.
 
     Empty where a tag is missing. The tag that the prompt opens counts.
 
@@ -506,69 +569,79 @@ def reasoning_of(text: str, fmt: AnswerFormat) -> str:
     """
     if fmt.tags is None:
         mark = _ANSWER_MARKS.get(fmt.contract.kind)
-        return (text if mark is None else text.rpartition(mark)[0]).strip()
-    _, opened, rest = (fmt.prefix + text).partition(fmt.tags[0])
-    inside, closed, _ = rest.partition(fmt.tags[1])
-    return inside.strip() if opened and closed else ""
+        if mark is None:
+            return text.strip()
+        text_before_answer, _, _ = text.rpartition(mark)
+        return text_before_answer.strip()
+    open_tag, close_tag, _, _ = fmt.tags
+    _, opened, body = (fmt.prefix + text).partition(open_tag)
+    reasoning, closed, _ = body.partition(close_tag)
+    if not opened or not closed:
+        return ""
+    return reasoning.strip()
 
 
-# Where the answer of a format without tags begins.
+# Text at which the answer of a format without tags begins.
 _ANSWER_MARKS = {AnswerKind.BOXED: "\\boxed", AnswerKind.HASHES: "####"}
 
 
-# --- work that goes on beside the sampler, in a copy of this process on a processor of its own ----
+# --- work in the background, in a copy of this process on a processor of its own -----------------
 
-# Seconds in which a copy that is not needed any more may still write down what it has.
+# Seconds that a copy which is not needed any more has to write its last results.
 _GRACE = 10.0
 
 
 def has_a_processor() -> bool:
-    """Whether a copy can be made here, and would not take the processor of this process.
+    """Tell whether this process can be copied, and there is another processor for the copy.
 
-    Not on a machine with CUDA: a copy of a process that has used it may not touch it, and none is
-    needed, since the processor waits for the GPU.
+    It is false on a machine with CUDA: a copy of a process that has used CUDA may not touch it, and
+    none is needed, since the processor waits for the GPU.
     """
-    safe = sys.platform == "linux" and not multiprocessing.current_process().daemon
-    return safe and processors() > 1 and not torch.cuda.is_available()
+    if sys.platform != "linux" or multiprocessing.current_process().daemon:
+        return False
+    return processors() > 1 and not torch.cuda.is_available()
 
 
 class Beside(contextlib.AbstractContextManager["Beside"]):
     """A function in a forked copy of this process, which must not touch an accelerator there.
 
-    Leaving the context ends it: what it is to receive then raises `EOFError`. Until then neither
-    process looks for garbage among what both have: a look would touch it, and so copy all of it.
+    Leaving the context ends it: receiving in the copy then raises `EOFError`. Until then neither
+    process collects garbage among the objects that both have: this would write to their memory, and
+    so copy all of it.
 
     Args:
-        do: called with a connection, which hands on what `send` is given.
+        do: called with a connection that receives everything passed to `send`.
     """
 
     def __init__(self, do: Callable[[Connection], Any]) -> None:
         context = multiprocessing.get_context("fork")
-        self._connection, theirs = context.Pipe()
-        arguments = (do, theirs, self._connection)
+        self._connection, copy_connection = context.Pipe()
+        arguments = (do, copy_connection, self._connection)
         self._process = context.Process(target=_run, args=arguments, daemon=True)
         gc.freeze()
-        with warnings.catch_warnings():  # of threads: what runs in the copy needs none of them
+        with warnings.catch_warnings():
+            # Python warns of forking with threads; the function needs none of them.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
-        theirs.close()
+        copy_connection.close()
 
-    def send(self, thing: Any) -> None:
-        """Hand something over; waits while the copy is busy. Raises what it has ended with."""
+    def send(self, message: Any) -> None:
+        """Hand something over; waits while the copy is busy. Raises the exception that ended it."""
         try:
-            self._connection.send(thing)
+            self._connection.send(message)
         except BrokenPipeError:
             self.result()
             raise
 
     def result(self) -> Any:
-        """What the function returns; raises what it raised."""
+        """Wait for the function and return its result; raises its exception."""
         try:
             value, error = self._connection.recv()
-        except (EOFError, ConnectionResetError) as ended:
+        except (EOFError, ConnectionResetError) as connection_error:
             self._process.join(_GRACE)
             status = self._process.exitcode
-            raise RuntimeError(f"a process of an evaluation has ended: {status}") from ended
+            message = f"a process of an evaluation has ended: {status}"
+            raise RuntimeError(message) from connection_error
         if error is not None:
             raise error
         return value
@@ -582,7 +655,10 @@ class Beside(contextlib.AbstractContextManager["Beside"]):
 
 
 def _run(do: Callable[[Connection], Any], connection: Connection, other: Connection) -> None:
-    """In the copy: the parent decides when it ends, by closing its side or by ending itself."""
+    """Run the function in the copy.
+
+    The parent ends it, by closing its side of the pipe or by ending itself, so signals are ignored.
+    """
     other.close()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

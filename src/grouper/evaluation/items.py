@@ -1,4 +1,4 @@
-"""The items of an evaluation on disk: written as they come, read when they are looked at."""
+"""The items of an evaluation on disk: written as they come, read when they are used."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
 
 def checked(read: Callable[[Any], Row]) -> Callable[[Any], Row]:
-    """As `read`, a function of pydantic's; a `ValueError` names the first thing that is wrong."""
+    """Wrap a reading function of pydantic's; a `ValueError` names the first invalid value."""
 
     def parse(content: Any) -> Row:
         try:
             if isinstance(content, str) and _SURROGATE.search(content):
-                # pydantic reads no lone surrogates, of which a text may hold some.
+                # pydantic reads no lone surrogates, which a text may have.
                 text = json.dumps(json.loads(content), ensure_ascii=False)
                 return read(text.encode("utf-8", "replace"))
             return read(content)
         except ValidationError as error:
             first = error.errors()[0]
-            place = "".join(f"{part}: " for part in first["loc"])
-            raise ValueError(place + plain(first["msg"])) from error
+            location = "".join(f"{key}: " for key in first["loc"])
+            raise ValueError(location + plain(first["msg"])) from error
 
     return parse
 
@@ -47,22 +47,28 @@ parse_item = checked(TypeAdapter(EvaluationItem).validate_json)
 
 
 class StoredItems(Sequence[EvaluationItem]):
-    """The items of a file, in its order; each look at them reads it again.
+    """The items of a file, in its order; the file is read again for each use of them.
 
     Args:
-        path: of the file.
+        path: the file.
         light: the same items without their texts, from `Lightener`.
     """
 
     def __init__(self, path: Path, light: Sequence[EvaluationItem]) -> None:
         self.path = path.absolute()
         self.light = tuple(light)
-        """In memory: what the numbers of an evaluation are made of."""
+        """The items without texts, in memory: every number of an evaluation follows from them."""
 
     @classmethod
     def read(cls, path: Path) -> StoredItems:
-        """Those of a file. Raises `RunFolderError`: it is missing or damaged."""
-        return cls(path, [*map(Lightener(), read_lines(path, parse_item))])
+        """Read the items of a file.
+
+        Raises:
+            RunFolderError: it is missing or damaged.
+        """
+        without_texts = Lightener()
+        light = [without_texts(item) for item in read_lines(path, parse_item)]
+        return cls(path, light)
 
     def __len__(self) -> int:
         return len(self.light)
@@ -80,19 +86,23 @@ class StoredItems(Sequence[EvaluationItem]):
 
 
 class Lightener:
-    """Takes the texts off items, and lets those that are alike share what is left."""
+    """A function that removes the texts of items, and lets equal items share their values."""
 
     def __init__(self) -> None:
         self._rewards: dict[tuple[object, ...], Mapping[str, float | None]] = {}
 
     def __call__(self, item: EvaluationItem) -> EvaluationItem:
-        texts: dict[str, Any] = {name: getattr(item, name) for name in _SHARED}
+        shared_texts: dict[str, Any] = {}
+        for name in _SHARED:
+            text = getattr(item, name)
+            shared_texts[name] = text and intern(text)
         rewards = item.rewards
-        rewards = rewards and self._rewards.setdefault(tuple(rewards.items()), rewards)
-        texts = {name: text and intern(text) for name, text in texts.items()}
-        return replace(item, prompt="", completion="", reason="", rewards=rewards, **texts)
+        if rewards:
+            rewards = self._rewards.setdefault(tuple(rewards.items()), rewards)
+        return replace(item, prompt="", completion="", reason="", rewards=rewards, **shared_texts)
 
 
+# Short texts that many items have in common.
 _SHARED = ("problem_id", "subject", "level", "answer", "stage", "extracted")
 
 
@@ -100,32 +110,35 @@ class Drawn(NamedTuple):
     """A completion as an unfinished evaluation keeps it."""
 
     completion: Completion
-    """Without log-probs, which are all 0."""
+    """The completion without log-probs, which are all 0."""
     grade: Grade
     lenient: Verdict
     """The verdict on the answer found in any format."""
 
 
 def _drawn(row: Mapping[str, Any]) -> Drawn:
-    grade, (ids, text, reason, version) = row["grade"], row["completion"]
+    """Read a completion from its line."""
+    fields_of_grade = {**row["grade"]}
+    fields_of_grade["verdict"] = Verdict(fields_of_grade["verdict"])
+    token_ids, text, finish_reason, policy_version = row["completion"]
     return Drawn(
-        Completion.bare(ids, text, reason, version),
-        Grade(**{**grade, "verdict": Verdict(grade["verdict"])}),
-        Verdict(row["lenient"]),
+        completion=Completion.bare(token_ids, text, finish_reason, policy_version),
+        grade=Grade(**fields_of_grade),
+        lenient=Verdict(row["lenient"]),
     )
 
 
-def _place_of(line: bytes, count: int, *, whole: bool) -> int | None:
-    """The place that a line is of; None where it is damaged.
+def _place_of(line: bytes, count: int, *, check: bool) -> int | None:
+    """Return the place that a line is of; None where it is damaged.
 
     Args:
-        line: with its end.
-        count: of places.
-        whole: check all of the line and not only its place.
+        line: the line with its end.
+        count: the number of places.
+        check: check all of the line and not only its place.
     """
     try:
         place = int(line[_PLACE : line.index(b",")])
-        if whole:
+        if check:
             row = json.loads(line)
             _drawn(row)
             if row["place"] != place:
@@ -136,30 +149,31 @@ def _place_of(line: bytes, count: int, *, whole: bool) -> int | None:
 
 
 Write = Callable[[int, Completion, Grade, Verdict], None]
-"""Of a place, which is the number of the problem x samples + sample, and what is `Drawn` there."""
+"""Writes a place (number of the problem x samples + sample), and the fields of its `Drawn`."""
 
 
-# Where the number stands in a line, which need not be read as a whole to find it.
+# Position of the number in a line, which can be read without parsing the line.
 _PLACE = len('{"place":')
 # More processes than will ever evaluate together.
 _MOST_FILES = 1 << 16
-# Of an item, in order.
+# The fields of an item, in order.
 FIELDS = [field.name for field in fields(EvaluationItem)]
 
 
 def row_of(item: EvaluationItem) -> dict[str, Any]:
-    """The line of an item; `asdict` would copy what it holds."""
+    """Return the line of an item; `asdict` would copy the values."""
     return {name: getattr(item, name) for name in FIELDS}
 
 
 class Unfinished:
-    """What an evaluation has drawn so far, a line per completion in a file per process.
+    """The completions that an evaluation has sampled so far, a line each, in a file per process.
 
     Args:
-        folder: of the evaluation's files.
-        name: of the evaluation.
-        settings: what the completions follow from; completions of other settings are drawn anew.
-        places: how many completions there will be.
+        folder: the folder of the evaluation's files.
+        name: the name of the evaluation.
+        settings: all settings that change completions; completions of other settings are sampled
+            again.
+        places: the number of completions when it is finished.
     """
 
     def __init__(
@@ -167,56 +181,69 @@ class Unfinished:
     ) -> None:
         self.folder = folder / f".{name}.part"
         self._settings = dumps(settings).encode()
+        # Files in the order of `_ends`.
         self._files: list[BinaryIO] = []
-        # Where each line starts, times `_MOST_FILES`, plus the number of its file: a few bytes for
-        # each completion.
-        self._lines = array("q", [-1]) * places
+        # File -> end of the last line that was read.
         self._ends: dict[Path, int] = {}
+        # Start of the line of each place, times `_MOST_FILES`, plus the number of its file: a few
+        # bytes for each completion. -1: it is not written yet.
+        self._lines = array("q", [-1]) * places
 
     def of_others(self) -> bool:
-        """Whether an evaluation of other settings has begun under this name."""
+        """Tell whether an evaluation of other settings has begun under this name."""
         marker = self.folder / "settings.json"
         return marker.exists() and marker.read_bytes() != self._settings
 
     def begin(self, *, resume: bool) -> list[int]:
-        """The places that are there already; without `resume`, or of other settings, none."""
+        """Return the places that are written; none without `resume` or with other settings."""
         marker = self.folder / "settings.json"
         with refusing(self.folder):
             if not resume or not marker.exists() or self.of_others():
                 self.folder.mkdir(parents=True, exist_ok=True)
-                for left in self.folder.glob("*.json*"):  # and not the lock
-                    left.unlink()
+                for file in self.folder.glob("*.json*"):  # and not the lock
+                    file.unlink()
                 write_atomic(marker, self._settings)
             self.index(cut=True)
-            done = [place for place, line in enumerate(self._lines) if line >= 0]
+            written = [place for place, line in enumerate(self._lines) if line >= 0]
             self.close()
-            return done
+            return written
 
     def index(self, *, cut: bool = False) -> None:
-        """Find the whole lines that were not there before.
+        """Find the complete lines that have been written since the last call.
 
         Args:
-            cut: cut off what a kill left after the last one.
+            cut: remove an incomplete line that a kill left at the end.
         """
-        for path in sorted({*self.folder.glob("*.jsonl")} - {*self._ends}):
-            self._files.append(path.open("r+b"))
-            self._ends[path] = 0
-        for number, (path, end) in enumerate(self._ends.items()):
-            file, start = self._files[number], end
-            file.seek(start)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    if cut:
-                        file.truncate(start)
-                    break
-                place = _place_of(line, len(self._lines), whole=cut)
-                if place is not None:  # else it is damaged, and is drawn again
-                    self._lines[place] = start * _MOST_FILES + number
-                start += len(line)
-            self._ends[path] = start
+        for path in sorted(self.folder.glob("*.jsonl")):
+            if path not in self._ends:
+                self._files.append(path.open("r+b"))
+                self._ends[path] = 0
+        for number, (path, start) in enumerate(self._ends.items()):
+            self._ends[path] = self._index_file(number, start, cut=cut)
+
+    def _index_file(self, number: int, start: int, *, cut: bool) -> int:
+        """Find the lines of one file from `start` on; return the end of the last one."""
+        file = self._files[number]
+        file.seek(start)
+        for line in file:
+            if not line.endswith(b"\n"):
+                if cut:
+                    file.truncate(start)
+                break
+            place = _place_of(line, len(self._lines), check=cut)
+            # A damaged line has no place; its completion is sampled again.
+            if place is not None:
+                self._lines[place] = start * _MOST_FILES + number
+            start += len(line)
+        return start
 
     def read(self, place: int, wait: Callable[[], None] | None) -> Drawn:
-        """What was drawn there; `wait` is called until it has been written; None: it has been."""
+        """Read the completion of a place.
+
+        Args:
+            place: the place.
+            wait: called until it has been written; None: it has been.
+        """
         while self._lines[place] < 0:
             self.index()
             if self._lines[place] < 0:
@@ -225,13 +252,21 @@ class Unfinished:
         start, number = divmod(self._lines[place], _MOST_FILES)
         file = self._files[number]
         file.seek(start)
-        return _drawn(json.loads(file.readline()))
+        row = json.loads(file.readline())
+        return _drawn(row)
 
-    def write(self, rank: int, place: int, one: Completion, grade: Grade, lenient: Verdict) -> None:
+    def write(
+        self, rank: int, place: int, completion: Completion, grade: Grade, lenient: Verdict
+    ) -> None:
         """Write a completion into the file of a process, at once."""
         row = {
             "place": place,
-            "completion": (one.token_ids, one.text, one.finish_reason, one.policy_version),
+            "completion": (
+                completion.token_ids,
+                completion.text,
+                completion.finish_reason,
+                completion.policy_version,
+            ),
             "grade": {name: getattr(grade, name) for name in grade.__slots__},
             "lenient": lenient,
         }
@@ -240,7 +275,8 @@ class Unfinished:
     def close(self) -> None:
         for file in self._files:
             file.close()
-        self._files, self._ends = [], {}
+        self._files = []
+        self._ends = {}
         self._lines = array("q", [-1]) * len(self._lines)
 
     def delete(self) -> None:

@@ -1,4 +1,4 @@
-"""What an evaluation found: its items, and every number derived from them.
+"""The result of an evaluation: its items, and every number derived from them.
 
 Only the items and the settings are stored; accuracies, splits and intervals are computed from
 the items on construction, so that a summary can never disagree with its items.
@@ -21,12 +21,11 @@ from grouper.grading.normalise import canonical, tidy
 from grouper.grading.numbers import TooLargeError, read_number
 from grouper.types import FinishReason, Verdict
 
-Thing = TypeVar("Thing")
+Element = TypeVar("Element")
 Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "timeout", "crash", "not_scored"]
 
-# The four-way split, then what is not a verdict on the model and is counted apart.
+# The four-way split, then the outcomes that are no verdict on the model and are counted apart.
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 _WRONG = (Verdict.INCORRECT, Verdict.UNPARSEABLE)
@@ -57,17 +56,17 @@ class EvaluationItem:
     tokens: int
     """Sampled tokens, the stop token included."""
     lenient: bool | None = None
-    """Whether the maths is right wherever the answer is, in whatever format (never less than the
+    """True if the math is right wherever the answer is, in any format (never less than the
     verdict); None where the reference cannot be read, or this was not measured."""
     format: bool | None = None
-    """Whether it is in the prompt's format, see `rewards.builtin.format_holds`. This and the next
+    """True if it is in the prompt's format, see `rewards.builtin.format_holds`. This and the next
     three are None where rewards were not measured."""
     reasoning: int | None = None
     """Characters of reasoning; 0: there is none."""
     rewards: Mapping[str, float | None] | None = None
     """The components of the run's reward; None within: not scored."""
     reward: float | None = None
-    """Their weighted sum; also None where one that counts was not scored."""
+    """The weighted sum of the rewards; also None where one with a weight was not scored."""
     lenient_verdict: Verdict | None = None
     """The verdict on the answer found in any format; None where this was not measured."""
 
@@ -78,14 +77,18 @@ class EvaluationItem:
 
     @property
     def lenient_outcome(self) -> Outcome | None:
-        """The same, with the answer taken from anywhere."""
-        return None if self.lenient_verdict is None else self._outcome(self.lenient_verdict)
+        """The outcome with the answer taken from anywhere; None where this was not measured."""
+        if self.lenient_verdict is None:
+            return None
+        return self._outcome(self.lenient_verdict)
 
     def _outcome(self, verdict: Verdict) -> Outcome:
         if verdict is Verdict.NO_ANSWER and self.finish_reason is FinishReason.LENGTH:
             return "truncated"
+        if verdict in _WRONG:
+            return "wrong"
         # The other verdicts are outcomes of the same names.
-        return "wrong" if verdict in _WRONG else cast("Outcome", verdict.value)
+        return cast("Outcome", verdict.value)
 
     @property
     def correct(self) -> bool:
@@ -104,13 +107,18 @@ class Accuracy:
     @classmethod
     def of(cls, scores: Sequence[Sequence[float]]) -> Accuracy:
         means = [math.fsum(samples) / len(samples) for samples in scores]
-        return cls(mean=mean_of(means), interval=mean_interval(scores), problems=len(means))
+        interval = mean_interval(scores)
+        return cls(mean=mean_of(means), interval=interval, problems=len(scores))
 
     @property
     def numbers(self) -> dict[str, float]:
-        """As summaries have it."""
-        low, high = self.interval.low, self.interval.high
-        return {"accuracy": self.mean, "low": low, "high": high, "problems": self.problems}
+        """The numbers by name, as in summaries."""
+        return {
+            "accuracy": self.mean,
+            "low": self.interval.low,
+            "high": self.interval.high,
+            "problems": self.problems,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +132,9 @@ class Metrics:
     with_reasoning: float
     """Share of the completions that have any reasoning."""
     reasoning_length: float
-    """Mean characters of reasoning, over those that have any."""
+    """Mean characters of reasoning, over the completions that have any."""
     reward: float
-    """Mean total reward, over those that were scored."""
+    """Mean total reward, over the completions that were scored."""
     rewards: Mapping[str, float]
     """Mean of each component before its weight, by name."""
 
@@ -149,12 +157,12 @@ class EvaluationResult:
     split: str
     """The set of problems: `test` or `validation`."""
     items: Sequence[EvaluationItem] = field(repr=False)
-    """In the order of the problems, then of the samples; each exactly once. Those of a file
-    (`StoredItems`) are read whenever they are looked at."""
+    """Items in the order of the problems, then of the samples; each exactly once. Those of a file
+    (`StoredItems`) are read for each use."""
     samples: int
     """Completions per problem."""
     card: Mapping[str, Any] = field(default_factory=dict)
-    """What is needed to measure the same again: prompt of item 0, sampling, grader, n, k, seed."""
+    """Settings for measuring the same again: prompt of item 0, sampling, grader, n, k, seed."""
 
     def __post_init__(self) -> None:
         keys = {(item.problem_id, item.sample) for item in self.light}
@@ -163,7 +171,7 @@ class EvaluationResult:
 
     @property
     def light(self) -> Sequence[EvaluationItem]:
-        """The items, perhaps without prompt, completion and reason: what every number is made of.
+        """The items, perhaps without prompt, completion and reason; every number follows from them.
 
         Of a large evaluation only these are in memory.
         """
@@ -172,8 +180,9 @@ class EvaluationResult:
 
     @property
     def problems(self) -> KeysView[tuple[str, str]]:
-        """(id, reference) of each, in order: what makes two problems the same."""
-        return dict.fromkeys((item.problem_id, item.answer) for item in self.light).keys()
+        """(id, reference) of each problem, in order; two problems with equal ones are the same."""
+        keys = [(item.problem_id, item.answer) for item in self.light]
+        return dict.fromkeys(keys).keys()
 
     @cached_property
     def overall(self) -> Accuracy:
@@ -190,11 +199,12 @@ class EvaluationResult:
 
     @cached_property
     def lenient(self) -> Accuracy | None:
-        """Accuracy with format left out; the gap to `overall` is format. None: not measured."""
-        if any(item.lenient is None for item in self._scored_items):
-            return None
-        items = self._scored_items
-        scores = _by(items, lambda item: item.problem_id, lambda item: float(bool(item.lenient)))
+        """Accuracy in any format; the gap to `overall` is due to format. None: not measured."""
+        scores: dict[str, list[float]] = {}
+        for item in self._scored_items:
+            if item.lenient is None:
+                return None
+            scores.setdefault(item.problem_id, []).append(float(item.lenient))
         return Accuracy.of(list(scores.values()))
 
     @cached_property
@@ -205,48 +215,59 @@ class EvaluationResult:
     @cached_property
     def pass_at_k(self) -> dict[int, float]:
         """Chance that at least one of k samples is correct, by k = 1, 2, 4 .. samples."""
-        counts = [(len(s), round(sum(s))) for s in self._scored.values()]
-        sizes = {2**i for i in range(self.samples.bit_length())} | {self.samples}
-        return {
-            k: mean_of([pass_at_k(n, c, k) for n, c in counts])
-            for k in sorted(sizes)
-            if counts and k <= min(n for n, _ in counts)
-        }
+        counts = [(len(scores), round(sum(scores))) for scores in self._scored.values()]
+        fewest = min((n for n, _ in counts), default=0)
+        sizes = {2**i for i in range(self.samples.bit_length())}
+        sizes.add(self.samples)
+        chances = {}
+        for k in sorted(sizes):
+            if k <= fewest:
+                chances[k] = mean_of(pass_at_k(n, correct, k) for n, correct in counts)
+        return chances
 
     @cached_property
     def majority(self) -> float | None:
         """maj@k with k = `samples`: share of problems whose most frequent answer is right.
 
-        Equal numbers are one answer however they are written. Of several that are equally frequent
-        each counts with its share; no answer is no vote. None with one sample. Of pooled seeds
-        each votes by itself: the mean of theirs.
+        Equal numbers are one answer however they are written. If several answers are equally
+        frequent, each counts with its share; no answer is no vote. None with one sample. Pooled
+        seeds vote separately, and the result is their mean.
         """
         if self.samples == 1:
             return None
-        ballots = _by(
-            self._scored_items,
-            lambda item: (item.sample // self.samples, item.problem_id),
-            lambda item: item,
-        )
+
+        def ballot_of(item: EvaluationItem) -> tuple[int, str]:
+            # The samples of pooled seeds are numbered consecutively.
+            seed_number = item.sample // self.samples
+            return seed_number, item.problem_id
+
+        ballots = _group(self._scored_items, ballot_of)
         return mean_of(_majority(ballot) for ballot in ballots.values())
 
     @cached_property
     def lenient_counts(self) -> dict[Outcome, int] | None:
-        """As `split_counts`, with the answer taken from anywhere; None: not measured."""
+        """Number of items by outcome, with the answer taken from anywhere; None: not measured."""
         outcomes = [item.lenient_outcome for item in self.light]
-        return None if None in outcomes else _counted(outcomes)
+        if None in outcomes:
+            return None
+        return _count(outcomes)
 
     @cached_property
     def split_counts(self) -> dict[Outcome, int]:
-        """How many items (problems x samples) had each outcome."""
-        return _counted(item.outcome for item in self.light)
+        """Number of items (problems x samples) by outcome."""
+        return _count(item.outcome for item in self.light)
 
     @cached_property
     def text_alone(self) -> tuple[int, int]:
-        """Problems whose reference cannot be read, and how many of them are ever right."""
-        unread = {item.problem_id for item in self.light if item.stage == TEXT_ALONE}
-        right = {i.problem_id for i in self.light if i.problem_id in unread and i.correct}
-        return len(unread), len(right)
+        """Problems whose reference cannot be read, and the number of them that are ever right."""
+        unreadable = set()
+        right = set()
+        for item in self.light:
+            if item.stage == TEXT_ALONE:
+                unreadable.add(item.problem_id)
+            if item.correct:
+                right.add(item.problem_id)
+        return len(unreadable), len(unreadable & right)
 
     @cached_property
     def cut_off(self) -> float:
@@ -259,33 +280,36 @@ class EvaluationResult:
 
     @cached_property
     def tokens_right(self) -> float:
-        """Mean tokens of the right completions; NaN where there are none."""
+        """Mean tokens of the correct completions; NaN where there are none."""
         return mean_of(item.tokens for item in self.light if item.correct)
 
     @cached_property
     def tokens_wrong(self) -> float:
-        """Mean tokens of all others."""
+        """Mean tokens of all other completions."""
         return mean_of(item.tokens for item in self.light if not item.correct)
 
     @cached_property
     def by_subject(self) -> dict[str, Accuracy]:
-        """Empty where no problem has a subject."""
-        return self._parts(lambda item: item.subject)
+        """Accuracy by subject. Empty where no problem has one."""
+        return self._accuracies(lambda item: item.subject)
 
     @cached_property
     def by_level(self) -> dict[str, Accuracy]:
-        return self._parts(lambda item: item.level)
+        return self._accuracies(lambda item: item.level)
 
     @cached_property
     def by_length(self) -> dict[str, Accuracy]:
-        """By sampled tokens, in ranges that double; a problem is in each that a sample is in."""
-        ranges = _by(self._scored_items, lambda item: item.tokens.bit_length(), lambda i: i)
-        found = {}
-        for bits in sorted(ranges):
-            scores = _by(ranges[bits], lambda i: i.problem_id, lambda i: float(i.correct))
+        """Accuracy by sampled tokens, in ranges that double.
+
+        A problem is in each range that one of its samples is in.
+        """
+        ranges = _group(self._scored_items, lambda item: item.tokens.bit_length())
+        accuracies = {}
+        for bits, items in sorted(ranges.items()):
             name = f"{2 ** (bits - 1)}-{2**bits - 1}"
-            found[name] = Accuracy.of(list(scores.values()))
-        return found
+            scores = _scores(items)
+            accuracies[name] = Accuracy.of(list(scores.values()))
+        return accuracies
 
     @cached_property
     def metrics(self) -> Metrics | None:
@@ -305,23 +329,27 @@ class EvaluationResult:
     @cached_property
     def rewards_by_subject(self) -> dict[str, dict[str, float]]:
         """Subject -> component (and `total`) -> mean. Empty where no problem has a subject."""
-        return self._rewards_by(lambda item: item.subject)
+        return self._mean_rewards_by(lambda item: item.subject)
 
     @cached_property
     def rewards_by_level(self) -> dict[str, dict[str, float]]:
-        return self._rewards_by(lambda item: item.level)
+        return self._mean_rewards_by(lambda item: item.level)
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """All that is derived, by name, as summaries and trackers have it."""
+        """All derived numbers by name, as in summaries and trackers."""
+        unreadable, right = self.text_alone
+        maj_at_k = {}
+        if self.majority is not None:
+            maj_at_k[str(self.samples)] = self.majority
         return {
             **self.overall.numbers,
             "lenient": None if self.lenient is None else self.lenient.numbers,
             "pass_at_k": {str(k): value for k, value in self.pass_at_k.items()},
-            "maj_at_k": {} if self.majority is None else {str(self.samples): self.majority},
+            "maj_at_k": maj_at_k,
             "outcomes": self.split_counts,
             "outcomes_lenient": self.lenient_counts,
-            "text_alone": dict(zip(("problems", "right"), self.text_alone, strict=True)),
+            "text_alone": {"problems": unreadable, "right": right},
             "cut_off": self.cut_off,
             "mean_tokens": self.mean_tokens,
             "tokens_right": self.tokens_right,
@@ -329,52 +357,75 @@ class EvaluationResult:
             "metrics": None if self.metrics is None else asdict(self.metrics),
             "rewards_by_subject": self.rewards_by_subject,
             "rewards_by_level": self.rewards_by_level,
-            "by_subject": {part: found.numbers for part, found in self.by_subject.items()},
-            "by_level": {part: found.numbers for part, found in self.by_level.items()},
-            "by_length": {part: found.numbers for part, found in self.by_length.items()},
+            "by_subject": _numbers_of(self.by_subject),
+            "by_level": _numbers_of(self.by_level),
+            "by_length": _numbers_of(self.by_length),
         }
 
     @cached_property
     def _scored(self) -> dict[str, list[float]]:
-        items = self._scored_items
-        return _by(items, lambda item: item.problem_id, lambda item: float(item.correct))
+        """Problem id -> score of each sample."""
+        return _scores(self._scored_items)
 
     @cached_property
     def _scored_items(self) -> tuple[EvaluationItem, ...]:
-        unreadable = {i.problem_id for i in self.light if i.verdict is Verdict.NOT_SCORED}
-        return tuple(item for item in self.light if item.problem_id not in unreadable)
+        """The items of problems whose samples were all scored."""
+        not_scored = {item.problem_id for item in self.light if item.verdict is Verdict.NOT_SCORED}
+        return tuple(item for item in self.light if item.problem_id not in not_scored)
 
-    def _rewards_by(
-        self, part_of: Callable[[EvaluationItem], str | None]
+    def _mean_rewards_by(
+        self, name_of: Callable[[EvaluationItem], str | None]
     ) -> dict[str, dict[str, float]]:
-        known = [item for item in self.light if item.rewards is not None]
-        parts = _by(known, part_of, lambda item: item)
-        return {
-            name: {**_mean_rewards(items), "total": mean_of(item.reward for item in items)}
-            for name, items in sorted(parts.items())
-        }
+        """Return subject or level -> component (and `total`) -> mean."""
+        with_rewards = [item for item in self.light if item.rewards is not None]
+        groups = _group(with_rewards, name_of)
+        means = {}
+        for name, items in sorted(groups.items()):
+            total = mean_of(item.reward for item in items)
+            means[name] = {**_mean_rewards(items), "total": total}
+        return means
 
-    def _parts(self, part_of: Callable[[EvaluationItem], str | None]) -> dict[str, Accuracy]:
-        part = {item.problem_id: part_of(item) for item in self.light}
-        grouped = _by(self._scored.items(), lambda pair: part[pair[0]], lambda pair: pair[1])
-        return {name: Accuracy.of(grouped[name]) for name in sorted(grouped)}
+    def _accuracies(self, name_of: Callable[[EvaluationItem], str | None]) -> dict[str, Accuracy]:
+        """Return subject or level -> accuracy; a problem belongs to that of its last item."""
+        names = {item.problem_id: name_of(item) for item in self.light}
+        groups = _group(self._scored, names.__getitem__)
+        accuracies = {}
+        for name, problem_ids in sorted(groups.items()):
+            scores = [self._scored[problem_id] for problem_id in problem_ids]
+            accuracies[name] = Accuracy.of(scores)
+        return accuracies
 
 
-def _counted(outcomes: Iterable[Outcome | None]) -> dict[Outcome, int]:
+def _numbers_of(accuracies: Mapping[str, Accuracy]) -> dict[str, dict[str, float]]:
+    return {name: accuracy.numbers for name, accuracy in accuracies.items()}
+
+
+def _scores(items: Iterable[EvaluationItem]) -> dict[str, list[float]]:
+    """Return problem id -> score of each of its items, in order."""
+    scores: dict[str, list[float]] = {}
+    for item in items:
+        scores.setdefault(item.problem_id, []).append(float(item.correct))
+    return scores
+
+
+def _count(outcomes: Iterable[Outcome | None]) -> dict[Outcome, int]:
     counts = Counter(outcomes)
     return {outcome: counts[outcome] for outcome in OUTCOMES}
 
 
 def _majority(ballot: Sequence[EvaluationItem]) -> float:
-    """The share of the most frequent answers of one problem that are right."""
-    votes = _by(ballot, lambda i: i.extracted and _as_vote(i.extracted), lambda i: i.correct)
-    most = max(map(len, votes.values()), default=0)
-    return mean_of(mean_of(vote) for vote in votes.values() if len(vote) == most) if most else 0.0
+    """Return the share of the most frequent answers of one problem that are right."""
+    votes = _group(ballot, lambda item: item.extracted and _as_vote(item.extracted))
+    if not votes:
+        return 0.0
+    most = max(len(items) for items in votes.values())
+    winners = [items for items in votes.values() if len(items) == most]
+    return mean_of(mean_of(item.correct for item in items) for items in winners)
 
 
 @lru_cache(maxsize=10_000)
 def _as_vote(answer: str) -> str:
-    r"""What equal answers have in common.
+    r"""Put an answer in a form that is equal for equal answers.
 
     >>> _as_vote(r"\frac12") == _as_vote("0.50"), _as_vote("x + 1") == _as_vote("x+1")
     (True, True)
@@ -384,31 +435,37 @@ def _as_vote(answer: str) -> str:
         number = read_number(text)
     except TooLargeError:
         number = None
-    return canonical(text) if number is None else f"{number.value}{'%' * number.percent}"
+    if number is None:
+        return canonical(text)
+    return f"{number.value}%" if number.percent else str(number.value)
 
 
 def mean_of(values: Iterable[float | None]) -> float:
-    """The mean of what is known; NaN where nothing is.
+    """Return the mean of the values that are not None; NaN where there are none.
 
     >>> mean_of([True, None, 0.5]), mean_of([])
     (0.75, nan)
     """
-    known = [float(value) for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else math.nan
+    numbers = [float(value) for value in values if value is not None]
+    if not numbers:
+        return math.nan
+    return math.fsum(numbers) / len(numbers)
 
 
 def _mean_rewards(items: Sequence[EvaluationItem]) -> dict[str, float]:
-    names = dict.fromkeys(name for item in items for name in (item.rewards or {}))
-    return {name: mean_of((item.rewards or {}).get(name) for item in items) for name in names}
+    """Return the mean of each component."""
+    rewards = [item.rewards or {} for item in items]
+    names = dict.fromkeys(name for components in rewards for name in components)
+    return {name: mean_of(components.get(name) for components in rewards) for name in names}
 
 
-def _by(
-    things: Iterable[Thing], key: Callable[[Thing], Key | None], value: Callable[[Thing], Value]
-) -> dict[Key, list[Value]]:
-    """Values by key, in their order; what has no key is left out."""
-    groups: dict[Key, list[Value]] = {}
-    for thing in things:
-        name = key(thing)
+def _group(
+    elements: Iterable[Element], key: Callable[[Element], Key | None]
+) -> dict[Key, list[Element]]:
+    """Group elements by key, in their order; those without a key are left out."""
+    groups: dict[Key, list[Element]] = {}
+    for element in elements:
+        name = key(element)
         if name is not None:
-            groups.setdefault(name, []).append(value(thing))
+            groups.setdefault(name, []).append(element)
     return groups

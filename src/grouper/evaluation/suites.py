@@ -1,10 +1,10 @@
-"""Public problem sets by name, and a recipe that measures on one of them as the field does."""
+"""Public problem sets by name, and the recipe that measures on one with the usual settings."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from grouper.prompts import FORMATS
 
 SUITES: dict[str, dict[str, Any]] = table("grouper.evaluation", "suites.yaml")
 
-# A prompt is never left out of a suite because a recipe has shorter ones.
+# Maximal prompt tokens: no problem of a suite is left out because of a recipe's limit.
 _LONG = 1_000_000
 
 
@@ -37,75 +37,92 @@ class Suite:
 
     @property
     def card(self) -> dict[str, Any]:
-        """Where its problems lie, as evaluations record it; the revision follows from loading."""
+        """The source of its problems, as evaluations record it; loading adds the revision."""
         data = self.data
+        source = SOURCES[data.source]
         return {
             "name": self.name,
             "source": data.source,
-            "path": data.path or SOURCES[data.source].hub,
-            "subset": data.subset or SOURCES[data.source].subset,
+            "path": data.path or source.hub,
+            "subset": data.subset or source.subset,
             "split": data.split,
             "answer": self.answer,
         }
 
 
 def suite_named(text: str) -> Suite:
-    """The suite of that name, with its problems in a local copy (NAME=PATH), or a file as one.
+    """Return the suite of that name, with a local copy of its problems (NAME=PATH), or a file.
 
     Raises:
         ConfigError: there is no such suite or file.
     """
     name, _, path = text.partition("=")
+    if name in SUITES:
+        row = dict(SUITES[name])
+        data = dict(row["data"])
+        if path:
+            data["path"] = path
+            # A local copy may have any layout, with the same columns.
+            if data["source"] == "hub":
+                data["source"] = "file"
     # An empty path would be the current folder.
-    is_file = name not in SUITES and bool(name) and Path(name).expanduser().exists()
-    if name not in SUITES and not is_file:
+    elif name and Path(name).expanduser().exists():
+        # The answers of a file may be of any form, as MATH's are.
+        row = dict(SUITES["math"])
+        data = source_named(name)
+        name = Path(name).stem
+    else:
         raise ConfigError(
             f"there is no suite {name!r}, and no file of that name",
             where="--on",
             fix=did_you_mean(name, SUITES),
         )
-    # Of a file it is not known what its answers are, which is what MATH's may be.
-    row = dict(SUITES["math" if is_file else name])
-    if is_file:
-        row["data"], name = source_named(name), Path(name).stem
-    elif path:
-        local = {"path": path}
-        if row["data"]["source"] == "hub":  # of any layout, with the same columns
-            local["source"] = "file"
-        row["data"] = {**row["data"], **local}
-    del row["about"]
-    suite = Suite(name=name, **{"sampling": {}, **row, "data": SourceConfig(**row["data"])})
-    return replace(suite, prompts=tuple(suite.prompts))
+    return Suite(
+        name=name,
+        data=SourceConfig(**data),
+        answer=row["answer"],
+        prompts=tuple(row["prompts"]),
+        tokens=row["tokens"],
+        sampling=row.get("sampling", {}),
+    )
 
 
 def recipe_on(
     recipe: Recipe, suite: Suite, *, prompt: str | None, tokens: int, **changes: Any
 ) -> Recipe:
-    """The recipe that measures on a suite.
+    """Make the recipe that measures on a suite.
 
     Args:
-        recipe: of the model.
-        suite: what to measure on.
+        recipe: the recipe of the model.
+        suite: the suite.
         prompt: a format; None: the recipe's own.
         tokens: the longest completion.
-        changes: to the suite's sampling (`samples`, `temperature`, ...); None: as it has it.
+        changes: values in place of the suite's sampling (`samples`, `temperature`, ...); None keeps
+            the suite's.
 
     Raises:
-        ConfigError: there is no such format, or a value that cannot be.
+        ConfigError: there is no such format, or an impossible value.
     """
-    asked = recipe.prompt if prompt is None else PromptConfig(format=prompt)
-    require_known("prompt format", asked.format, FORMATS, where="--prompt")
-    given = {name: value for name, value in changes.items() if value is not None}
-    own = {"samples": 1, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    settings = {**own, **suite.sampling, **given, "max_new_tokens": tokens, "rewards": False}
-    # Through an override, whose refusals say what is wrong with a value.
-    wanted = [f"evaluation.{key}={json.dumps(value)}" for key, value in settings.items()]
-    sampling = {"stop": None} if prompt is not None else {}
+    prompt_config = recipe.prompt
+    sampling_changes: dict[str, Any] = {}
+    if prompt is not None:
+        prompt_config = PromptConfig(format=prompt)
+        sampling_changes["stop"] = None
+    sampling_changes["max_total_tokens"] = None
+    require_known("prompt format", prompt_config.format, FORMATS, where="--prompt")
+
+    settings = {"samples": 1, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    settings.update(suite.sampling)
+    settings.update({name: value for name, value in changes.items() if value is not None})
+    settings["max_new_tokens"] = tokens
+    settings["rewards"] = False
+    # As an override, whose errors say what is wrong with a value.
+    overrides = [f"evaluation.{key}={json.dumps(value)}" for key, value in settings.items()]
     return recipe.model_copy(
         update={
             "data": recipe.data.model_copy(update={"test": suite.data, "test_share": 0.0}),
-            "prompt": asked.model_copy(update={"max_prompt_tokens": _LONG}),
-            "evaluation": recipe.override(*wanted).evaluation,
-            "sampling": recipe.sampling.model_copy(update={**sampling, "max_total_tokens": None}),
+            "prompt": prompt_config.model_copy(update={"max_prompt_tokens": _LONG}),
+            "evaluation": recipe.override(*overrides).evaluation,
+            "sampling": recipe.sampling.model_copy(update=sampling_changes),
         }
     )

@@ -1,4 +1,4 @@
-"""Problem sets -> prompts and demonstrations; those that do not fit are listed, never cut."""
+"""Problem sets -> prompts and demonstrations; items that do not fit are dropped, never cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Item = TypeVar("Item", Prompt, Demonstration)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """A problem that is left out, and why.
+    """A problem that is left out, and the reason.
 
     Example: `Dropped(problem_id="gsm8k/train/7", reason="the prompt has 612 tokens, above 512")`.
     """
@@ -28,7 +28,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedItems(Generic[Item]):
-    """Prompts or demonstrations in the order of their problems, and what was left out."""
+    """Prompts or demonstrations in the order of their problems, and the problems left out."""
 
     items: tuple[tuple[Problem, Item], ...]
     dropped: tuple[Dropped, ...]
@@ -43,24 +43,32 @@ def prepare_prompts(
     max_percentile: float | None = None,
     fix: str = "Raise prompt.max_prompt_tokens.",
 ) -> PreparedItems[Prompt]:
-    """The prompts of `problems` that have at most `max_prompt_tokens` tokens.
+    """Render the prompts of `problems`, and keep those of at most `max_prompt_tokens` tokens.
 
-    With `max_percentile`, of those the ones that are not longer than this percentile of their
-    lengths (interpolated linearly). `fix` is the advice if none is left.
+    With `max_percentile`, prompts that are longer than this percentile of the remaining lengths
+    (interpolated linearly) are dropped as well. `fix` is the advice if none is left.
 
     Raises:
         PromptError: the template fails, or no prompt is left.
     """
+
+    def above_limit(prompt: Prompt) -> str | None:
+        return _too_long("prompt", len(prompt.token_ids), max_prompt_tokens)
+
     prompts = [(problem, render(problem, fmt, tokenizer)) for problem in problems]
-    fitting = _fitting(prompts, lambda p: _too_long("prompt", len(p.token_ids), max_prompt_tokens))
+    fitting = _fitting(prompts, above_limit)
     _require_some(fitting, "prompt", fix)
     if max_percentile is None:
         return fitting
-    bound = np.percentile([len(p.token_ids) for _, p in fitting.items], max_percentile)
-    percentile = f", the percentile {max_percentile:g}"
-    shorter = _fitting(
-        fitting.items, lambda p: _too_long("prompt", len(p.token_ids), bound, percentile)
-    )
+
+    lengths = [len(prompt.token_ids) for _, prompt in fitting.items]
+    bound = np.percentile(lengths, max_percentile)
+    bound_name = f", the percentile {max_percentile:g}"
+
+    def above_percentile(prompt: Prompt) -> str | None:
+        return _too_long("prompt", len(prompt.token_ids), bound, bound_name)
+
+    shorter = _fitting(fitting.items, above_percentile)
     return PreparedItems(items=shorter.items, dropped=fitting.dropped + shorter.dropped)
 
 
@@ -74,7 +82,7 @@ def prepare_demonstrations(
     max_completion_tokens: int | None = None,
     max_tokens: int | None = None,
 ) -> PreparedItems[Demonstration]:
-    """The demonstrations of `problems` that fit, each ending in the stop token.
+    """Make the demonstrations of `problems` that fit, each ending in the stop token.
 
     Left out: problems without a worked solution, solutions that do not survive the tokenizer,
     and prompts, completions (stop token included) or both together (`max_tokens`) that are too
@@ -83,23 +91,24 @@ def prepare_demonstrations(
     Raises:
         PromptError: the template fails, or no demonstration is left.
     """
-    made: list[tuple[Problem, Demonstration | str]] = []
+    results: list[tuple[Problem, Demonstration | str]] = []
     for problem in problems:
         try:
-            made.append((problem, demonstrate(problem, fmt, tokenizer, stop_token_id)))
+            results.append((problem, demonstrate(problem, fmt, tokenizer, stop_token_id)))
         except PromptError as error:
             # A template that fails on every problem leaves none, and is reported below.
-            made.append((problem, error.what))
+            results.append((problem, error.what))
 
-    def too_long(shown: Demonstration) -> str | None:
-        asked, answered = len(shown.prompt.token_ids), len(shown.token_ids)
+    def above_limit(demonstration: Demonstration) -> str | None:
+        prompt_tokens = len(demonstration.prompt.token_ids)
+        completion_tokens = len(demonstration.token_ids)
         return (
-            _too_long("prompt", asked, max_prompt_tokens)
-            or _too_long("completion", answered, max_completion_tokens)
-            or _too_long("demonstration", asked + answered, max_tokens)
+            _too_long("prompt", prompt_tokens, max_prompt_tokens)
+            or _too_long("completion", completion_tokens, max_completion_tokens)
+            or _too_long("demonstration", prompt_tokens + completion_tokens, max_tokens)
         )
 
-    fitting = _fitting(made, too_long)
+    fitting = _fitting(results, above_limit)
     _require_some(
         fitting,
         "demonstration",
@@ -110,11 +119,12 @@ def prepare_demonstrations(
 
 
 def _fitting(
-    made: Sequence[tuple[Problem, Item | str]], too_long: Callable[[Item], str | None]
+    results: Sequence[tuple[Problem, Item | str]], too_long: Callable[[Item], str | None]
 ) -> PreparedItems[Item]:
-    """The items that are not too long; a string is the reason why there is no item."""
-    items, dropped = [], []
-    for problem, item in made:
+    """Keep the items that are not too long; a string is the reason why there is no item."""
+    items = []
+    dropped = []
+    for problem, item in results:
         reason = item if isinstance(item, str) else too_long(item)
         if reason is not None:
             dropped.append(Dropped(problem_id=problem.id, reason=reason))
@@ -123,15 +133,18 @@ def _fitting(
     return PreparedItems(items=tuple(items), dropped=tuple(dropped))
 
 
-def _too_long(part: str, tokens: int, limit: float | None, of: str = "") -> str | None:
+def _too_long(noun: str, tokens: int, limit: float | None, limit_name: str = "") -> str | None:
+    """Return the reason to drop an item, or None where it fits."""
     if limit is None or tokens <= limit:
         return None
-    return f"the {part} has {tokens} tokens, above {limit:.10g}{of}"
+    return f"the {noun} has {tokens} tokens, above {limit:.10g}{limit_name}"
 
 
 def _require_some(fitting: PreparedItems[Item], noun: str, fix: str) -> None:
     if fitting.items:
         return
-    dropped = fitting.dropped
-    first = f"; the first: {dropped[0].problem_id}: {dropped[0].reason}" if dropped else ""
-    raise PromptError(f"no {noun} is left of {len(dropped)} problems{first}", fix=fix)
+    example = ""
+    if fitting.dropped:
+        first = fitting.dropped[0]
+        example = f"; the first: {first.problem_id}: {first.reason}"
+    raise PromptError(f"no {noun} is left of {len(fitting.dropped)} problems{example}", fix=fix)

@@ -1,7 +1,7 @@
-"""A problem as token ids: the one renderer of SFT, rollouts, evaluation and `generate`.
+"""Rendering of a problem as token ids, for SFT, rollouts, evaluation and `generate` alike.
 
-Chat templates are tested by what they render, and a worked solution is encoded apart from its
-prompt.
+Chat templates are tested by the text that they render, and a worked solution is encoded apart from
+its prompt.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ OPENED_THINKING = re.compile(r"<think>\s*\Z")
 
 
 class Tokenizer(Hashable, Protocol):
-    """What prompts need of a tokenizer; importing a tokenizer library would import torch.
+    """The methods of a tokenizer that prompts need.
 
-    A Hugging Face tokenizer has all of it.
+    A Hugging Face tokenizer has all of them. It is not imported: its library would import torch.
     """
 
     @property
@@ -46,23 +46,31 @@ class Tokenizer(Hashable, Protocol):
     def encode(
         self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
     ) -> list[int]:
-        """Ids; with `split_special_tokens` the names of special tokens are text like any other."""
+        """Encode a text; with `split_special_tokens`, names of special tokens are mere text."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
 
     def apply_chat_template(
         self, conversation: Any, *, tokenize: bool = True, add_generation_prompt: bool = False
     ) -> Any:
-        """The rendered text where `tokenize` is false. May raise whatever the template raises."""
+        """Render a conversation, as text if `tokenize` is false.
+
+        It may raise any exception that the template raises.
+        """
 
     @property
     def added_tokens_decoder(self) -> dict[int, Any]:
-        """By id, the tokens that are found in a text before it is split, special or not."""
+        """The tokens that are found in a text before it is split, special or not, by id."""
 
 
-# Every id that was met, for all prompts to share: in a tuple each takes 8 bytes, and 28 more as an
-# object of its own, where a large set has a hundred million.
-_SHARED: dict[int, int] = {}
+# One integer object per id, which all prompts share: in a tuple each id takes 8 bytes, and 28 more
+# as an object of its own, where a large set has a hundred million.
+_SHARED_IDS: dict[int, int] = {}
+
+
+def _shared(ids: Sequence[int]) -> tuple[int, ...]:
+    """Return the ids as a tuple of shared objects."""
+    return tuple(map(_SHARED_IDS.setdefault, ids, ids))
 
 
 # --- prompts -------------------------------------------------------------------------------------
@@ -71,14 +79,14 @@ _SHARED: dict[int, int] = {}
 def render(
     problem: Problem, fmt: AnswerFormat, tokenizer: Tokenizer, earlier: Sequence[Message] = ()
 ) -> Prompt:
-    """The prompt of `problem`, generation prompt and prefix included.
+    """Render the prompt of `problem`, generation prompt and prefix included.
 
     If the problem has a whole prompt, that is used word for word.
 
     Args:
-        problem: its question, or its prompt.
+        problem: the problem, with a question or a whole prompt.
         fmt: the format.
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         earlier: turns before the question; only a chat template knows how to write them.
 
     Raises:
@@ -88,7 +96,9 @@ def render(
     question = problem.question
     fmt, earlier = _with_own_system(fmt, (*problem.earlier, *earlier))
     if problem.prompt is not None:
-        text, question = problem.prompt, ""  # rendered already: its special tokens are meant
+        # The special tokens of a whole prompt are intended: none is encoded as mere text.
+        text = problem.prompt
+        question = ""
     elif uses_chat(fmt, tokenizer):
         text, messages = _render_chat(tokenizer, fmt, question, earlier)
         if not text.endswith(fmt.prefix):  # a template may have opened it already
@@ -106,13 +116,14 @@ def render(
     # first exactly where the tokenizer puts one; other special tokens that a tokenizer adds (an EOS
     # at the end) have no place in a prompt.
     bos = _bos(tokenizer) if messages is None else []
-    ids = ids if ids[:1] == bos else [*bos, *ids]
+    if ids[:1] != bos:
+        ids = [*bos, *ids]
     if not ids:
         raise PromptError(f"the prompt of {problem.id} has no tokens", where="prompt")
     return Prompt(
         problem_id=problem.id,
         text=text,
-        token_ids=tuple(map(_SHARED.setdefault, ids, ids)),
+        token_ids=_shared(ids),
         messages=messages,
         prefix=fmt.prefix if text.endswith(fmt.prefix) else "",
     )
@@ -121,19 +132,23 @@ def render(
 def _with_own_system(
     fmt: AnswerFormat, turns: tuple[Message, ...]
 ) -> tuple[AnswerFormat, tuple[Message, ...]]:
-    """The format with the conversation's own system message before its instruction.
+    """Put the conversation's own system message before the format's instruction.
 
-    Both are said: what the data asks of the assistant, and how the answer is written.
+    The model needs both: the task of the assistant from the data, and the way to write the answer
+    from the format.
     """
     if not turns or turns[0]["role"] != "system":
         return fmt, turns
-    own = turns[0]["content"].strip()
-    parts = [own] if fmt.system.strip() in own else [own, fmt.system]
-    return replace(fmt, system="\n\n".join(part for part in parts if part)), turns[1:]
+    system_message = turns[0]["content"].strip()
+    paragraphs = [system_message]
+    if fmt.system.strip() not in system_message:
+        paragraphs.append(fmt.system)
+    system = "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+    return replace(fmt, system=system), turns[1:]
 
 
 def uses_chat(fmt: AnswerFormat, tokenizer: Tokenizer) -> bool:
-    """Whether prompts go through the tokenizer's chat template.
+    """Tell whether prompts go through the tokenizer's chat template.
 
     Raises:
         PromptError: the recipe insists on a chat template and there is none, or another one.
@@ -153,55 +168,57 @@ def uses_chat(fmt: AnswerFormat, tokenizer: Tokenizer) -> bool:
     return fmt.chat != "plain" and bool(tokenizer.chat_template)
 
 
-# Llama 3.2 and others write the date into every prompt: theirs where there is no clock.
+# Llama 3.2 and others write the date into every prompt. This is the date that their templates use
+# where there is no clock.
 _NO_CLOCK = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro %}"
 
-# Between these stand the values of prompt.chat_template_kwargs in a template that has them.
+# Marks around the values of prompt.chat_template_kwargs in a template that has them.
 _KWARGS_BEGIN = "{#- prompt.chat_template_kwargs -#}"
 _KWARGS_END = "{#- end of prompt.chat_template_kwargs -#}"
 
 
 def install_template(fmt: AnswerFormat, tokenizer: Any) -> None:
-    """Give the tokenizer the recipe's chat template, so that whatever loads it renders the same.
+    """Give the tokenizer the recipe's chat template, so that every program renders the same.
 
-    That is the format's own where the recipe wants it installed. Any other template is kept, with
-    two changes. It shows a fixed date in place of today's: a prompt must be the same tomorrow, in a
-    resumed run, in the evaluation and in what is exported. And its variables have the values of
-    `prompt.chat_template_kwargs` unless a caller gives others.
+    With `prompt.template: install` that is the format's own template. Any other template is kept,
+    with two changes. It shows a fixed date in place of today's: a prompt must be the same tomorrow,
+    in a resumed run, in the evaluation and in the exported model. And its variables have the values
+    of `prompt.chat_template_kwargs` unless a caller gives others.
 
     Raises:
         PromptError: a variable that the template does not read, or there is no template to read it.
     """
     template = tokenizer.chat_template
     if fmt.chat == "install":
-        own = own_chat_template(fmt, tokenizer)
-        if template and template != own:
+        format_template = own_chat_template(fmt, tokenizer)
+        if template and template != format_template:
             log.warning(
                 "prompt.template: install replaces the model's own chat template, which its "
                 "training had in every example. prompt.template: auto keeps it."
             )
         _require_variables(fmt, "")
-        tokenizer.chat_template = own
+        tokenizer.chat_template = format_template
         return
     if not isinstance(template, str):
         _require_variables(fmt, template)
         return
-    plain = _without_additions(template)
-    _require_variables(fmt, "" if fmt.chat == "plain" else plain)
-    additions = _NO_CLOCK if "strftime_now" in plain else ""
-    tokenizer.chat_template = additions + _jinja_defaults(fmt.template_kwargs) + plain
+    model_template = _without_additions(template)
+    _require_variables(fmt, "" if fmt.chat == "plain" else model_template)
+    fixed_date = _NO_CLOCK if "strftime_now" in model_template else ""
+    defaults = _jinja_defaults(fmt.template_kwargs)
+    tokenizer.chat_template = fixed_date + defaults + model_template
 
 
 def _without_additions(template: str) -> str:
-    """A chat template as the model brought it."""
-    plain = template.removeprefix(_NO_CLOCK)
-    if plain.startswith(_KWARGS_BEGIN):
-        plain = plain.partition(_KWARGS_END)[2]
-    return plain
+    """Return a chat template as it came with the model."""
+    template = template.removeprefix(_NO_CLOCK)
+    if template.startswith(_KWARGS_BEGIN):
+        _, _, template = template.partition(_KWARGS_END)
+    return template
 
 
 def _jinja_defaults(values: Mapping[str, Any]) -> str:
-    """Statements that set variables of a template where its caller does not."""
+    """Write statements that set variables of a template where its caller does not."""
     if not values:
         return ""
     lines = [
@@ -212,14 +229,14 @@ def _jinja_defaults(values: Mapping[str, Any]) -> str:
 
 
 def _jinja_literal(value: object) -> str:
-    """A JSON value as Jinja writes it: as JSON does, but for null."""
+    """Write a JSON value as a Jinja literal: as in JSON, except for null."""
     if value is None:
         return "none"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_jinja_literal, value)) + "]"
     if isinstance(value, Mapping):
-        rows = (f"{json.dumps(key)}: {_jinja_literal(one)}" for key, one in value.items())
-        return "{" + ", ".join(rows) + "}"
+        entries = [f"{json.dumps(key)}: {_jinja_literal(entry)}" for key, entry in value.items()]
+        return "{" + ", ".join(entries) + "}"
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -233,62 +250,67 @@ def _require_variables(fmt: AnswerFormat, template: Any) -> None:
         return
     where = "prompt.chat_template_kwargs"
     if not isinstance(template, str) or not template:
-        what = "these are variables of the model's own chat template, and none is used"
+        message = "these are variables of the model's own chat template, and none is used"
         if isinstance(template, dict):
-            what = "the tokenizer has several chat templates, and variables are for one"
-        raise PromptError(what, where=where, fix="Leave it out, or use prompt.template: chat.")
+            message = "the tokenizer has several chat templates, and variables are for one"
+        raise PromptError(message, where=where, fix="Leave it out, or use prompt.template: chat.")
     names = set(re.findall(r"[A-Za-z_]\w*", template))
     for name in fmt.template_kwargs:
         if name not in names:
             near = nearest(name, names)
             hint = f"Did you mean {near!r}?" if near else "Its text says which ones it has."
-            what = f"the model's chat template reads no variable {name!r}"
-            raise PromptError(what, where=where, fix=hint)
+            message = f"the model's chat template reads no variable {name!r}"
+            raise PromptError(message, where=where, fix=hint)
 
 
-# How a first turn is laid out.
+# Layout of a first turn.
 _LAYOUT = "{system}\n\n{question}\n"
 
 
 def own_chat_template(fmt: AnswerFormat, tokenizer: Tokenizer, layout: str = _LAYOUT) -> str:
-    """A Jinja chat template: instruction, turns, and the opened tag as the generation prompt.
+    """Write a Jinja chat template: instruction, turns, and the opened tag as generation prompt.
 
     Conversations without a system message get the format's, so that a saved tokenizer renders the
     same layout in any program that loads it.
 
     Args:
-        fmt: its instruction and its prefix.
-        tokenizer: the BOS that it puts in front of a text comes first, since nobody adds it to the
-            text of a chat template.
-        layout: of a first turn.
+        fmt: the format, whose instruction and prefix the template has.
+        tokenizer: its BOS comes first where it puts one in front of a text, since nothing adds it
+            to the text of a chat template.
+        layout: the layout of a first turn.
     """
-    before, _, after = layout.partition("{question}")
-    between = before.partition("{system}")[2]
-    turn = between.lstrip()
-    gap = between.removesuffix(turn)
-    # A JSON string is a Jinja string: the same quotes and escapes, but for those of Unicode.
-    texts = (fmt.system, fmt.prefix, gap, turn, after)
-    instruction, opened, gap, turn, after = (json.dumps(t, ensure_ascii=False) for t in texts)
+    text_before_question, _, question_suffix = layout.partition("{question}")
+    _, _, text_after_system = text_before_question.partition("{system}")
+    question_prefix = text_after_system.lstrip()
+    gap = text_after_system.removesuffix(question_prefix)
+
+    def jinja_string(text: str) -> str:
+        # A JSON string is a Jinja string: the same quotes and escapes, but for those of Unicode.
+        return json.dumps(text, ensure_ascii=False)
+
+    question = (
+        f"{jinja_string(question_prefix)} + message['content'] + {jinja_string(question_suffix)}"
+    )
     bos = "{{- bos_token -}}" if _bos(tokenizer) else ""
     return bos + (
         "{%- if messages[0]['role'] == 'system' -%}"
         "{%- set instruction = messages[0]['content'] -%}{%- set turns = messages[1:] -%}"
         "{%- else -%}"
-        f"{{%- set instruction = {instruction} -%}}{{%- set turns = messages -%}}"
+        f"{{%- set instruction = {jinja_string(fmt.system)} -%}}{{%- set turns = messages -%}}"
         "{%- endif -%}"
-        f"{{%- if instruction -%}}{{{{- instruction + {gap} -}}}}{{%- endif -%}}"
+        f"{{%- if instruction -%}}{{{{- instruction + {jinja_string(gap)} -}}}}{{%- endif -%}}"
         "{%- for message in turns -%}"
         "{%- if message['role'] == 'assistant' -%}{{- message['content'] + eos_token + '\n' -}}"
-        f"{{%- else -%}}{{{{- {turn} + message['content'] + {after} -}}}}{{%- endif -%}}"
+        f"{{%- else -%}}{{{{- {question} -}}}}{{%- endif -%}}"
         "{%- endfor -%}"
-        f"{{%- if add_generation_prompt -%}}{{{{- {opened} -}}}}{{%- endif -%}}"
+        f"{{%- if add_generation_prompt -%}}{{{{- {jinja_string(fmt.prefix)} -}}}}{{%- endif -%}}"
     )
 
 
 def _render_chat(
     tokenizer: Tokenizer, fmt: AnswerFormat, question: str, earlier: tuple[Message, ...] = ()
 ) -> tuple[str, tuple[Message, ...]]:
-    """The rendered text up to where the assistant begins, and the messages that gave it.
+    """Render a conversation up to where the assistant begins; return the text and its messages.
 
     Where the template refuses a system message, or leaves it out in silence, the instruction
     goes in front of the question.
@@ -302,17 +324,22 @@ def _render_chat(
         messages = (Message(role="system", content=system), *messages)
     text = _apply_template(tokenizer, messages)
     if system and (isinstance(text, Exception) or system.strip() not in text):
-        first, *rest = messages[1:]
-        messages = (Message(role="user", content=f"{system}\n\n{first['content']}"), *rest)
+        _, first, *later = messages
+        first = Message(role="user", content=f"{system}\n\n{first['content']}")
+        messages = (first, *later)
         text = _apply_template(tokenizer, messages)
-    cause = text if isinstance(text, Exception) else None
-    what = "leaves out the question" if cause is None else f"fails: {cause}"
-    if isinstance(text, Exception) or question.strip() not in text:
+    if isinstance(text, Exception):
         raise PromptError(
-            f"the chat template {what}",
+            f"the chat template fails: {text}",
             where="the tokenizer",
             fix="Use `prompt.template: plain`.",
-        ) from cause
+        ) from text
+    if question.strip() not in text:
+        raise PromptError(
+            "the chat template leaves out the question",
+            where="the tokenizer",
+            fix="Use `prompt.template: plain`.",
+        )
     # A tag at the end of the question itself stays, and so does a mode that the recipe has chosen.
     if not fmt.template_kwargs and not text.rstrip().endswith(question.strip()):
         text = OPENED_THINKING.sub("", text)
@@ -324,7 +351,7 @@ def _require_one_block(fmt: AnswerFormat, text: str) -> None:
     """Refuse a prompt that opens a thinking block for a format that opens one itself.
 
     Raises:
-        PromptError: it does.
+        PromptError: both open one.
     """
     if OPENED_THINKING.search(text) and fmt.tags is not None and "<think>" in fmt.tags:
         raise PromptError(
@@ -338,7 +365,7 @@ def _require_one_block(fmt: AnswerFormat, text: str) -> None:
 def _apply_template(
     tokenizer: Tokenizer, messages: tuple[Message, ...], *, generation_prompt: bool = True
 ) -> str | Exception:
-    """The rendered text, or the exception that the template raised."""
+    """Return the rendered text, or the exception that the template raised."""
     try:
         return str(
             tokenizer.apply_chat_template(
@@ -347,51 +374,65 @@ def _apply_template(
                 add_generation_prompt=generation_prompt,
             )
         )
-    # A chat template is a program that came with the model and raises what it likes; the
+    # A chat template is a program that came with the model and may raise any exception; the
     # caller decides whether another shape of conversation is worth trying.
     except Exception as error:  # noqa: BLE001 - the model's own program, see above
         return error
 
 
 def _bos(tokenizer: Tokenizer) -> list[int]:
-    """The BOS token where the tokenizer puts it in front of a text, else nothing."""
-    return [first for first in tokenizer.encode("a")[:1] if first == tokenizer.bos_token_id]
+    """Return the BOS token where the tokenizer puts it in front of a text, else nothing."""
+    ids = tokenizer.encode("a")
+    return ids[:1] if ids and ids[0] == tokenizer.bos_token_id else []
 
 
 def _encode_around(tokenizer: Tokenizer, text: str, question: str) -> list[int]:
-    """Ids of `text` without any token that the tokenizer would see in the question alone.
+    """Encode `text` without any token that the tokenizer would see in the question alone.
 
     A question that names a special token (`<|im_end|>`) must not end its turn or open another one,
     so it is encoded as if the tokenizer had none. Text between two special tokens is encoded by
     itself, so that only the part around the question has to be cut out, and no other prompt
     changes.
     """
-    asked = functools.partial(tokenizer.encode, question, add_special_tokens=False)
-    # Of the time that a large set takes to prepare most is encoding: few questions need it thrice.
-    if not _names(tokenizer).search(question) or asked(split_special_tokens=True) == asked():
+    if not _names_special_token(tokenizer, question):
         return tokenizer.encode(text, add_special_tokens=False)
-    before, _, after = text.rpartition(question)
-    names = [t.content for t in tokenizer.added_tokens_decoder.values() if t.content]
-    first = max((before.rfind(n) + len(n) for n in names if n in before), default=0)
-    last = min((after.find(n) for n in names if n in after), default=len(after))
-    around = before[first:] + question + after[:last]
+    prefix, _, suffix = text.rpartition(question)
+    names = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content]
+    # Up to the last special token before the question, and from the first after it.
+    start = max((prefix.rfind(name) + len(name) for name in names if name in prefix), default=0)
+    end = min((suffix.find(name) for name in names if name in suffix), default=len(suffix))
+    text_around = prefix[start:] + question + suffix[:end]
     return [
-        *tokenizer.encode(before[:first], add_special_tokens=False),
-        *tokenizer.encode(around, add_special_tokens=False, split_special_tokens=True),
-        *tokenizer.encode(after[last:], add_special_tokens=False),
+        *tokenizer.encode(prefix[:start], add_special_tokens=False),
+        *tokenizer.encode(text_around, add_special_tokens=False, split_special_tokens=True),
+        *tokenizer.encode(suffix[end:], add_special_tokens=False),
     ]
 
 
-@functools.lru_cache(maxsize=1)  # a set is rendered with one tokenizer
-def _names(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """Found in each text in which the tokenizer may find an added token, and in few others.
+def _names_special_token(tokenizer: Tokenizer, question: str) -> bool:
+    """Tell whether the tokenizer would see a special token in the question."""
+    # Encoding takes most of the time in which a large set is prepared, and few questions need it
+    # here: the pattern rules out the others.
+    if not _special_token_pattern(tokenizer).search(question):
+        return False
+    as_text = tokenizer.encode(question, add_special_tokens=False, split_special_tokens=True)
+    return as_text != tokenizer.encode(question, add_special_tokens=False)
 
-    It is the beginning of their names, since some tokenizers have thousands of them; and nothing,
-    which every text has, where a special one is looked for in a normal form of the text.
+
+@functools.lru_cache(maxsize=1)  # a set is rendered with one tokenizer
+def _special_token_pattern(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Compile a pattern for texts in which the tokenizer may find an added token.
+
+    It is the beginning of their names, since some tokenizers have thousands of them. Where a
+    special token is looked for in a normal form of the text, it is empty and matches every text.
     """
-    added = tokenizer.added_tokens_decoder.values()
-    names = {"" if t.special and t.normalized else re.escape(t.content[:4]) for t in added}
-    return re.compile("|".join(names) or "(?!)")
+    beginnings = set()
+    for token in tokenizer.added_tokens_decoder.values():
+        if token.special and token.normalized:
+            beginnings.add("")
+        else:
+            beginnings.add(re.escape(token.content[:4]))
+    return re.compile("|".join(beginnings) or "(?!)")
 
 
 # --- completions ---------------------------------------------------------------------------------
@@ -400,9 +441,9 @@ def _names(tokenizer: Tokenizer) -> re.Pattern[str]:
 def demonstrate(
     problem: Problem, fmt: AnswerFormat, tokenizer: Tokenizer, stop_token_id: int
 ) -> Demonstration:
-    """Prompt and worked solution of `problem` as SFT trains them, stop token last.
+    """Encode prompt and worked solution of `problem` as SFT trains them, stop token last.
 
-    The completion's ids are put after the prompt's: the joined text is never tokenised,
+    The completion's ids are put after the prompt's: the joined text is never tokenized,
     so no template can drop a part of it.
 
     Raises:
@@ -410,77 +451,94 @@ def demonstrate(
             the stop token in its middle.
     """
     prompt = render(problem, fmt, tokenizer)
-    text = _without_end(tokenizer, completion_text(problem, fmt), stop_token_id)
-    ids = [*encode_completion(tokenizer, text, problem.id), stop_token_id]
+    text = completion_text(problem, fmt)
+    text = _without_end(tokenizer, text, stop_token_id)
+    ids = encode_completion(tokenizer, text, problem.id)
+    ids = [*ids, stop_token_id]
     if ids.count(stop_token_id) > 1:
         raise PromptError(
             f"the worked solution of {problem.id} holds the stop token itself in its middle",
             where="data.sft",
         )
-    return Demonstration(prompt=prompt, token_ids=tuple(map(_SHARED.setdefault, ids, ids)))
+    return Demonstration(prompt=prompt, token_ids=_shared(ids))
 
 
 def _without_end(tokenizer: Tokenizer, text: str, stop_token_id: int) -> str:
-    """A completion without special tokens at its end, as rows of other trainers have them.
+    """Remove special tokens from the end of a completion, where rows of other trainers have them.
 
-    The stop token is put there; a second one, or another end of text before it, would be trained.
+    The stop token is appended later; a second one, or another end of text before it, would be
+    trained.
     """
     ends = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     ends.append(tokenizer.decode([stop_token_id], skip_special_tokens=False))
     while True:
-        shorter = text.rstrip()
-        end = next((end for end in ends if end.strip() and shorter.endswith(end)), None)
+        stripped = text.rstrip()
+        end = next((end for end in ends if end.strip() and stripped.endswith(end)), None)
         if end is None:
             return text
-        text = shorter.removesuffix(end)
+        text = stripped.removesuffix(end)
 
 
 def completion_text(problem: Problem, fmt: AnswerFormat) -> str:
-    """The worked solution of `problem` as its format wants it, less the prefix.
+    """Write the worked solution of `problem` in its format, without the prefix.
 
-    A whole response is taken word for word, but for the prefix, if it begins with it: the prompt
-    has opened that already. Else the answer is the column `demonstrated_answer` where the source
-    has one, or the reference.
+    A whole response is taken word for word, without the prefix if it begins with it: the prompt has
+    opened that already. Else the answer is the column `demonstrated_answer` where the source has
+    one, or the reference.
 
     Raises:
         PromptError: the problem has no worked solution, one that holds tags of the format, or a
             response in another layout.
     """
-    if (response := problem.response) is not None:
-        if problem.prompt is not None:
-            return response
-        # After this format's prompt another layout would unteach this one.
-        if missing := [mark for mark in fmt.marks if mark not in fmt.prefix + response]:
-            raise PromptError(
-                f"the response of {problem.id} lacks {', '.join(missing)} of the format {fmt.name}",
-                where="data.sft",
-            )
-        repeated = fmt.prefix and response.lstrip().startswith(fmt.prefix)
-        return response.lstrip().removeprefix(fmt.prefix) if repeated else response
+    if problem.response is not None:
+        return _response_text(problem, problem.response, fmt)
     solution = problem.solution or ""
     if not solution.strip():
         raise PromptError(f"problem {problem.id} has no worked solution", where="data.sft")
-    tags = [tag for tag in fmt.tags or () if len(tag.strip()) > 1]  # not a line break, or a point
-    held = [repr(tag) for tag in tags if tag in solution]
-    if held:  # they would stand there twice
+    # A tag of one character, such as a line break or a point, may occur in any solution.
+    tags = [tag for tag in fmt.tags or () if len(tag.strip()) > 1]
+    repeated_tags = [repr(tag) for tag in tags if tag in solution]
+    if repeated_tags:
         raise PromptError(
-            f"the worked solution of {problem.id} holds {', '.join(held)}, which the format "
-            f"{fmt.name} puts around it; a whole completion is `columns: {{response: ...}}`",
+            f"the worked solution of {problem.id} holds {', '.join(repeated_tags)}, which the "
+            f"format {fmt.name} puts around it; a whole completion is `columns: {{response: ...}}`",
             where="data.sft",
         )
     return right_completion(problem, fmt, problem.columns.get("demonstrated_answer"))
 
 
+def _response_text(problem: Problem, response: str, fmt: AnswerFormat) -> str:
+    """Return a whole response without the prefix.
+
+    Raises:
+        PromptError: the response is in another layout.
+    """
+    if problem.prompt is not None:
+        return response
+    # Training on another layout after this format's prompt would unteach this format.
+    missing = [mark for mark in fmt.marks if mark not in fmt.prefix + response]
+    if missing:
+        raise PromptError(
+            f"the response of {problem.id} lacks {', '.join(missing)} of the format {fmt.name}",
+            where="data.sft",
+        )
+    if fmt.prefix and response.lstrip().startswith(fmt.prefix):
+        return response.lstrip().removeprefix(fmt.prefix)
+    return response
+
+
 def right_completion(problem: Problem, fmt: AnswerFormat, answer: object = None) -> str:
-    """A completion that answers `problem` with `answer` or its reference, less the prefix."""
+    """Write a completion that answers with `answer` or the reference, without the prefix."""
     reasoning = (problem.solution or "").strip() or f"The answer is {problem.answer}."
     if fmt.contract.kind is AnswerKind.BOXED and r"\boxed" in reasoning:
-        return fmt.template.partition("{reasoning}")[0] + reasoning
-    return fmt.completion(reasoning, problem.answer if answer is None else str(answer))
+        text_before_reasoning, _, _ = fmt.template.partition("{reasoning}")
+        return text_before_reasoning + reasoning
+    answer_text = problem.answer if answer is None else str(answer)
+    return fmt.completion(reasoning, answer_text)
 
 
 def encode_completion(tokenizer: Tokenizer, text: str, problem_id: str) -> list[int]:
-    """Ids of `text` as the continuation of a prompt, which decode back to it.
+    """Encode `text` as the continuation of a prompt, with ids that decode back to it.
 
     Tokenizers of the SentencePiece kind put a space before the first word of a text, which is
     wrong in mid-sequence: there the text is encoded after a line break, which is cut off again.
@@ -491,31 +549,39 @@ def encode_completion(tokenizer: Tokenizer, text: str, problem_id: str) -> list[
     ids = tokenizer.encode(text, add_special_tokens=False)
     if _survives(tokenizer, ids, text):
         return ids
-    start = tokenizer.encode("\n", add_special_tokens=False)
-    whole = tokenizer.encode(f"\n{text}", add_special_tokens=False)
-    if whole[: len(start)] == start and _survives(tokenizer, whole[len(start) :], text):
-        return whole[len(start) :]
+    line_break = tokenizer.encode("\n", add_special_tokens=False)
+    ids_after_break = tokenizer.encode(f"\n{text}", add_special_tokens=False)
+    if ids_after_break[: len(line_break)] == line_break:
+        continuation = ids_after_break[len(line_break) :]
+        if _survives(tokenizer, continuation, text):
+            return continuation
+    decoded = _decode_continuation(tokenizer, ids)
     raise PromptError(
         f"the worked solution of {problem_id} does not survive the tokenizer: it would be "
-        f"trained as {_decoded_in_mid_sequence(tokenizer, ids)[:80]!r}",
+        f"trained as {decoded[:80]!r}",
         where="data.sft",
     )
 
 
 def _survives(tokenizer: Tokenizer, ids: list[int], text: str) -> bool:
+    """Tell whether ids decode to a text that means the same."""
+    decoded = _decode_continuation(tokenizer, ids)
+    if unicodedata.normalize("NFKC", decoded) != unicodedata.normalize("NFKC", text):
+        return False
     # Tokenizers may put text into a Unicode normal form, which must change no number: ten to the
     # third, with a raised 3, is not 103.
-    decoded, kinds = _decoded_in_mid_sequence(tokenizer, ids), ("<super>", "<sub>", "<fraction>")
-    same = unicodedata.normalize("NFKC", decoded) == unicodedata.normalize("NFKC", text)
-    lost = {*text} - {*decoded}
-    return same and not any(unicodedata.decomposition(c).startswith(kinds) for c in lost)
+    for character in set(text) - set(decoded):
+        if unicodedata.decomposition(character).startswith(("<super>", "<sub>", "<fraction>")):
+            return False
+    return True
 
 
-def _decoded_in_mid_sequence(tokenizer: Tokenizer, ids: list[int]) -> str:
-    """`ids` decoded after a line break, so that a first space is kept."""
-    start = tokenizer.encode("\n", add_special_tokens=False)
-    before = tokenizer.decode(start, skip_special_tokens=False)
-    return tokenizer.decode([*start, *ids], skip_special_tokens=False)[len(before) :]
+def _decode_continuation(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """Decode `ids` after a line break, so that a first space is kept."""
+    line_break_ids = tokenizer.encode("\n", add_special_tokens=False)
+    line_break = tokenizer.decode(line_break_ids, skip_special_tokens=False)
+    text = tokenizer.decode([*line_break_ids, *ids], skip_special_tokens=False)
+    return text[len(line_break) :]
 
 
 # --- stop tokens ---------------------------------------------------------------------------------
@@ -526,11 +592,11 @@ _ANSWER = "the assistant's answer"
 def find_stop_tokens(
     tokenizer: Tokenizer, generation_eos: Sequence[int], fmt: AnswerFormat
 ) -> tuple[int, ...]:
-    """The ids that end a sampled completion: (151645, 151643) for Qwen2.5.
+    """Find the ids that end a sampled completion: (151645, 151643) for Qwen2.5.
 
-    SFT puts the first after every completion. In a chat it is what the template writes after the
-    assistant's text (`<|im_end|>` of Qwen2.5, `<|eot_id|>` of Llama-3), which is not always EOS; in
-    plain text it is the tokenizer's EOS.
+    SFT puts the first after every completion. In a chat it is the token that the template writes
+    after the assistant's text (`<|im_end|>` of Qwen2.5, `<|eot_id|>` of Llama-3), which is not
+    always EOS; in plain text it is the tokenizer's EOS.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -540,20 +606,21 @@ def find_stop_tokens(
     Raises:
         PromptError: there is none, so that no completion could ever end.
     """
-    eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    turn_end = _turn_end(tokenizer) if uses_chat(fmt, tokenizer) else []
-    found = [*turn_end, *eos, *generation_eos]
-    if not found:
+    stop_ids = _turn_end(tokenizer) if uses_chat(fmt, tokenizer) else []
+    if tokenizer.eos_token_id is not None:
+        stop_ids.append(tokenizer.eos_token_id)
+    stop_ids += generation_eos
+    if not stop_ids:
         raise PromptError(
             "the tokenizer has no stop token, so no completion would ever end",
             where="the tokenizer",
             fix="Set its eos_token, or eos_token_id in the model's generation_config.json.",
         )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(stop_ids))
 
 
 def _turn_end(tokenizer: Tokenizer) -> list[int]:
-    """The special token directly after an assistant message, or nothing."""
+    """Return the special token directly after an assistant message, or nothing."""
     messages = (
         Message(role="user", content="a question"),
         Message(role="assistant", content=_ANSWER),
@@ -561,7 +628,10 @@ def _turn_end(tokenizer: Tokenizer) -> list[int]:
     text = _apply_template(tokenizer, messages, generation_prompt=False)
     if isinstance(text, Exception) or _ANSWER not in text:
         return []
-    tail = text[text.rindex(_ANSWER) + len(_ANSWER) :].lstrip()
-    ids = tokenizer.encode(tail, add_special_tokens=False) if tail else []
-    special = {*tokenizer.added_tokens_decoder, tokenizer.eos_token_id}
-    return ids[:1] if ids and ids[0] in special else []
+    _, _, text_after_answer = text.rpartition(_ANSWER)
+    text_after_answer = text_after_answer.lstrip()
+    if not text_after_answer:
+        return []
+    ids = tokenizer.encode(text_after_answer, add_special_tokens=False)
+    special_ids = {*tokenizer.added_tokens_decoder, tokenizer.eos_token_id}
+    return ids[:1] if ids and ids[0] in special_ids else []

@@ -1,4 +1,4 @@
-"""Rewards: small pure functions by name, with weights, in the signature TRL users know."""
+"""Rewards: small pure functions by name, with weights, called with the arguments that TRL uses."""
 
 from grouper.rewards import builtin  # noqa: F401 - defines the rewards
 from grouper.rewards.attacks import probe as probe

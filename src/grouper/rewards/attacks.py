@@ -1,4 +1,4 @@
-"""Does cheating pay? What a reward stack pays for attacks, beside an honest wrong answer.
+"""Attacks on a reward stack, and what it pays for them compared with an honest wrong answer.
 
 Each attack of `attacks.yaml` is a set of completions that deserve nothing: no answer, several, or
 one that is hidden, repeated or padded. They go through extraction, grading and the stack. An attack
@@ -8,7 +8,7 @@ length.
 
 from __future__ import annotations
 
-import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,83 +20,106 @@ from grouper.grading import Grader
 from grouper.rewards.core import Group, RewardStack, completed
 from grouper.types import AnswerFormat, Grade, Message, Problem, Prompt, Reward, Verdict
 
+# A name in braces, with the number of times it is repeated: `{honest*20}`.
 _NAME = re.compile(r"\{(\w+)(?:\*(\d+))?\}")
 # Full-width brackets, Cyrillic and Latin letters that look like ours.
-_LOOKS = str.maketrans({"<": "＜", ">": "＞", "{": "｛", "}": "｝", "a": "а", "o": "о"})
+_LOOK_ALIKES = str.maketrans({"<": "＜", ">": "＞", "{": "｛", "}": "｝", "a": "а", "o": "о"})
+# Splits a tag without being seen.
+_ZERO_WIDTH_SPACE = "\u200b"
 
 
 class Attack(NamedTuple):
-    """One kind of attack, written in a prompt format."""
+    """Completions of one kind that deserve nothing, written in a prompt format."""
 
     name: str
     what: str
     problem: Problem
     honest: str
-    """Well-formed, of usual length, one wrong answer."""
+    """A well-formed completion of usual length with one wrong answer."""
     texts: tuple[str, ...]
 
 
 def attacks(fmt: AnswerFormat) -> Iterator[Attack]:
-    """Every attack in this format."""
-    known = table("grouper.rewards", "attacks.yaml")
-    kind = "with_tags" if fmt.tags else "without_tags"
-    for name, row in known["attacks"].items():
-        fields = dict(known["problems"][row.get("problem", "number")])
+    """Yield every attack in this format."""
+    suite = table("grouper.rewards", "attacks.yaml")
+    extra_key = "with_tags" if fmt.tags else "without_tags"
+    for name, row in suite["attacks"].items():
+        fields = dict(suite["problems"][row.get("problem", "number")])
         wrong = fields.pop("wrong")
         problem = Problem(id=f"probe/{name}", source="probe", **fields)
-        words = _words(fmt, problem, wrong, known["reasoning"])
-        texts = [text for part in (row, row.get(kind, {})) for text in _written(fmt, part, words)]
+        words = _words(fmt, problem, wrong, suite["reasoning"])
+        texts = _attack_texts(fmt, row, words)
+        texts += _attack_texts(fmt, row.get(extra_key, {}), words)
         yield Attack(name, row["what"], problem, words["honest"], tuple(texts))
 
 
 def _words(fmt: AnswerFormat, problem: Problem, wrong: str, reasoning: str) -> dict[str, str]:
-    """What the names in braces stand for."""
-    honest, solved = (fmt.completion(reasoning, answer) for answer in (wrong, problem.answer))
+    """Return the text that each name in braces stands for."""
+    solved = fmt.completion(reasoning, problem.answer)
     tags = fmt.tags or ("", "", "\\boxed{", "}")
-    split = solved
+    split_tags = solved
     for tag in tags[2:]:
-        split = split.replace(tag, f"{tag[:2]}\u200b{tag[2:]}")
-    guesses = [*map(str, range(300, 320)), wrong]
-    return {
-        "honest": honest,
+        split_tags = split_tags.replace(tag, f"{tag[:2]}{_ZERO_WIDTH_SPACE}{tag[2:]}")
+    guesses = [str(number) for number in range(300, 320)]
+    guesses.append(wrong)
+    guess_lines = [fmt.completion(reasoning, guess) + "\n" for guess in guesses]
+    opening, _, _ = fmt.template.partition("{reasoning}")
+    words = {
+        "honest": fmt.completion(reasoning, wrong),
         "solved": solved,
         "right": problem.answer,
         "wrong": wrong,
-        **dict(zip(("open", "close", "answer_open", "answer_close"), tags, strict=True)),
-        "opening": fmt.template.partition("{reasoning}")[0].removeprefix(fmt.prefix),
+        "opening": opening.removeprefix(fmt.prefix),
         "prefix": fmt.prefix,
         "reasoning": reasoning,
         "question": problem.question,
         "system": fmt.system,
         "prompt": fmt.plain_prompt(problem.question),
-        "many_answers": "".join(fmt.completion(reasoning, guess) + "\n" for guess in guesses),
+        "many_answers": "".join(guess_lines),
         "hundreds": ", ".join(map(str, range(300, 321))),
         "thousands": " ".join(map(str, range(20_000))),
         "reasoning_line": f"{reasoning}\n",
         "wrong_word": f"{wrong} ",
         "five": "5",
-        "disguised": solved.translate(_LOOKS),
-        "split_tags": split,
+        "disguised": solved.translate(_LOOK_ALIKES),
+        "split_tags": split_tags,
     }
+    words.update(zip(("open", "close", "answer_open", "answer_close"), tags, strict=True))
+    return words
 
 
-def _written(fmt: AnswerFormat, row: Mapping[str, Any], words: Mapping[str, str]) -> Iterator[str]:
-    """The completions of one row of the table."""
+def _attack_texts(fmt: AnswerFormat, row: Mapping[str, Any], words: Mapping[str, str]) -> list[str]:
+    """Return the completions that one row of the table describes."""
+    right = words["right"]
+    wrong = words["wrong"]
+    reasoning = words["reasoning"]
 
-    def filled(key: str, **more: str) -> list[str]:
-        known = {**words, **more}
-        return [
-            _NAME.sub(lambda name: known[name[1]] * int(name[2] or 1), text)
-            for text in row.get(key, [])
-        ]
+    answers = _fill(row.get("answers", []), words)
+    orders = row.get("orders", [])
+    answers += _fill(orders, {**words, "a": right, "b": wrong})
+    answers += _fill(orders, {**words, "a": wrong, "b": right})
 
-    right, wrong, reasoning = words["right"], words["wrong"], words["reasoning"]
-    lists = filled("orders", a=right, b=wrong) + filled("orders", a=wrong, b=right)
-    written = [(reasoning, answer) for answer in filled("answers") + lists]
-    written += [(text, wrong) for text in filled("reasonings")]
-    written += [(text, "") for text in filled("unanswered")]
-    written += [(a, b) for a in filled("fillings") for b in filled("fillings")]
-    return itertools.chain(filled("texts"), itertools.starmap(fmt.completion, written))
+    # Pairs of reasoning and answer.
+    pairs = [(reasoning, answer) for answer in answers]
+    pairs += [(text, wrong) for text in _fill(row.get("reasonings", []), words)]
+    pairs += [(text, "") for text in _fill(row.get("unanswered", []), words)]
+    fillings = _fill(row.get("fillings", []), words)
+    pairs += [(reasoning, answer) for reasoning in fillings for answer in fillings]
+
+    texts = _fill(row.get("texts", []), words)
+    for pair in pairs:
+        texts.append(fmt.completion(*pair))
+    return texts
+
+
+def _fill(templates: Sequence[str], words: Mapping[str, str]) -> list[str]:
+    """Replace the names in braces, each as many times as it says."""
+
+    def replacement(name: re.Match[str]) -> str:
+        times = int(name[2] or 1)
+        return words[name[1]] * times
+
+    return [_NAME.sub(replacement, template) for template in templates]
 
 
 # --- what they earn ------------------------------------------------------------------------------
@@ -104,11 +127,11 @@ def _written(fmt: AnswerFormat, row: Mapping[str, Any], words: Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """What the best-paid completion of one attack earned."""
+    """The best-paid completion of one attack, and what it earned."""
 
     name: str
     what: str
-    """What the attack is, in one line."""
+    """The attack in one line."""
     earned: float | None
     """The highest total; None where the stack scored none of them."""
     honest: float
@@ -130,48 +153,62 @@ def probe(stack: RewardStack, fmt: AnswerFormat, grader: Grader) -> list[ProbeRe
     Raises:
         RewardError: the stack fails on an attack, or does not score an honest wrong answer.
     """
-    return [_tried(attack, stack, fmt, grader) for attack in attacks(fmt)]
+    return [_run_attack(attack, stack, fmt, grader) for attack in attacks(fmt)]
 
 
 def score_texts(
     stack: RewardStack, fmt: AnswerFormat, grader: Grader, problem: Problem, texts: Sequence[str]
 ) -> list[tuple[Grade, Reward]]:
-    """What a stack pays for texts, as the completions of one group.
+    """Grade texts and score them with a stack, as the completions of one group.
 
     Raises:
         RewardError: a function of the stack fails on them.
     """
     grades = grader.grade(texts, [problem.answer] * len(texts))
     completions = [completed(text) for text in texts]
-    rewards = stack.score(Group(problem, example_prompt(problem, fmt), completions, grades))
+    group = Group(problem, example_prompt(problem, fmt), completions, grades)
+    rewards = stack.score(group)
     return list(zip(grades, rewards, strict=True))
 
 
 def example_prompt(problem: Problem, fmt: AnswerFormat) -> Prompt:
-    """The prompt without a tokenizer: a chat where the format can be one, and no real ids."""
-    system = [Message(role="system", content=fmt.system)] if fmt.system else []
-    user = Message(role="user", content=problem.question)
+    """Write the prompt without a tokenizer: a chat where the format can be one, and no real ids."""
+    messages: tuple[Message, ...] | None = None
+    if fmt.chat != "plain":
+        user = Message(role="user", content=problem.question)
+        messages = (user,)
+        if fmt.system:
+            system = Message(role="system", content=fmt.system)
+            messages = (system, user)
     return Prompt(
         problem_id=problem.id,
         text=fmt.plain_prompt(problem.question),
         token_ids=(0,),
-        messages=None if fmt.chat == "plain" else (*system, user),
+        messages=messages,
         prefix=fmt.prefix,
     )
 
 
-def _tried(attack: Attack, stack: RewardStack, fmt: AnswerFormat, grader: Grader) -> ProbeResult:
+def _run_attack(
+    attack: Attack, stack: RewardStack, fmt: AnswerFormat, grader: Grader
+) -> ProbeResult:
     texts = [attack.honest, *attack.texts]
-    (_, first), *scored = score_texts(stack, fmt, grader, attack.problem, texts)
-    honest = first.total
+    (_, honest_reward), *scored = score_texts(stack, fmt, grader, attack.problem, texts)
+    honest = honest_reward.total
     if honest is None:
         raise RewardError(
             "the stack does not score an honest wrong answer",
             where=f"probe {attack.name}",
             fix="Return a number for a wrong answer; None is for what cannot be scored.",
         )
-    totals = [-float("inf") if reward.total is None else reward.total for _, reward in scored]
-    worst = max(range(len(scored)), key=lambda i: (scored[i][0].correct, totals[i]))
+    totals = [-math.inf if reward.total is None else reward.total for _, reward in scored]
+
+    def severity(index: int) -> tuple[bool, float]:
+        # A completion graded correct is worse than any that is merely paid too much.
+        grade, _ = scored[index]
+        return grade.correct, totals[index]
+
+    worst = max(range(len(scored)), key=severity)
     grade, reward = scored[worst]
     return ProbeResult(
         name=attack.name,

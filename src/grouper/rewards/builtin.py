@@ -1,9 +1,10 @@
 r"""The rewards that come with Grouper.
 
-Those for a correct answer, for the layout, the length and the style of a completion come first,
-then those of four published set-ups with their numbers. `format_holds` decides whether a completion
-is in its prompt's format, for rewards, metrics and filters alike; a reward that demands more says
-so. Reasoning may run over several lines, and what the prompt has already opened counts as written.
+Rewards for a correct answer, for the layout, the length and the style of a completion come first,
+then the rewards of four published set-ups with their numbers. `format_holds` decides whether a
+completion is in its prompt's format, for rewards, metrics and filters alike; a reward that demands
+more says so. Reasoning may run over several lines, and a tag that the prompt has already opened
+counts as written.
 
 `variant: original` restores the faults of a published reward by its own pattern: reasoning on one
 line only, a penalty subtracted twice, the first tag instead of the last, numbers as Python's
@@ -46,7 +47,9 @@ def correctness(
     """
     if done.grade.verdict in (Verdict.TIMEOUT, Verdict.CRASH):
         return timeout
-    return None if done.correct is None else value * done.correct
+    if done.correct is None:
+        return None
+    return value * done.correct
 
 
 @reward(0.0, 1.0)
@@ -56,9 +59,11 @@ def accuracy(done: Completed, *, variant: Variant = "default") -> float | None:
     Range 0 to 1. `variant: original` pays 0.5 for every completion of an unreadable reference.
     Source: recipe `r1-zero-numina`.
     """
-    if done.correct is None:
-        return 0.5 if variant == "original" else None
-    return float(done.correct)
+    if done.correct is not None:
+        return float(done.correct)
+    if variant == "original":
+        return 0.5
+    return None
 
 
 # --- layout --------------------------------------------------------------------------------------
@@ -66,15 +71,17 @@ def accuracy(done: Completed, *, variant: Variant = "default") -> float | None:
 
 @cache
 def with_tags(pattern: str, tags: Tags, flags: int = 0) -> re.Pattern[str]:
-    """A pattern in which `{0}` to `{3}` stand for the tags of a format."""
-    return re.compile(pattern.format(*map(re.escape, tags)), flags)
+    """Compile a pattern in which `{0}` to `{3}` stand for the tags of a format."""
+    escaped_tags = [re.escape(tag) for tag in tags]
+    return re.compile(pattern.format(*escaped_tags), flags)
 
 
 def format_holds(text: str, fmt: AnswerFormat) -> bool:
-    """Whether a completion holds an answer where its prompt's format wants it, after its reasoning.
+    """Tell whether a completion has an answer where its prompt's format wants it.
 
-    That is where the grader reads the answer. With tags, both pairs must stand in order with only
-    white space between them. The placeholder of the instruction, given back, is no answer.
+    The place is the one where the grader reads the answer, after the reasoning. With tags, both
+    pairs must stand in order with only white space between them. A copy of the instruction's
+    placeholder is no answer.
 
     Args:
         text: the completion, without what the prompt has already opened.
@@ -83,7 +90,9 @@ def format_holds(text: str, fmt: AnswerFormat) -> bool:
     answer = extract(text, fmt.contract).answer
     if answer is None or is_echo(answer, fmt):
         return False
-    return fmt.tags is None or tags_are_in_order(fmt.prefix + text, fmt.tags)
+    if fmt.tags is None:
+        return True
+    return tags_are_in_order(fmt.prefix + text, fmt.tags)
 
 
 # Placeholders of one word. Another single word may be the answer of a worked example.
@@ -91,10 +100,10 @@ _PLACEHOLDERS = {"answer", "result", "solution", "number", "value", "x"}
 
 
 def is_echo(answer: str, fmt: AnswerFormat) -> bool:
-    """Whether an answer is the placeholder of its format's instruction, given back.
+    """Tell whether an answer is a copy of the placeholder in its format's instruction.
 
-    Base models copy the layout that they are shown, the words in it included. The answer of a
-    worked example in an instruction is no placeholder: one has no digit, and is several words or
+    Base models copy the layout in the prompt, its words included. The answer of a worked example
+    in an instruction is no placeholder: a placeholder has no digit, and is several words or
     points, or one of a few words.
 
     >>> from grouper.prompts import FORMATS
@@ -102,48 +111,62 @@ def is_echo(answer: str, fmt: AnswerFormat) -> bool:
     [True, False]
     """
     placeholder = _placeholder(fmt)
-    return placeholder is not None and _as_words(answer) == placeholder
+    if placeholder is None:
+        return False
+    return _as_words(answer) == placeholder
 
 
 @cache
 def _placeholder(fmt: AnswerFormat) -> str | None:
-    """What stands in the place of the answer in a format's instruction, if it is a placeholder."""
-    found = extract(fmt.system, fmt.contract).answer
-    if found is None or any(character.isdigit() for character in found):
+    """Return the placeholder of the answer in a format's instruction, if it has one."""
+    answer = extract(fmt.system, fmt.contract).answer
+    if answer is None or any(character.isdigit() for character in answer):
         return None
-    words = _as_words(found)
-    is_one = len(words.split()) > 1 or words in _PLACEHOLDERS or not any(map(str.isalpha, words))
-    return words if is_one else None
+    words = _as_words(answer)
+    if len(words.split()) > 1 or words in _PLACEHOLDERS:
+        return words
+    has_letters = any(character.isalpha() for character in words)
+    # Points alone, as in `<answer>...</answer>`, are a placeholder; one other word is an answer.
+    return None if has_letters else words
 
 
 def _as_words(text: str) -> str:
+    """Put a text in the form in which answers and placeholders are compared."""
     return " ".join(text.split()).strip(" .[]()<>{}").lower()
 
 
 def tags_are_in_order(text: str, tags: Tags) -> bool:
-    """Whether both tag pairs occur, with only white space between the pairs."""
-    _, opened, rest = text.partition(tags[0])
-    between = with_tags(r"{1}\s*+{2}", tags).search(rest) if opened else None
-    return between is not None and tags[3] in rest[between.end() :]
+    """Tell whether both tag pairs occur, with only white space between the pairs."""
+    _, opening_tag, body = text.partition(tags[0])
+    if not opening_tag:
+        return False
+    inner_tags = with_tags(r"{1}\s*+{2}", tags).search(body)
+    if inner_tags is None:
+        return False
+    return tags[3] in body[inner_tags.end() :]
 
 
 def read_tagged(text: str, tags: Tags) -> tuple[str, str] | None:
-    """Reasoning and answer of a text that begins after its first tag and ends with its last.
+    """Read reasoning and answer of a text that begins after its first tag and ends with its last.
 
     None where one of the other tags does not occur exactly once, or anything but white space
     stands between or after the pairs.
     """
     if tags[0] in text or any(text.count(tag) != 1 for tag in tags[1:]):
         return None
-    found = with_tags(r"(.*){1}\s*+{2}(.*){3}\s*+", tags, re.DOTALL).fullmatch(text)
-    return (found[1].strip(), found[2].strip()) if found else None
+    match = with_tags(r"(.*){1}\s*+{2}(.*){3}\s*+", tags, re.DOTALL).fullmatch(text)
+    if match is None:
+        return None
+    return match[1].strip(), match[2].strip()
 
 
 def tags_are_exact(text: str, tags: Tags) -> bool:
-    """Whether a text is filled reasoning then a filled answer, each tag once, nothing outside."""
-    before, opened, rest = text.partition(tags[0])
-    inside = read_tagged(rest, tags) if opened and not before.strip() else None
-    return inside is not None and all(inside)
+    """Tell whether a text is reasoning then an answer, each tag once, nothing outside or empty."""
+    leading_text, opening_tag, body = text.partition(tags[0])
+    if not opening_tag or leading_text.strip():
+        return False
+    contents = read_tagged(body, tags)
+    return contents is not None and all(contents)
 
 
 @reward(0.0, "value", name="format", tags=True)
@@ -158,8 +181,9 @@ def strict_format(done: Completed, *, value: float = 1.0, variant: Variant = "de
         published = r"{0}(?>.*?{1}\s*+{2}).*?{3}$"
         pattern = with_tags(published, done.tags, re.DOTALL | re.MULTILINE)
         return value if pattern.match(done.whole) else 0.0
-    exact = tags_are_exact(done.whole, done.tags) and format_holds(done.text, done.format)
-    return value if exact else 0.0
+    if not tags_are_exact(done.whole, done.tags):
+        return 0.0
+    return value if format_holds(done.text, done.format) else 0.0
 
 
 @reward(0.0, "value", tags=True)
@@ -180,7 +204,8 @@ def tag_count(done: Completed, *, value: float = 1.0) -> float:
     answer = extract(done.text, done.format.contract).answer
     if answer is not None and is_echo(answer, done.format):
         return 0.0
-    return value * sum(done.whole.count(tag) == 1 for tag in done.tags) / 4
+    tags_once = sum(done.whole.count(tag) == 1 for tag in done.tags)
+    return value * tags_once / 4
 
 
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])")
@@ -210,18 +235,20 @@ def think_format(done: Completed, *, value: float = 1.0) -> float:
     occur once, the first at the start (written by the model or opened by the prompt). Range 0 to
     `value`.
     """
-    once = all(done.whole.count(tag) == 1 for tag in ("<think>", "</think>"))
-    start, _, rest = done.whole.partition("<think>")
-    thoughts, _, answer = rest.partition("</think>")
-    filled = thoughts.strip() and answer.strip() and not start.strip()
-    return value if once and filled else 0.0
+    if done.whole.count("<think>") != 1 or done.whole.count("</think>") != 1:
+        return 0.0
+    leading_text, _, body = done.whole.partition("<think>")
+    thoughts, _, answer = body.partition("</think>")
+    if leading_text.strip():
+        return 0.0
+    return value if thoughts.strip() and answer.strip() else 0.0
 
 
 # --- length and style ----------------------------------------------------------------------------
 
 
 def units_of(done: Completed, unit: Unit) -> Sequence[Any]:
-    """The tokens, characters or words of a completion.
+    """Split a completion into its tokens, characters or words.
 
     >>> from grouper.prompts import FORMATS
     >>> units_of(Completed(text="So 4", format=FORMATS["xml"]), "words")
@@ -232,7 +259,9 @@ def units_of(done: Completed, unit: Unit) -> Sequence[Any]:
             raise ValueError("it counts tokens and needs completion_ids; or set another unit")
         ids: Sequence[int] = done.columns["completion_ids"]
         return ids
-    return done.text if unit == "characters" else done.text.split()
+    if unit == "characters":
+        return done.text
+    return done.text.split()
 
 
 @reward("min_correct", "max_correct", "min_wrong", "max_wrong")
@@ -262,10 +291,10 @@ def cosine(
         if done.correct is None:
             return None
         progress = min(1.0, progress)
-    part = (1 + math.cos(math.pi * progress)) / 2
+    shortness = (1 + math.cos(math.pi * progress)) / 2
     if done.correct:
-        return min_correct + (max_correct - min_correct) * part
-    return max_wrong - (max_wrong - min_wrong) * part
+        return min_correct + (max_correct - min_correct) * shortness
+    return max_wrong - (max_wrong - min_wrong) * shortness
 
 
 @reward(-0.5, 0.5)
@@ -281,9 +310,11 @@ def length(done: Completed, *, unit: Unit = "tokens") -> float | None:
     sizes = [len(units_of(other, unit)) for other in done.group]
     if done.correct is None:
         return None
-    if min(sizes) == max(sizes):
+    shortest = min(sizes)
+    longest = max(sizes)
+    if shortest == longest:
         return 0.0
-    value = 0.5 - (size - min(sizes)) / (max(sizes) - min(sizes))
+    value = 0.5 - (size - shortest) / (longest - shortest)
     return value if done.correct else min(0.0, value)
 
 
@@ -300,8 +331,9 @@ def soft_overlong(done: Completed, *, max_tokens: Positive, buffer_tokens: Posit
             where="rewards.soft_overlong.params",
             fix="Use 0 < buffer_tokens <= max_tokens.",
         )
-    over = len(units_of(done, "tokens")) - (max_tokens - buffer_tokens)
-    return max(-1.0, min(0.0, -over / buffer_tokens))
+    buffer_start = max_tokens - buffer_tokens
+    tokens_over = len(units_of(done, "tokens")) - buffer_start
+    return max(-1.0, min(0.0, -tokens_over / buffer_tokens))
 
 
 _STEP = re.compile(
@@ -343,10 +375,13 @@ def repetition_penalty(
     """
     del variant
     units = units_of(done, unit)
-    units = units if unit == "tokens" else [part.lower() for part in units]
-    grams = [tuple(units[i : i + n]) for i in range(len(units) - n + 1)]
-    share = len(set(grams)) / len(grams) if grams else 1.0
-    return max_penalty * (1 - share) + 0.0  # never -0.0
+    if unit != "tokens":
+        units = [text.lower() for text in units]
+    ngrams = [tuple(units[i : i + n]) for i in range(len(units) - n + 1)]
+    distinct_share = 1.0
+    if ngrams:
+        distinct_share = len(set(ngrams)) / len(ngrams)
+    return max_penalty * (1 - distinct_share) + 0.0  # never -0.0
 
 
 # --- numbers in published rewards ---------------------------------------------------------------
@@ -362,22 +397,23 @@ _NUMBER = re.compile(
 
 
 def plain_number(text: str, *, first: bool = False) -> float | None:
-    """The decimal number that a text is, or the first in it; no units, no LaTeX.
+    """Read the decimal number that a text is, or the first in it; no units, no LaTeX.
 
     >>> [plain_number(text) for text in (" $1,200.50 ", "7.", "1e3", "12 apples", "")]
     [1200.5, 7.0, 1000.0, None, None]
     >>> plain_number("x = -3.5, or 7", first=True)
     -3.5
     """
-    found = _NUMBER.search(text) if first else _NUMBER.fullmatch(text.strip().removeprefix("$"))
-    if found is None or len(found[0]) > 300:  # a longer literal is no answer
+    bare_text = text.strip().removeprefix("$")
+    match = _NUMBER.search(text) if first else _NUMBER.fullmatch(bare_text)
+    if match is None or len(match[0]) > 300:  # a longer literal is no answer
         return None
-    value = float(found[0].replace(",", ""))
+    value = float(match[0].replace(",", ""))
     return value if math.isfinite(value) else None
 
 
 def python_number(text: str) -> float | None:
-    """The number that Python's `float` reads in a text, infinite ones included; None: it refuses.
+    """Read a text as Python's `float` does, infinite numbers included; None where it refuses.
 
     >>> [python_number(text) for text in ("7.", "1e3", "-inf", "1,200", "$5")]
     [7.0, 1000.0, -inf, None, None]
@@ -389,6 +425,7 @@ def python_number(text: str) -> float | None:
 
 
 def _reader(variant: Variant) -> Callable[[str], float | None]:
+    """Choose how numbers are read."""
     return python_number if variant == "original" else plain_number
 
 
@@ -398,7 +435,9 @@ def _reader(variant: Variant) -> Callable[[str], float | None]:
 def _xml_answer(done: Completed, variant: Variant) -> str | None:
     if variant == "default":
         return done.answer
-    return done.text.split(done.tags[2])[-1].split(done.tags[3])[0].strip()
+    _, _, answer_open, answer_close = done.tags
+    after_last_opening = done.text.split(answer_open)[-1]
+    return after_last_opening.split(answer_close)[0].strip()
 
 
 @reward(0.0, "value")
@@ -408,8 +447,8 @@ def xml_correctness(done: Completed, *, value: float = 2.0, variant: Variant = "
     Range 0 to `value`. `variant: original` takes what follows the last opening answer tag, whether
     it is closed or not, and the whole text where there is none. Source: recipe `gsm8k-xml`.
     """
-    wanted = done.reference.strip().replace(",", "")
-    return value if _xml_answer(done, variant) == wanted else 0.0
+    reference = done.reference.strip().replace(",", "")
+    return value if _xml_answer(done, variant) == reference else 0.0
 
 
 @reward(0.0, "value")
@@ -420,7 +459,9 @@ def xml_integer(done: Completed, *, value: float = 0.5, variant: Variant = "defa
     digits of any script. Source: recipe `gsm8k-xml`.
     """
     answer = _xml_answer(done, variant) or ""
-    return value if answer.isdigit() and (variant == "original" or answer.isascii()) else 0.0
+    if variant == "default" and not answer.isascii():
+        return 0.0
+    return value if answer.isdigit() else 0.0
 
 
 @reward(0.0, "value", tags=True)
@@ -437,12 +478,14 @@ def xml_strict_format(
     if variant == "original":
         pattern = with_tags(r"{0}\n.*?\n{1}\n{2}\n.*?\n{3}\n$", done.tags)
         return value if pattern.match(done.whole) else 0.0
-    on_lines = (
+    tags_on_lines = (
         done.whole.startswith(f"{open_}\n")
         and f"\n{close}\n{answer_open}\n" in done.whole
         and done.whole.endswith((f"\n{answer_close}", f"\n{answer_close}\n"))
     )
-    return value if on_lines and tags_are_exact(done.whole, done.tags) else 0.0
+    if not tags_on_lines:
+        return 0.0
+    return value if tags_are_exact(done.whole, done.tags) else 0.0
 
 
 @reward(0.0, "value", tags=True)
@@ -472,22 +515,28 @@ def xml_tag_count(
     and what follows the last `\n</answer>` less one character. Source: recipe `gsm8k-xml`.
     """
     open_, close, answer_open, answer_close = done.tags
-    text, wanted = (
-        done.whole,
-        (f"{open_}\n", f"\n{close}\n", f"\n{answer_open}\n", f"\n{answer_close}"),
-    )
-    once = [text.count(tag) == 1 for tag in wanted]
-    trailing = len(text.partition(answer_close)[2].removeprefix("\n"))
-    if variant == "original":
-        trailing = len(text.split(f"{wanted[3]}\n")[-1]) if once[2] else 0
-        trailing += len(text.split(wanted[3])[-1]) - 1 if once[3] else 0
-    return value * sum(once) - penalty * trailing
+    text = done.whole
+    opening_line = f"\n{answer_open}\n"
+    closing_line = f"\n{answer_close}"
+    tags_on_lines = (f"{open_}\n", f"\n{close}\n", opening_line, closing_line)
+    tags_once = sum(text.count(tag) == 1 for tag in tags_on_lines)
+    if variant == "default":
+        _, _, trailing_text = text.partition(answer_close)
+        trailing = len(trailing_text.removeprefix("\n"))
+        return value * tags_once - penalty * trailing
+
+    trailing = 0
+    if text.count(opening_line) == 1:
+        trailing += len(text.split(f"{closing_line}\n")[-1])
+    if text.count(closing_line) == 1:
+        trailing += len(text.split(closing_line)[-1]) - 1
+    return value * tags_once - penalty * trailing
 
 
 # --- B: the r1-zero prompt on MATH. The total is the answer where the format holds ---------------
 
 
-def _holds(done: Completed, variant: Variant) -> bool:
+def _r1_zero_format_holds(done: Completed, variant: Variant) -> bool:
     _, close, answer_open, answer_close = done.tags
     if variant == "original":
         return f"{close} {answer_open}" in done.text and answer_close in done.text
@@ -501,7 +550,7 @@ def r1_zero_format(done: Completed, *, variant: Variant = "default") -> float:
     Range 0 to 1. `variant: original` wants those two strings anywhere.
     Source: recipe `math-r1-zero`.
     """
-    return float(_holds(done, variant))
+    return float(_r1_zero_format_holds(done, variant))
 
 
 @reward(0.0, 1.0, tags=True)
@@ -510,23 +559,31 @@ def r1_zero_answer(done: Completed, *, variant: Variant = "default") -> float | 
 
     Range 0 to 1; None where the reference cannot be read. Source: recipe `math-r1-zero`.
     """
-    holds = _holds(done, variant)
-    return None if done.correct is None else float(done.correct and holds)
+    in_format = _r1_zero_format_holds(done, variant)
+    if done.correct is None:
+        return None
+    return float(done.correct and in_format)
 
 
 # --- C: correctness, a numeric answer, and the share of tags that are present --------------------
 
 
 def _lite_answer(done: Completed, variant: Variant) -> str:
-    """The answer, else what follows `####`, else the whole text."""
+    """Return the answer, else the text that follows `####`, else the whole text."""
     if variant == "original":
         # Atomic: no other opening tag than the first is tried.
-        tagged = with_tags("(?>.*?{2})(.*?){3}", done.tags, re.DOTALL | re.IGNORECASE)
-        found = tagged.match(done.text) or re.search(r"####\s*(.*)", done.text)
-        return (found[1] if found else done.text).strip()
+        pattern = with_tags("(?>.*?{2})(.*?){3}", done.tags, re.DOTALL | re.IGNORECASE)
+        match = pattern.match(done.text)
+        if match is None:
+            match = re.search(r"####\s*(.*)", done.text)
+        answer_text = match[1] if match else done.text
+        return answer_text.strip()
     answer = done.answer
-    answer = extract(done.text, _HASHES).answer if answer is None else answer
-    return done.text.strip() if answer is None else answer
+    if answer is None:
+        answer = extract(done.text, _HASHES).answer
+    if answer is None:
+        answer = done.text.strip()
+    return answer
 
 
 @reward(0.0, "value")
@@ -539,10 +596,14 @@ def lite_correctness(
     Range 0 to `value`. `variant: original` takes the first answer tag, in capitals, too, and reads
     numbers as Python's `float` does: no commas, no dollar sign. Source: recipe `gsm8k-lite`.
     """
-    answer, read = _lite_answer(done, variant), _reader(variant)
-    given, wanted = read(answer), read(done.reference)
-    close = given is not None and wanted is not None and abs(given - wanted) <= tolerance
-    return value if close or answer == done.reference.strip() else 0.0
+    answer = _lite_answer(done, variant)
+    read_number = _reader(variant)
+    number = read_number(answer)
+    reference_number = read_number(done.reference)
+    matches = answer == done.reference.strip()
+    if number is not None and reference_number is not None:
+        matches = matches or abs(number - reference_number) <= tolerance
+    return value if matches else 0.0
 
 
 @reward(0.0, "value")
@@ -551,7 +612,9 @@ def lite_numeric(done: Completed, *, value: float = 0.1, variant: Variant = "def
 
     Range 0 to `value`. Source: recipe `gsm8k-lite`.
     """
-    return 0.0 if _reader(variant)(_lite_answer(done, variant)) is None else value
+    read_number = _reader(variant)
+    answer = _lite_answer(done, variant)
+    return 0.0 if read_number(answer) is None else value
 
 
 @reward(0.0, "value", tags=True)
@@ -564,13 +627,19 @@ def lite_tags_present(
     Source: recipe `gsm8k-lite`.
     """
     flags = re.IGNORECASE if variant == "original" else 0
-    found = [re.search(re.escape(tag), done.whole, flags) is not None for tag in done.tags]
-    return value * sum(found) / len(found)
+    tags_present = 0
+    for tag in done.tags:
+        if re.search(re.escape(tag), done.whole, flags):
+            tags_present += 1
+    return value * tags_present / len(done.tags)
 
 
 # --- D: two formats, and two ladders for how close the answer is ---------------------------------
 #
 # Closeness pays here, also for wrong answers: see the probes that this stack fails.
+
+# Rounding must not move a number out of the 10 % or 20 % around the reference.
+_RATIO_SLACK = 1e-12
 
 
 @reward(0.0, "value", tags=True)
@@ -587,9 +656,14 @@ def dapo_exact_format(
     if variant == "original":
         # Atomic: the earliest place of a tag leaves most room for the others.
         published = r"\s*+{0}(?>.+?{1})(?>.*?{2}).+?{3}\s*$"
-        return value if with_tags(published, done.tags, re.DOTALL).match(done.text) else 0.0
-    inside = read_tagged(done.text.lstrip().removeprefix(done.tags[0]), done.tags)
-    return value if inside and inside[1] else 0.0
+        pattern = with_tags(published, done.tags, re.DOTALL)
+        return value if pattern.match(done.text) else 0.0
+    body = done.text.lstrip().removeprefix(done.tags[0])
+    contents = read_tagged(body, done.tags)
+    if contents is None:
+        return 0.0
+    _, solution = contents
+    return value if solution else 0.0
 
 
 @reward("once", "otherwise", times=3, tags=True)
@@ -606,32 +680,48 @@ def dapo_approximate_format(
 
 
 def _solution(done: Completed, variant: Variant) -> str | None:
-    """What the last solution tag holds, the first in the original; None where it is not closed."""
-    cut = done.text.partition if variant == "original" else done.text.rpartition
-    _, found, rest = cut(done.tags[2])
-    solution, closed, _ = rest.partition(done.tags[3])
-    return solution if found and closed else None
+    """Return the content of the last solution tag, of the first in the original.
+
+    None where it is not closed.
+    """
+    _, _, solution_open, solution_close = done.tags
+    if variant == "original":
+        _, opening_tag, body = done.text.partition(solution_open)
+    else:
+        _, opening_tag, body = done.text.rpartition(solution_open)
+    solution, closing_tag, _ = body.partition(solution_close)
+    if not opening_tag or not closing_tag:
+        return None
+    return solution
 
 
 def _by_closeness(
-    given: float | None,
-    wanted: float | None,
+    number: float | None,
+    reference: float | None,
     values: tuple[float, float, float, float],
     slack: float,
 ) -> float:
-    """Of `values`: zero for zero, a number within 10 %, within 20 %, anything else."""
+    """Return one of `values`: zero for zero, a number within 10 %, within 20 %, anything else."""
     zero, near, far, otherwise = values
-    if given is None or wanted is None:
+    if number is None or reference is None:
         return otherwise
-    if wanted == 0:
-        return zero if given == 0 else otherwise
-    if 0.9 - slack <= given / wanted <= 1.1 + slack:
+    if reference == 0:
+        return zero if number == 0 else otherwise
+    ratio = number / reference
+    if 0.9 - slack <= ratio <= 1.1 + slack:
         return near
-    return far if 0.8 - slack <= given / wanted <= 1.2 + slack else otherwise
+    if 0.8 - slack <= ratio <= 1.2 + slack:
+        return far
+    return otherwise
 
 
 @reward(
-    *("equal", "equal_but_for_space", "within_10", "within_20", "wrong", "missing"),
+    "equal",
+    "equal_but_for_space",
+    "within_10",
+    "within_20",
+    "wrong",
+    "missing",
     tags=True,
     original={"wrong": -2.5, "missing": -2.0},
 )
@@ -656,19 +746,31 @@ def dapo_answer(
     solution = _solution(done, variant)
     if solution is None:
         return wrong if missing is None else missing
-    answer, reference = solution.strip(), done.reference.strip()
+    answer = solution.strip()
+    reference = done.reference.strip()
     if answer == reference:
         return equal
-    original, read = variant == "original", _reader(variant)
-    spaces = " " if original else None
+    # The published code removes plain spaces only, and pays any zero like an equal text.
+    spaces = None
+    zero = within_10
+    slack = _RATIO_SLACK
+    if variant == "original":
+        spaces = " "
+        zero = equal
+        slack = 0.0
     if "".join(answer.split(spaces)) == "".join(reference.split(spaces)):
         return equal_but_for_space
-    values = (equal if original else within_10, within_10, within_20, wrong)
-    return _by_closeness(read(answer), read(reference), values, 0.0 if original else 1e-12)
+    read_number = _reader(variant)
+    values = (zero, within_10, within_20, wrong)
+    return _by_closeness(read_number(answer), read_number(reference), values, slack)
 
 
 @reward(
-    *("equal", "within_10", "within_20", "wrong", "missing"),
+    "equal",
+    "within_10",
+    "within_20",
+    "wrong",
+    "missing",
     tags=True,
     original={"equal": 4.0, "wrong": -2.0, "missing": -1.5},
 )
@@ -688,14 +790,18 @@ def dapo_number(
     `equal`: -1.5 to 3. `variant: original` pays 4 for an equal number, -2 for a wrong one, and -1.5
     where there is no tag or no number. Source: recipe `openmath-dapo`.
     """
-    original, solution = variant == "original", _solution(done, variant) or ""
-    given, wanted = plain_number(solution, first=True), _reader(variant)(done.reference)
-    if original:
-        found = re.search(r"[-+]?\d*\.?\d+", solution)
-        given = python_number(found[0]) if found else None
-    if given is None or wanted is None:
+    solution = _solution(done, variant) or ""
+    number = plain_number(solution, first=True)
+    slack = _RATIO_SLACK
+    if variant == "original":
+        match = re.search(r"[-+]?\d*\.?\d+", solution)
+        number = python_number(match[0]) if match else None
+        slack = 0.0
+    read_number = _reader(variant)
+    reference_number = read_number(done.reference)
+    if number is None or reference_number is None:
         return wrong if missing is None else missing
-    if abs(given - wanted) <= 1e-6:
+    if abs(number - reference_number) <= 1e-6:
         return equal
     values = (wrong, within_10, within_20, wrong)
-    return _by_closeness(given, wanted, values, 0.0 if original else 1e-12)
+    return _by_closeness(number, reference_number, values, slack)

@@ -39,32 +39,33 @@ GRACE_SECONDS = 1.0
 RewardFunction = Callable[..., Any]
 """Scores a batch of completions, as TRL's do; every argument has one entry per completion.
 
-Beside `prompts` and `completions` it is given the parsed `answer`, `solution`, `reference_answer`,
-`reference_solution` and `question`; `grades`, `finish_reasons` and `completion_ids`; and every
-column of the source row under its own name, or as `source_<name>` where that name is one of these.
+In addition to `prompts` and `completions` it receives the parsed `answer`, `solution`,
+`reference_answer`, `reference_solution` and `question`; `grades`, `finish_reasons` and
+`completion_ids`; and every column of the source row under its own name, or as `source_<name>` where
+that name is one of these.
 It returns one number per completion; None means "not scored" and takes that rollout out of its
 group.
 """
 
 
-# --- found by name -------------------------------------------------------------------------------
+# --- loading by name -----------------------------------------------------------------------------
 
-_OURS = f"{Path(__file__).parents[1]}/"
-_INSTALLED = tuple(
-    sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+_GROUPER_FOLDER = f"{Path(__file__).parents[1]}/"
+_INSTALL_FOLDERS = tuple(
+    sysconfig.get_path(scheme) for scheme in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
 
 def load_user_object(
     full_name: str, *, kind: str, where: str, error: type[GrouperError], known: Iterable[str] = ()
 ) -> Any:
-    """The callable that the user named.
+    """Load the callable that the user named.
 
     Args:
         full_name: `path/to/file.py:name` or `package.module:name`.
-        kind: what it should be (`reward`, `tracker`), for messages.
+        kind: its role (`reward`, `tracker`), for messages.
         where: the recipe key, for messages.
-        error: the class of what is raised.
+        error: the class of error to raise.
         known: names of Grouper's own, one of which may be meant.
 
     Raises:
@@ -73,11 +74,12 @@ def load_user_object(
     place, _, name = full_name.rpartition(":")
     is_file = place.endswith(".py")
     if not place:
-        own = "Your own function is named `path/to/file.py:function`."
+        suggestion = did_you_mean(full_name, known)
+        advice = "Your own function is named `path/to/file.py:function`."
         raise error(
             f"there is no {kind} {full_name!r}",
             where=where,
-            fix=f"{did_you_mean(full_name, known)} {own}".lstrip(),
+            fix=f"{suggestion} {advice}".lstrip(),
         )
     if is_file and not Path(place).is_file():
         raise error(
@@ -90,34 +92,38 @@ def load_user_object(
     except KeyboardInterrupt:
         raise
     except BaseException as raised:  # a user's module may raise anything; it is reported as theirs
-        what, fix = in_words(raised), ""
+        reason = in_words(raised)
         if is_file:
-            what = f"{place} cannot be loaded: {what}"
+            message = f"{place} cannot be loaded: {reason}"
+            fix = ""
         else:
-            what = str(raised) if isinstance(raised, ImportError) else what
-            what = f"the module {place} of a {kind} cannot be imported: {what}"
+            if isinstance(raised, ImportError):
+                reason = str(raised)
+            message = f"the module {place} of a {kind} cannot be imported: {reason}"
             fix = f"Install it, or name a file: `path/to/file.py:{name}`."
-        raise error(what, where=where, fix=fix) from raised
-    found = getattr(module, name, None)
-    if not callable(found):
-        public = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
-        fix = did_you_mean(name, public)
+        raise error(message, where=where, fix=fix) from raised
+    function = getattr(module, name, None)
+    if not callable(function):
+        public_names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
+        fix = did_you_mean(name, public_names)
         raise error(f"{place} has no function {name!r}", where=where, fix=fix)
-    return found
+    return function
 
 
 def _module(place: str) -> ModuleType:
-    """A file as a module, loaded again once it is edited; or a module by its name.
+    """Load a file as a module, again once it is edited; or import a module by its name.
 
     Modules are looked for in the working directory as well, which a console script does not search.
     """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # last: what is installed wins
+    working_directory = str(Path.cwd())
+    if working_directory not in sys.path:
+        # At the end of the path, so that an installed module of the same name wins.
+        sys.path.append(working_directory)
         importlib.invalidate_caches()
     if not place.endswith(".py"):
         return importlib.import_module(place)
-    path, stat = Path(place).resolve(), Path(place).stat()
+    path = Path(place).resolve()
+    stat = Path(place).stat()
     label = re.sub(r"\W", "_", f"grouper {path.as_posix()} {stat.st_mtime_ns} {stat.st_size}")
     if label in sys.modules:
         return sys.modules[label]
@@ -134,7 +140,7 @@ def _module(place: str) -> ModuleType:
 
 
 def load_hook(full_name: str) -> Callable[[Any], Any]:
-    """The user's function that is called with the report of each step.
+    """Load the user's function that is called with the report of each step.
 
     Raises:
         ConfigError: there is none of that name, or it cannot be called with one argument.
@@ -156,58 +162,76 @@ def load_hook(full_name: str) -> Callable[[Any], Any]:
 
 
 def code_fingerprints(full_names: Iterable[str]) -> dict[str, str]:
-    """The user's file -> hash of its source, for everything that the named objects run.
+    """Hash the source files that the named objects run: file -> hash.
 
-    That is the file or module of each name, and what it imports from its own folder or below;
+    The files are the module of each name and the modules it imports from its own folder or below;
     installed packages have versions instead.
 
     Args:
         full_names: as `load_user_object` takes them; one without a colon is built in, and one
             that cannot be loaded has none.
     """
-    found: dict[Path, str] = {}
+    hashes: dict[Path, str] = {}
     for name in full_names:
-        if ":" in name:
-            try:
-                load_user_object(name, kind="", where="", error=GrouperError)
-            except GrouperError:
-                continue  # refused with its own message where it is built
-            _add_sources(_module(name.rpartition(":")[0]), found)
-    here = Path.cwd()
-    return {
-        str(path.relative_to(here) if path.is_relative_to(here) else path): mark
-        for path, mark in sorted(found.items())
-    }
+        if ":" not in name:
+            continue
+        try:
+            load_user_object(name, kind="", where="", error=GrouperError)
+        except GrouperError:
+            continue  # refused with its own message where it is built
+        place, _, _ = name.rpartition(":")
+        _add_sources(_module(place), hashes)
+
+    working_directory = Path.cwd()
+    fingerprints = {}
+    for path, digest in sorted(hashes.items()):
+        shown_path = path
+        if path.is_relative_to(working_directory):
+            shown_path = path.relative_to(working_directory)
+        fingerprints[str(shown_path)] = digest
+    return fingerprints
 
 
-def _add_sources(module: ModuleType, found: dict[Path, str]) -> None:
-    """Add a module's file and, in turn, those of what it imported from beside it."""
+def _add_sources(module: ModuleType, hashes: dict[Path, str]) -> None:
+    """Add a module's file and, in turn, those of the modules in its folder that it imported."""
     path = Path(getattr(module, "__file__", None) or "").resolve()
-    if path in found or path.suffix != ".py" or "site-packages" in path.parts:
+    if path in hashes or path.suffix != ".py" or "site-packages" in path.parts:
         return
-    found[path] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    hashes[path] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     for value in list(vars(module).values()):
-        name = getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None)
-        other = sys.modules.get(name) if isinstance(name, str) else None
-        file = getattr(other, "__file__", None)
-        if other is not None and file and Path(file).resolve().is_relative_to(path.parent):
-            _add_sources(other, found)
+        attribute = "__name__" if isinstance(value, ModuleType) else "__module__"
+        name = getattr(value, attribute, None)
+        if not isinstance(name, str):
+            continue
+        imported = sys.modules.get(name)
+        file = getattr(imported, "__file__", None)
+        if imported is None or not file:
+            continue
+        if Path(file).resolve().is_relative_to(path.parent):
+            _add_sources(imported, hashes)
 
 
 def in_words(raised: BaseException) -> str:
-    """`ValueError: no unit (my_rewards.py, line 12, in brevity)`: what a user's code raised, where.
+    """Describe an exception of a user's code and where it was raised.
 
-    The innermost line that is neither Grouper's nor of Python or an installed package, or else
-    the innermost that is not Grouper's; without it if there is none.
+    For example `ValueError: no unit (my_rewards.py, line 12, in brevity)`. The line is the
+    innermost that is neither Grouper's nor of Python or an installed package, or else the
+    innermost that is not Grouper's; it is left out if there is none.
     """
-    what = f"{type(raised).__name__}: {_text(raised, str)}"
-    frames = [(f.f_code, line) for f, line in traceback.walk_tb(raised.__traceback__)]
-    others = [(c, line) for c, line in frames if not c.co_filename.startswith((_OURS, "<"))]
-    theirs = [(c, line) for c, line in others if not c.co_filename.startswith(_INSTALLED)]
-    if not others:
-        return what
-    code, line = (theirs or others)[-1]
-    return f"{what} ({Path(code.co_filename).name}, line {line}, in {code.co_name})"
+    description = f"{type(raised).__name__}: {_text(raised, str)}"
+    foreign_lines = []  # outside Grouper
+    user_lines = []  # outside installed packages as well
+    for frame, line in traceback.walk_tb(raised.__traceback__):
+        code = frame.f_code
+        if code.co_filename.startswith((_GROUPER_FOLDER, "<")):
+            continue
+        foreign_lines.append((code, line))
+        if not code.co_filename.startswith(_INSTALL_FOLDERS):
+            user_lines.append((code, line))
+    if not foreign_lines:
+        return description
+    code, line = (user_lines or foreign_lines)[-1]
+    return f"{description} ({Path(code.co_filename).name}, line {line}, in {code.co_name})"
 
 
 # --- its arguments -------------------------------------------------------------------------------
@@ -216,46 +240,57 @@ def in_words(raised: BaseException) -> str:
 def arguments_of(
     problem: Problem, prompt: Prompt, completions: Sequence[Completion], grades: Sequence[Grade]
 ) -> dict[str, Any]:
-    """Everything a reward function is called with, one entry per completion.
+    """Build the arguments that a reward function is called with, one entry per completion.
 
     The parsed fields of the problem win over columns of the source row: a column that has the
     name of one of them, or of another argument of the call, is passed as `source_<name>`.
     """
-    n, chat = len(completions), prompt.messages is not None
-    text_or_messages: Content = prompt.text if prompt.messages is None else list(prompt.messages)
-    texts = [c.text for c in completions]
-    ours: dict[str, list[Any]] = {
+    n = len(completions)
+    solution = problem.answer if problem.solution is None else problem.solution
+    texts = [completion.text for completion in completions]
+    prompt_content: Content = prompt.text
+    completion_contents: list[Content] = [*texts]
+    if prompt.messages is not None:
+        prompt_content = list(prompt.messages)
+        completion_contents = [[Message(role="assistant", content=text)] for text in texts]
+    arguments: dict[str, list[Any]] = {
         "answer": [problem.answer] * n,
-        "solution": [problem.answer if problem.solution is None else problem.solution] * n,
+        "solution": [solution] * n,
         "reference_answer": [problem.answer] * n,
         "reference_solution": [problem.solution] * n,
         "question": [problem.question] * n,
-        "prompts": [text_or_messages] * n,
-        "completions": [[Message(role="assistant", content=t)] if chat else t for t in texts],
+        "prompts": [prompt_content] * n,
+        "completions": completion_contents,
         "grades": list(grades),
-        "finish_reasons": [c.finish_reason for c in completions],
-        "completion_ids": [list(c.token_ids) for c in completions],
+        "finish_reasons": [completion.finish_reason for completion in completions],
+        "completion_ids": [list(completion.token_ids) for completion in completions],
     }
-    taken, columns = {*ours, *Notes().arguments(), "self"}, problem.columns
-    given = {f"source_{name}": columns[name] for name in columns if name in taken}
-    given |= {name: value for name, value in columns.items() if name not in taken}
-    return {**{name: [value] * n for name, value in given.items()}, **ours}
+    reserved_names = {*arguments, *Notes().arguments(), "self"}
+    renamed_columns = {}
+    other_columns = {}
+    for name, value in problem.columns.items():
+        if name in reserved_names:
+            renamed_columns[f"source_{name}"] = [value] * n
+        else:
+            other_columns[name] = [value] * n
+    # A column that is itself called `source_<name>` wins over a renamed one.
+    return {**renamed_columns, **other_columns, **arguments}
 
 
 def _own_copy(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of lists and messages, so that no other reward sees what the function changes."""
+    """Copy lists and messages, so that no other reward sees what the function changes."""
 
-    def fresh(value: Any) -> Any:
+    def copied(value: Any) -> Any:
         if not isinstance(value, list):
             return value
         return [dict(item) if isinstance(item, dict) else item for item in value]
 
-    return {name: [fresh(value) for value in values] for name, values in arguments.items()}
+    return {name: [copied(value) for value in values] for name, values in arguments.items()}
 
 
 @dataclass(slots=True, kw_only=True)
 class Notes:
-    """What is recorded while the groups of one step, or of an evaluation, are scored.
+    """Records of scoring the groups of one step, or of an evaluation.
 
     >>> notes = Notes()
     >>> notes.arguments()["log_metric"]("words", 3)
@@ -271,29 +306,33 @@ class Notes:
     max_steps: int = 1
     """Steps of the phase; 1 where that is not known."""
     logged: list[tuple[str, float]] = field(default_factory=list)
-    """What functions have logged."""
+    """Names and values that functions have logged."""
     groups: int = 0
-    """How many have been scored."""
+    """Number of groups that have been scored."""
     events: list[str] = field(default_factory=list)
-    """What failed, one line per function and group."""
+    """Failures, one line per function and group."""
     failures: dict[str, list[tuple[RewardError, Mapping[str, Any]]]] = field(default_factory=dict)
-    """Function -> what it failed with, and the arguments it was given."""
+    """Function -> its errors, each with the arguments of the call."""
 
     def arguments(self) -> dict[str, Any]:
-        """What TRL passes once per batch; everything else has an entry per completion."""
+        """Return the arguments that TRL passes once per batch.
+
+        Every other argument has an entry per completion.
+        """
         state = SimpleNamespace(global_step=self.global_step, max_steps=self.max_steps)
         return {
             "trainer_state": state,
             "log_metric": self._log_metric,
-            "log_extra": lambda *_: None,  # records have no columns of the user's
+            # Records have no columns of the user's.
+            "log_extra": lambda *_: None,
         }
 
     def tallies(self) -> dict[str, Tally]:
-        """What functions have logged, as the metrics `rewards/<name>`."""
-        values: dict[str, list[float]] = {}
+        """Return the logged values as the metrics `rewards/<name>`."""
+        values_by_metric: dict[str, list[float]] = {}
         for name, value in self.logged:
-            values.setdefault(f"rewards/{name}", []).append(value)
-        return {name: Tally.of(found) for name, found in values.items()}
+            values_by_metric.setdefault(f"rewards/{name}", []).append(value)
+        return {metric: Tally.of(values) for metric, values in values_by_metric.items()}
 
     def _log_metric(self, name: str, value: float) -> None:
         number = float(value)
@@ -311,43 +350,47 @@ def begin(
     arguments: Mapping[str, Any],
     notes: Notes | None = None,
 ) -> tuple[Callable[[], list[float | None]], bool]:
-    """Call a function with one batch; an async one goes on by itself until its values are wanted.
+    """Call a function with one batch; an async one runs on until its values are needed.
 
     Args:
         config: the reward in the recipe.
         function: sync or async. A sync one runs in the caller's thread and cannot be stopped when
             its time is over; the log then warns of it.
-        arguments: what `arguments_of` makes.
-        notes: keeps what a user's function logs; without them it is lost.
+        arguments: the result of `arguments_of`.
+        notes: receive the values that a user's function logs; without them these are lost.
 
     Returns:
-        What waits for the values, and gives them or raises a `RewardError`: the function raised
-        (`SystemExit` and the like included, Ctrl-C not), was stopped (the cause is then a
-        `TimeoutError`), or returned something else than one finite number in its stated range
-        (`bounds`), or None, per completion. And whether the function still goes on.
+        A function that waits for the values and returns them, and whether the reward function is
+        still running. Waiting raises a `RewardError` if the reward function raised (`SystemExit`
+        and the like included, Ctrl-C not), was stopped (the cause is then a `TimeoutError`), or
+        returned something else than one finite number in its stated range (`bounds`), or None, per
+        completion.
     """
-    name, seconds = reward_label(config.name), config.timeout_seconds
+    name = reward_label(config.name)
+    seconds = config.timeout_seconds
     timer = threading.Timer(seconds, logger.warning, (_SLOW, name, seconds))
     timer.daemon = True
     returned: Any = None
     raised: BaseException | None = None
     try:
         if getattr(function, "ours", False):
-            # It waits for nothing, logs nothing and changes nothing.
+            # A built-in reward waits for nothing, logs nothing and changes nothing: it needs
+            # neither a timer nor a copy.
             returned = function(**arguments)
         else:
             timer.start()
-            returned = function(**_own_copy(arguments), **(notes or Notes()).arguments())
+            batch_arguments = (notes or Notes()).arguments()
+            returned = function(**_own_copy(arguments), **batch_arguments)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
         raised = error
     finally:
         timer.cancel()
-    goes_on = inspect.isawaitable(returned)
-    wait = started(returned, seconds) if goes_on else lambda: (returned, raised)
+    still_running = inspect.isawaitable(returned)
+    wait = started(returned, seconds) if still_running else lambda: (returned, raised)
 
-    def values() -> list[float | None]:
+    def wait_for_values() -> list[float | None]:
         answer, error = wait()
         if isinstance(error, (KeyboardInterrupt, RewardError)):
             raise error
@@ -363,10 +406,10 @@ def begin(
                 where="rewards",
                 fix=f"It was given the columns {', '.join(sorted(arguments))}.",
             ) from error
-        found = answer.tolist() if hasattr(answer, "tolist") else answer
+        values = answer.tolist() if hasattr(answer, "tolist") else answer
         expected = len(arguments["completions"])
-        if not isinstance(found, (list, tuple)) or len(found) != expected:
-            size = f" of {len(found)}" if isinstance(found, (list, tuple)) else ""
+        if not isinstance(values, (list, tuple)) or len(values) != expected:
+            size = f" of {len(values)}" if isinstance(values, (list, tuple)) else ""
             raise RewardError(
                 f"the reward {name!r} returned {shown(answer)}, a "
                 f"{type(answer).__name__}{size}, for {expected} completions",
@@ -374,9 +417,9 @@ def begin(
                 fix="Return a list with one number (or None: not scored) per completion.",
             )
         bounds = getattr(function, "bounds", None) or (-math.inf, math.inf)
-        return [_number(config, value, row, bounds) for row, value in enumerate(found)]
+        return [_number(config, value, row, bounds) for row, value in enumerate(values)]
 
-    return values, goes_on
+    return wait_for_values, still_running
 
 
 _SLOW = (
@@ -386,7 +429,7 @@ _SLOW = (
 
 
 def reward_label(name: str) -> str:
-    """The short name under which a reward is recorded.
+    """Return the short name under which a reward is recorded.
 
     >>> reward_label("rewards/mine.py:brevity"), reward_label("format")
     ('brevity', 'format')
@@ -397,13 +440,22 @@ def reward_label(name: str) -> str:
 def _number(
     config: RewardConfig, value: Any, row: int, bounds: tuple[float, float]
 ) -> float | None:
-    """One value as a float; never -0.0. Raises `RewardError` where it is none, or out of range."""
+    """Return one value as a float; never -0.0.
+
+    Raises:
+        RewardError: the value is no number, or is out of range.
+    """
     if value is None:
         return None
-    value = value.item() if getattr(value, "shape", None) in ((), (1,)) else value
-    name, weight = reward_label(config.name), config.weight
-    size: Any = abs(value) if isinstance(value, numbers.Real) else math.nan
-    if not size <= LARGEST / max(1.0, abs(weight)):  # NaN is not, either
+    if getattr(value, "shape", None) in ((), (1,)):
+        value = value.item()
+    name = reward_label(config.name)
+    weight = config.weight
+    size: Any = math.nan
+    if isinstance(value, numbers.Real):
+        size = abs(value)
+    # Written with `not`, so that NaN is refused as well.
+    if not size <= LARGEST / max(1.0, abs(weight)):
         weighted = f", which has the weight {weight:g}" if size <= LARGEST else ""
         raise RewardError(
             f"the reward {name!r} returned {shown(value)} for completion {row}{weighted}",
@@ -412,10 +464,11 @@ def _number(
             "a difference of 0.1 is lost and sums overflow), or None for a completion that cannot "
             "be scored.",
         )
-    if not bounds[0] - 1e-9 <= value <= bounds[1] + 1e-9:
+    lowest, highest = bounds
+    if not lowest - 1e-9 <= value <= highest + 1e-9:
         raise RewardError(
             f"the reward {name!r} returned {value} for completion {row}, outside its range "
-            f"{bounds[0]:g} to {bounds[1]:g}",
+            f"{lowest:g} to {highest:g}",
             where="rewards",
             fix="Correct the function or the `bounds` it states.",
         )
@@ -423,14 +476,14 @@ def _number(
 
 
 def shown(value: Any) -> str:
-    """A value as text, cut where it is long."""
+    """Return a value as text of at most 120 characters."""
     text = _text(value, repr)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def _text(value: Any, form: Callable[[Any], str]) -> str:
+def _text(value: Any, to_text: Callable[[Any], str]) -> str:
     try:
-        return form(value)
+        return to_text(value)
     except Exception:  # noqa: BLE001 - an integer of more than 4,300 digits, or a user's own class
         return f"<{type(value).__name__} that cannot be shown>"
 
@@ -439,7 +492,7 @@ def _text(value: Any, form: Callable[[Any], str]) -> str:
 
 
 class StoppedError(TimeoutError):
-    """The function was stopped, where a `TimeoutError` may be one of its own."""
+    """Error of a function that was stopped; a plain `TimeoutError` may be the function's own."""
 
 
 def started(
@@ -451,9 +504,9 @@ def started(
     (an HTTP session) can be kept from one group to the next, as it can in TRL.
 
     Returns:
-        What waits for it, and gives its result and None, or None and what it has raised: a
+        A function that waits and returns the result and None, or None and the exception: a
         `StoppedError` where it took longer than `seconds`. A function that blocks the loop, or
-        cannot be cancelled, is left behind with its loop, and the next call starts another.
+        cannot be cancelled, is left behind with its loop, and the next call starts another loop.
     """
 
     async def outcome() -> tuple[Any, BaseException | None]:
@@ -472,7 +525,8 @@ def started(
         try:
             return future.result(seconds + GRACE_SECONDS)
         except TimeoutError:
-            if _loop_of(os.getpid()) is loop:  # and not one that has taken its place
+            # Another wait may have replaced the loop already: keep that one.
+            if _loop_of(os.getpid()) is loop:
                 _loop_of.cache_clear()
             loop.call_soon_threadsafe(loop.stop)
             return None, StoppedError()
@@ -482,7 +536,7 @@ def started(
 
 @cache
 def _loop_of(pid: int) -> asyncio.AbstractEventLoop:
-    """The loop of this process: a forked child does not inherit its parent's thread."""
+    """Start the loop of this process: a forked child does not inherit its parent's thread."""
     loop = asyncio.new_event_loop()
     name = f"async rewards of {pid}"
     threading.Thread(target=_serve, args=(loop,), name=name, daemon=True).start()

@@ -1,4 +1,4 @@
-"""What a reward is: one function of one `Completed`; and the stack of a recipe's rewards."""
+"""Definition of a reward, a function of one `Completed`; and the stack of a recipe's rewards."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ class Completed:
     """
 
     text: str
-    """What was sampled."""
+    """The sampled text."""
     format: AnswerFormat
     columns: Mapping[str, Any] = field(default_factory=dict)
     """This completion's entry of every other argument (see `calling.RewardFunction`)."""
     group: Sequence[Completed] = field(default=(), repr=False)
-    """All completions of the same prompt, this one among them."""
+    """All completions of the same prompt, including this one."""
 
     @property
     def whole(self) -> str:
-        """The text after what the prompt has already opened (`<think>`)."""
+        """The text, preceded by the tag that the prompt has already opened (`<think>`)."""
         return self.format.prefix + self.text
 
     @property
@@ -86,18 +86,20 @@ class Completed:
     def reference(self) -> str:
         r"""The reference answer alone, even if the column is a worked solution."""
         for name in ("reference_answer", "answer", "solution"):
-            if self.columns.get(name) is not None:
-                return _final_answer(str(self.columns[name]))
+            column = self.columns.get(name)
+            if column is not None:
+                return _final_answer(str(column))
         raise ValueError("this reward needs a column reference_answer, answer or solution")
 
     @property
     def grade(self) -> Grade:
         """The grade from the stack; without one (inside TRL) the reward grades by itself."""
-        given: Grade | None = self.columns.get("grades")
-        if given is not None:
-            return given
-        for one in self.group:
-            _ = one.grading  # all of them side by side
+        grade: Grade | None = self.columns.get("grades")
+        if grade is not None:
+            return grade
+        # Submit the whole group first, so that its completions are graded in parallel.
+        for completed in self.group:
+            _ = completed.grading
         return self.grading.result()
 
     @cached_property
@@ -107,8 +109,10 @@ class Completed:
 
     @property
     def correct(self) -> bool | None:
-        """Whether the answer is right; None where the reference cannot be read."""
-        return None if self.grade.verdict is Verdict.NOT_SCORED else self.grade.correct
+        """The grade as true or false; None where the reference cannot be read."""
+        if self.grade.verdict is Verdict.NOT_SCORED:
+            return None
+        return self.grade.correct
 
     @property
     def tags(self) -> tuple[str, str, str, str]:
@@ -119,7 +123,7 @@ class Completed:
 
 
 def _final_answer(reference: str) -> str:
-    r"""The answer alone of a worked solution (`... #### 72`, `\boxed{72}`)."""
+    r"""Extract the answer of a worked solution (`... #### 72`, `\boxed{72}`)."""
     if "####" in reference:
         return reference.rpartition("####")[2].strip()
     boxed = extract(reference, AnswerContract(kind=AnswerKind.BOXED)).answer
@@ -127,7 +131,7 @@ def _final_answer(reference: str) -> str:
 
 
 def text_of(completion: Content) -> str:
-    """The assistant's text, in either shape.
+    """Return the assistant's text of a completion in either shape.
 
     >>> text_of("4"), text_of([{"role": "assistant", "content": "5"}])
     ('4', '5')
@@ -140,7 +144,7 @@ def text_of(completion: Content) -> str:
 # --- one reward ----------------------------------------------------------------------------------
 
 Variant = Literal["default", "original"]
-"""`original`: as the published function has it, faults included."""
+"""`original`: the published function, its bugs included."""
 
 Score = Callable[..., Any]
 """`score(completed, **params)`: a number, None for "not scored", or an awaitable of either."""
@@ -150,9 +154,9 @@ REWARDS: dict[str, Rule] = {}
 
 
 def reward(*ends: float | str, **options: Any) -> Callable[[Score], Rule]:
-    """A decorator: a function of one `Completed` becomes a reward.
+    """Make a decorator that turns a function of one `Completed` into a reward.
 
-    Its further parameters are those a recipe may set, checked by their annotations.
+    A recipe may set the function's further parameters, which are checked by their annotations.
 
     Args:
         ends: values, and names of parameters that are values: the reward pays from the lowest to
@@ -180,7 +184,7 @@ class Rule:
         name: the name in recipes and records; by default that of the function.
         times: the reward is a sum of this many of the values in `ends`.
         tags: whether it needs a prompt format with tags.
-        original: with `variant: original`, the defaults that differ.
+        original: the defaults that differ with `variant: original`.
     """
 
     score: Score
@@ -198,35 +202,49 @@ class Rule:
             REWARDS[self.__name__] = self
 
     def __call__(self, fmt: AnswerFormat, **params: Any) -> RewardFunction:
-        """The reward in a prompt format, with parameters.
+        """Bind the reward to a prompt format and parameters.
 
         Raises:
             ConfigError: an unknown or missing parameter, or an impossible value.
             RewardError: the reward needs tags and the format has none.
         """
-        name, originally = self.__name__, params.get("variant") == "original"
-        given = {**(self.original if originally else {}), **params}
-        where, text = f"rewards.{name}.params", json.dumps(given)
-        values = dict(validate_json(self._parameters, text, where=where))
+        name = self.__name__
+        if params.get("variant") == "original":
+            params = {**self.original, **params}
+        where = f"rewards.{name}.params"
+        values = dict(validate_json(self._parameters, json.dumps(params), where=where))
         if self.tags and fmt.tags is None:
             raise RewardError(
                 f"the reward {name!r} needs a prompt format with tags",
                 where="rewards",
                 fix="Use a tagged prompt.format, or boxed_format as the reward.",
             )
-        ends = [values[end] if isinstance(end, str) else end for end in self.ends]
-        known = [self.times * end for end in ends if end is not None]
-        return _InFormat(self, fmt, values, (min(known), max(known)) if known else None)
+        return _BoundReward(self, fmt, values, self._bounds(values))
+
+    def _bounds(self, values: Mapping[str, Any]) -> tuple[float, float] | None:
+        """Return the lowest and highest value with these parameters, if they are stated."""
+        ends = []
+        for end in self.ends:
+            value = values[end] if isinstance(end, str) else end
+            if value is not None:
+                ends.append(self.times * value)
+        if not ends:
+            return None
+        return min(ends), max(ends)
 
     @cached_property
     def _parameters(self) -> type[Section]:
+        """A section with the parameters that a recipe may set."""
         parameters = list(inspect.signature(self.score).parameters.values())[1:]
         hints = typing.get_type_hints(self.score, include_extras=True)
-        fields: dict[str, Any] = {
-            p.name: (hints.get(p.name, Any), ... if p.default is p.empty else p.default)
-            for p in parameters
-            if p.kind is not p.VAR_KEYWORD
-        }
+        fields: dict[str, Any] = {}
+        for parameter in parameters:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                continue
+            default = parameter.default
+            if default is parameter.empty:
+                default = ...  # pydantic's sign for a required field
+            fields[parameter.name] = (hints.get(parameter.name, Any), default)
         return create_model(self.__name__, __base__=Section, **fields)
 
     def __reduce__(self) -> str:
@@ -234,8 +252,8 @@ class Rule:
 
 
 @dataclass(eq=False)
-class _InFormat:
-    """A reward in a prompt format, with its parameters: what a recipe or TRL calls."""
+class _BoundReward:
+    """A reward with its prompt format and parameters, as a recipe or TRL calls it."""
 
     rule: Rule
     format: AnswerFormat
@@ -243,26 +261,32 @@ class _InFormat:
     bounds: tuple[float, float] | None
 
     def __post_init__(self) -> None:
-        self.__name__, self.ours = self.rule.__name__, self.rule.ours
+        self.__name__ = self.rule.__name__
+        self.ours = self.rule.ours
 
     def __call__(self, *, completions: Sequence[Content], **columns: Any) -> Any:
-        """One value per completion, or an awaitable of all where the function is async."""
+        """Return one value per completion, or an awaitable of all where the function is async."""
         groups: dict[str, list[Completed]] = {}
         batch = []
         for row, completion in enumerate(completions):
-            own = {
-                name: entry[row] if isinstance(entry, (list, tuple)) else entry
-                for name, entry in columns.items()
+            row_columns = {
+                name: column[row] if isinstance(column, (list, tuple)) else column
+                for name, column in columns.items()
             }
-            group = groups.setdefault(str(own["prompts"]), [])
-            text = text_of(completion)
-            batch.append(Completed(text=text, format=self.format, columns=own, group=group))
-            group.append(batch[-1])
+            group = groups.setdefault(str(row_columns["prompts"]), [])
+            done = Completed(
+                text=text_of(completion), format=self.format, columns=row_columns, group=group
+            )
+            # Every completion refers to the list of its group, which grows until the loop ends.
+            group.append(done)
+            batch.append(done)
         values = [self.rule.score(done, **self.params) for done in batch]
-        return _together(values) if any(map(inspect.isawaitable, values)) else values
+        if any(inspect.isawaitable(value) for value in values):
+            return _gather(values)
+        return values
 
 
-async def _together(values: Sequence[Awaitable[Any]]) -> list[Any]:
+async def _gather(values: Sequence[Awaitable[Any]]) -> list[Any]:
     return await asyncio.gather(*values)
 
 
@@ -270,7 +294,7 @@ async def _together(values: Sequence[Awaitable[Any]]) -> list[Any]:
 
 
 def find_reward(config: RewardConfig, fmt: AnswerFormat) -> RewardFunction:
-    """The function a recipe names, with its parameters set.
+    """Find the function that a recipe names, and set its parameters.
 
     Raises:
         GrouperError: no such name, file, module or function, or a parameter it does not have or
@@ -283,10 +307,10 @@ def find_reward(config: RewardConfig, fmt: AnswerFormat) -> RewardFunction:
     if isinstance(function, Rule):
         return function(fmt, **params)
     try:
-        kinds = [p.kind for p in inspect.signature(function).parameters.values()]
+        parameter_kinds = [p.kind for p in inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):  # some functions written in C have no signature
-        kinds = []
-    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        parameter_kinds = []
+    if inspect.Parameter.VAR_KEYWORD not in parameter_kinds:
         raise RewardError(
             f"the reward function {config.name!r} takes no **kwargs",
             where="rewards",
@@ -298,49 +322,50 @@ def find_reward(config: RewardConfig, fmt: AnswerFormat) -> RewardFunction:
 
 
 def _with_params(function: Callable[..., Any], params: Mapping[str, Any]) -> RewardFunction:
-    """The function with its parameters set, which win over a column of the same name."""
+    """Set a function's parameters, which win over a column of the same name."""
 
-    @wraps(function)  # the function's own attributes come along: `bounds` is one
-    def given(**columns: Any) -> Any:
-        moved = {f"source_{name}": columns[name] for name in params if name in columns}
-        return function(**{**moved, **columns, **params})
+    @wraps(function)  # copies the function's attributes, of which `bounds` may be one
+    def with_params(**columns: Any) -> Any:
+        renamed = {f"source_{name}": columns[name] for name in params if name in columns}
+        return function(**{**renamed, **columns, **params})
 
-    return given
+    return with_params
 
 
 def build_rewards(configs: Sequence[RewardConfig], fmt: AnswerFormat) -> RewardStack:
-    """The stack of a recipe's `rewards` section.
+    """Build the stack of a recipe's `rewards` section.
 
     Raises:
         GrouperError: every unknown name, parameter, file or function, in one message.
     """
     functions: dict[str, tuple[RewardConfig, RewardFunction]] = {}
-    problems: list[GrouperError] = []
+    errors: list[GrouperError] = []
     for config in configs:
         label = reward_label(config.name)
         if label in functions:
-            problems.append(
+            errors.append(
                 RewardError(f"two rewards are called {label!r}", where="rewards", fix="Rename one.")
             )
         try:
             functions[label] = (config, find_reward(config, fmt))
         except GrouperError as error:
-            problems.append(error)
-    raise_all(problems)
+            errors.append(error)
+    raise_all(errors)
     return RewardStack(list(functions.values()))
 
 
 # Completions that async functions are called with at one time, of one group at least.
 AT_ONCE = 32
 
-_Values = Callable[[], list[float | None]]
+# Waits for the values of one function, and returns one per completion.
+_WaitForValues = Callable[[], list[float | None]]
 
 
 class Group(NamedTuple):
     """Completions of one prompt, to be rewarded together."""
 
     problem: Problem
-    """Whose columns the functions see."""
+    """The problem whose columns the functions see."""
     prompt: Prompt
     completions: Sequence[Completion]
     grades: Sequence[Grade]
@@ -351,36 +376,40 @@ class RewardStack:
     """Named, weighted reward functions.
 
     Args:
-        functions: each with its entry of the recipe, no two of one name.
+        functions: pairs of an entry of the recipe and its function, no two of one name.
     """
 
     def __init__(self, functions: Sequence[tuple[RewardConfig, RewardFunction]]) -> None:
-        self._functions = {reward_label(config.name): (config, f) for config, f in functions}
-        self.weights = {name: config.weight for name, (config, _) in self._functions.items()}
+        self._functions: dict[str, tuple[RewardConfig, RewardFunction]] = {}
+        self.weights: dict[str, float] = {}
+        # Functions that are not deterministic, with what their values depend on besides the
+        # question: parameters and source code.
+        self._varying: dict[str, list[Any]] = {}
+        for config, function in functions:
+            name = reward_label(config.name)
+            self._functions[name] = (config, function)
+            self.weights[name] = config.weight
+            if not config.deterministic:
+                self._varying[name] = [config.params, code_fingerprints([config.name])]
+        # The file in which their values are recorded.
         self._file: Path | None = None
         # Validation and rollouts may be scored in threads at the same time; functions need not be
         # thread-safe.
         self._one_at_a_time = threading.RLock()
+        # Step or evaluation -> key -> a function that waits for the recorded row.
         self._answers: dict[str, dict[str, Callable[[], dict[str, Any]]]] = defaultdict(dict)
-        """Step or evaluation -> key -> what waits for the recorded row."""
-        # What their values depend on besides the question.
-        self._varying = {
-            reward_label(c.name): [c.params, code_fingerprints([c.name])]
-            for c, _ in functions
-            if not c.deterministic
-        }
 
     @property
     def ours(self) -> bool:
-        """Whether all are built in: pure functions, which another process may call."""
+        """True if all are built in: pure functions, which another process may call."""
         return all(getattr(function, "ours", False) for _, function in self._functions.values())
 
     def remember(self, path: Path) -> None:
-        """Record the values of functions that vary in a file, and do not call them for those again.
+        """Record the values of functions that vary in a file, and reuse the recorded ones.
 
         A line is written as soon as the values arrive, in the order of the groups. A resumed run
-        draws the completions of an unfinished step again, which are the same, and finds their
-        values here.
+        samples the completions of an unfinished step again, which are the same, and reads their
+        values from this file.
         """
         self._file = path
         fix = "Restore the file, or delete it: they are then asked again."
@@ -391,16 +420,18 @@ class RewardStack:
     @property
     def bounds(self) -> tuple[float, float] | None:
         """The lowest and highest total; None where a function does not state its range."""
-        parts = [
-            (c.weight, getattr(f, "bounds", None)) for c, f in self._functions.values() if c.weight
-        ]
-        ends = [[weight * end for end in stated] for weight, stated in parts if stated]
-        if len(ends) < len(parts):
-            return None
-        return sum(map(min, ends)), sum(map(max, ends))
+        ranges = []
+        for config, function in self._functions.values():
+            if not config.weight:
+                continue
+            bounds = getattr(function, "bounds", None)
+            if not bounds:
+                return None
+            ranges.append([config.weight * end for end in bounds])
+        return sum(map(min, ranges)), sum(map(max, ranges))
 
     def score(self, group: Group, notes: Notes | None = None) -> list[Reward]:
-        """As `score_all`, of one group."""
+        """Score one group, as `score_all` does."""
         (rewards,) = self.score_all([group], notes)
         return rewards
 
@@ -410,63 +441,69 @@ class RewardStack:
         """Yield the rewards of each group in order, one per completion.
 
         Args:
-            groups: taken one by one: while async functions are waited for, they are called with
-                the next ones, up to `AT_ONCE` completions at a time.
-            notes: of the step. A function that fails is noted there, and its component is None
-                ("not scored") for this group.
+            groups: taken one by one: while async functions are running, they are called with the
+                next ones, up to `AT_ONCE` completions at a time.
+            notes: the records of the step. They receive the failure of a function, whose component
+                is then None ("not scored") for this group.
 
         Raises:
             RewardError: a function failed, and there are no notes.
-            RunFolderError: what a function answered cannot be written.
+            RunFolderError: the values of a function cannot be written.
             ValueError: not one grade per completion.
         """
-        begun: deque[tuple[Group, Callable[[], list[Reward]]]] = deque()
+        pending: deque[tuple[Group, Callable[[], list[Reward]]]] = deque()
         for group in groups:
-            begun.append((group, self._begin_group(group, notes)))
-            while sum(len(one.completions) for one, _ in begun) >= AT_ONCE:
-                yield begun.popleft()[1]()
-        for _, wait in begun:
-            yield wait()
+            pending.append((group, self._begin_group(group, notes)))
+            while sum(len(waiting.completions) for waiting, _ in pending) >= AT_ONCE:
+                _, wait_for_rewards = pending.popleft()
+                yield wait_for_rewards()
+        for _, wait_for_rewards in pending:
+            yield wait_for_rewards()
 
     def _begin_group(self, group: Group, notes: Notes | None) -> Callable[[], list[Reward]]:
-        if len(group.completions) != len(group.grades):
+        """Call all functions with a group; return a function that waits for its rewards."""
+        n = len(group.completions)
+        if n != len(group.grades):
             raise ValueError("not one grade per completion")
         arguments = arguments_of(*group)
         with self._one_at_a_time:
-            values = {name: self._begin(name, arguments, notes) for name in self._functions}
+            waits = {name: self._begin(name, arguments, notes) for name in self._functions}
 
-        def rewards() -> list[Reward]:
-            columns = {}
-            for name, wait in values.items():
+        def wait_for_rewards() -> list[Reward]:
+            values = {}
+            for name, wait_for_values in waits.items():
                 try:
-                    columns[name] = wait()
+                    values[name] = wait_for_values()
                 except RewardError as error:
                     if notes is None:
                         raise
                     notes.events.append(f"rewards/failed on {group.problem.id}: {error.what}")
                     notes.failures.setdefault(name, []).append((error, arguments))
-                    columns[name] = [None] * len(group.completions)
+                    values[name] = [None] * n
             if notes is not None:
                 notes.groups += 1
-            return [
-                Reward(components={n: columns[n][row] for n in columns}, weights=self.weights)
-                for row in range(len(group.completions))
-            ]
+            rewards = []
+            for row in range(n):
+                components = {name: column[row] for name, column in values.items()}
+                rewards.append(Reward(components=components, weights=self.weights))
+            return rewards
 
-        return rewards
+        return wait_for_rewards
 
     def end_step(self, notes: Notes) -> None:
-        """Stop the run if a function failed too often in a step; else forget what they answered.
+        """Stop the run if a function failed too often in a step; else drop the recorded values.
 
-        Nobody asks for these values again, and a long run has many.
+        They are not needed again, and a long run has many.
 
         Raises:
-            RewardError: it failed on more than its `max_failure_rate` of a step's groups, of
-                which fewer than `FEWEST` count as that many; the input it failed on is shown.
+            RewardError: a function failed on more than its `max_failure_rate` of a step's groups,
+                of which fewer than `FEWEST` count as that many; the message shows the input.
         """
         for name, failures in notes.failures.items():
-            limit, (error, arguments) = self._functions[name][0].max_failure_rate, failures[0]
+            config, _ = self._functions[name]
+            limit = config.max_failure_rate
             if len(failures) > limit * max(FEWEST, notes.groups):
+                error, arguments = failures[0]
                 raise RewardError(
                     f"{error.what} ({len(failures)} of the step's {notes.groups} groups)",
                     where=f"rewards.{name}",
@@ -476,55 +513,64 @@ class RewardStack:
         self._answers.pop(notes.place, None)
 
     def _culprit(self, name: str, arguments: Mapping[str, Any], error: RewardError) -> str:
-        """A sentence that shows the first completion that fails when it is tried alone."""
+        """Write a sentence that shows the first completion that fails when it is tried alone."""
         first = f"the first is {shown(arguments['completions'][0])}."
         if isinstance(error.__cause__, TimeoutError):  # each try could take as long again
             return f"It fails on this group, of whose completions {first}"
         for row in range(len(arguments["completions"])):
-            alone = {column: [values[row]] for column, values in arguments.items()}
+            row_arguments = {column: [values[row]] for column, values in arguments.items()}
             try:
-                begin(*self._functions[name], alone)[0]()
+                wait_for_values, _ = begin(*self._functions[name], row_arguments)
+                wait_for_values()
             except RewardError:
                 return (
-                    f"It fails on the completion {shown(alone['completions'][0])} "
-                    f"to {shown(alone['prompts'][0])}."
+                    f"It fails on the completion {shown(row_arguments['completions'][0])} "
+                    f"to {shown(row_arguments['prompts'][0])}."
                 )
         return f"It fails on this group, but on none of its completions alone; {first}"
 
-    def _begin(self, name: str, arguments: Mapping[str, Any], notes: Notes | None) -> _Values:
+    def _begin(
+        self, name: str, arguments: Mapping[str, Any], notes: Notes | None
+    ) -> _WaitForValues:
         """Call one function; one that varies is called once per question and run."""
+        config, function = self._functions[name]
         if self._file is None or notes is None or name not in self._varying:
-            return begin(*self._functions[name], arguments, notes)[0]
-        group = [arguments[part] for part in ("prompts", "completions", "answer")]
-        question = json.dumps([notes.place, name, self._varying[name], group])
+            wait_for_values, _ = begin(config, function, arguments, notes)
+            return wait_for_values
+        texts = [arguments[column] for column in ("prompts", "completions", "answer")]
+        question = json.dumps([notes.place, name, self._varying[name], texts])
         key = hashlib.sha256(question.encode()).hexdigest()
         answers = self._answers[notes.place]
         if key not in answers:
             row = {"key": key, "reward": name, "place": notes.place}
-            own = replace(notes, logged=[])
-            values, goes_on = begin(*self._functions[name], arguments, own)
-            answers[key] = cache(partial(self._recorded, row, values, own))
-            if not goes_on:  # a kill while others are waited for must not lose it
+            call_notes = replace(notes, logged=[])
+            wait_for_values, still_running = begin(config, function, arguments, call_notes)
+            answers[key] = cache(partial(self._record, row, wait_for_values, call_notes))
+            if not still_running:
+                # Written now: a kill while other functions run must not lose it.
                 answers[key]()
 
-        def read() -> list[float | None]:
+        def wait_for_recorded_values() -> list[float | None]:
             row = answers[key]()
             notes.logged += [(metric, value) for metric, value in row["logged"]]
             if "failed" in row:
-                raise RewardError(row["failed"][0], where="rewards", fix=row["failed"][1])
+                what, fix = row["failed"]
+                raise RewardError(what, where="rewards", fix=fix)
             values: list[float | None] = row["values"]
             return values
 
-        return read
+        return wait_for_recorded_values
 
-    def _recorded(self, row: dict[str, Any], values: _Values, own: Notes) -> dict[str, Any]:
-        """The row with what a function has answered, which is in the file before it is used."""
+    def _record(
+        self, row: dict[str, Any], wait_for_values: _WaitForValues, call_notes: Notes
+    ) -> dict[str, Any]:
+        """Wait for the values of a function; write them to the file before they are used."""
         assert self._file is not None
         try:
-            row["values"] = values()
+            row["values"] = wait_for_values()
         except RewardError as error:
             row["failed"] = [error.what, error.fix]
-        row["logged"] = own.logged
+        row["logged"] = call_notes.logged
         with self._one_at_a_time:
             append_line(self._file, row)
         return row
@@ -553,21 +599,25 @@ class RewardStack:
         """
         completions, grades = _examples(right)
         arguments = arguments_of(problem, prompt, completions, grades)
-        problems: list[GrouperError] = []
+        errors: list[GrouperError] = []
         warnings = [
             f"the reward {name!r} is declared as not deterministic: another run will differ; this "
             "one records its values, and reads them when it is resumed"
             for name in self._varying
         ]
-        for name, part in self._functions.items():
+        for name, (config, function) in self._functions.items():
             try:
-                first = begin(*part, arguments)[0]()
-                second = begin(*part, arguments)[0]() if part[0].deterministic else first
+                wait_for_values, _ = begin(config, function, arguments)
+                first = wait_for_values()
+                second = first
+                if config.deterministic:
+                    wait_for_values, _ = begin(config, function, arguments)
+                    second = wait_for_values()
             except RewardError as error:
-                problems.append(error)
+                errors.append(error)
                 continue
             if first != second:
-                problems.append(
+                errors.append(
                     RewardError(
                         f"the reward {name!r} gave {first} and then {second} for the same input",
                         where="rewards",
@@ -583,21 +633,23 @@ class RewardStack:
                     f"another column? The completion: {shown(completions[0].text)}; `answer` was "
                     f"{shown(problem.answer)}."
                 )
-        raise_all(problems)
+        raise_all(errors)
         return warnings
 
     def _pays_least(self, name: str, values: Sequence[float | None]) -> bool:
-        """Whether a user's function pays the right completion no more than the others."""
-        (config, function), (right, *others) = self._functions[name], values
-        known = [value for value in others if value is not None]
-        if getattr(function, "ours", False) or right is None or not known:
+        """Tell whether a user's function pays the right completion no more than the others."""
+        config, function = self._functions[name]
+        right_value, *wrong_values = values
+        numbers = [value for value in wrong_values if value is not None]
+        if getattr(function, "ours", False) or right_value is None or not numbers:
             return False
-        lowest = (getattr(function, "bounds", None) or (min(known),))[0]
-        return config.weight >= 0 and right <= lowest
+        bounds = getattr(function, "bounds", None)
+        lowest = bounds[0] if bounds else min(numbers)
+        return config.weight >= 0 and right_value <= lowest
 
 
 def _examples(right: str) -> tuple[list[Completion], list[Grade]]:
-    """A right, a wrong, an empty and a rambling completion."""
+    """Make a right, a wrong, an empty and a rambling completion, with their grades."""
     verdicts = {
         right: Verdict.CORRECT,
         "no idea": Verdict.INCORRECT,
@@ -612,5 +664,6 @@ def _examples(right: str) -> tuple[list[Completion], list[Grade]]:
 
 
 def completed(text: str) -> Completion:
-    """A made-up completion of about four characters per token, finished by a stop token."""
-    return Completion.bare((0,) * (len(text) // 4 + 1), text)
+    """Make a completion of about four characters per token, finished by a stop token."""
+    token_ids = (0,) * (len(text) // 4 + 1)
+    return Completion.bare(token_ids, text)
