@@ -9,6 +9,7 @@ rewards that are all exactly equal over what it averages (a group, or the whole 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +23,27 @@ AdvantageFunction = Callable[..., Tensor]
 STD_EPS = 1e-4
 
 
-def _group_statistics(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, ...]:
-    """Rewards in float64, and per row: its group's mean, size, flatness and index."""
+class _GroupStatistics(NamedTuple):
+    """What the rewards of each row's group are like, a value for each row."""
+
+    rewards: Tensor
+    """[rows], in float64."""
+    mean: Tensor
+    """[rows]"""
+    size: Tensor
+    """[rows]"""
+    is_flat: Tensor
+    """[rows] bool: all rewards of the group are exactly equal."""
+    index: Tensor
+    """[rows]: number of the group, from 0 without gaps."""
+
+
+def _group_statistics(rewards: Tensor, group_ids: Tensor) -> _GroupStatistics:
+    """Compute the statistics of each row's group.
+
+    Raises:
+        ValueError: the two are not [rows] each.
+    """
     if rewards.shape != group_ids.shape or rewards.ndim != 1:
         raise ValueError(
             f"rewards {tuple(rewards.shape)} and group_ids {tuple(group_ids.shape)} must both be "
@@ -31,13 +51,20 @@ def _group_statistics(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, ...]:
         )
     values = rewards.double()
     _, index = torch.unique(group_ids, return_inverse=True)
-    groups = int(index.max()) + 1 if index.numel() else 0
-    zeros = torch.zeros(groups, dtype=values.dtype, device=values.device)
+    group_count = int(index.max()) + 1 if index.numel() else 0
+    zeros = torch.zeros(group_count, dtype=values.dtype, device=values.device)
     size = zeros.scatter_add(0, index, torch.ones_like(values))
     mean = zeros.scatter_add(0, index, values) / size
-    low = zeros.scatter_reduce(0, index, values, "amin", include_self=False)
-    high = zeros.scatter_reduce(0, index, values, "amax", include_self=False)
-    return values, mean[index], size[index], (low == high)[index], index
+    lowest = zeros.scatter_reduce(0, index, values, "amin", include_self=False)
+    highest = zeros.scatter_reduce(0, index, values, "amax", include_self=False)
+    is_flat = lowest == highest
+    return _GroupStatistics(
+        rewards=values,
+        mean=mean[index],
+        size=size[index],
+        is_flat=is_flat[index],
+        index=index,
+    )
 
 
 def mean_baseline(rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -46,8 +73,8 @@ def mean_baseline(rewards: Tensor, group_ids: Tensor) -> Tensor:
     >>> mean_baseline(torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1])).tolist()
     [0.5, -0.5, 0.0, 0.0]
     """
-    values, mean, _, flat, _ = _group_statistics(rewards, group_ids)
-    return torch.where(flat, 0.0, values - mean)
+    group = _group_statistics(rewards, group_ids)
+    return torch.where(group.is_flat, 0.0, group.rewards - group.mean)
 
 
 def standardised(rewards: Tensor, group_ids: Tensor, eps: float = STD_EPS) -> Tensor:
@@ -59,12 +86,13 @@ def standardised(rewards: Tensor, group_ids: Tensor, eps: float = STD_EPS) -> Te
     >>> [round(v, 4) for v in a.tolist()]      # std of (1, 0) is 0.7071
     [0.707, -0.707, 0.0, 0.0]
     """
-    values, mean, size, flat, index = _group_statistics(rewards, group_ids)
-    squares = torch.zeros_like(values).scatter_add(0, index, (values - mean) ** 2)[index]
-    variance = squares / (size - 1).clamp(min=1)
+    group = _group_statistics(rewards, group_ids)
+    centered = group.rewards - group.mean
+    sums = torch.zeros_like(centered).scatter_add(0, group.index, centered**2)
+    variance = sums[group.index] / (group.size - 1).clamp(min=1)
     # PyTorch leaves square roots to MKL, whose last bit depends on the processor; NumPy's does not.
-    std = torch.from_numpy(np.sqrt(variance.cpu().numpy())).to(values.device)
-    return torch.where(flat, 0.0, (values - mean) / (std + eps))
+    std = torch.from_numpy(np.sqrt(variance.cpu().numpy())).to(centered.device)
+    return torch.where(group.is_flat, 0.0, centered / (std + eps))
 
 
 def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -73,9 +101,9 @@ def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
     >>> leave_one_out(torch.tensor([3.0, 0.0, 0.0]), torch.tensor([7, 7, 7])).tolist()
     [3.0, -1.5, -1.5]
     """
-    values, mean, size, flat, _ = _group_statistics(rewards, group_ids)
-    scale = size / (size - 1).clamp(min=1)
-    return torch.where(flat, 0.0, scale * (values - mean))
+    group = _group_statistics(rewards, group_ids)
+    scale = group.size / (group.size - 1).clamp(min=1)
+    return torch.where(group.is_flat, 0.0, scale * (group.rewards - group.mean))
 
 
 def no_baseline(rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -126,7 +154,9 @@ def decoupled(
     """
     columns = [function(column, group_ids) for column in components.unbind(1)]
     total = torch.stack(columns, dim=1) @ weights.double()
-    return total / (float(np.std(total.cpu().numpy(), ddof=min(1, len(total) - 1))) + STD_EPS)
+    # The sample estimate; a single row has none.
+    std = float(np.std(total.cpu().numpy(), ddof=min(1, len(total) - 1)))
+    return total / (std + STD_EPS)
 
 
 ADVANTAGES: dict[str, AdvantageFunction] = {

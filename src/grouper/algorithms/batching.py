@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grouper.algorithms.weighting import WeightingFunction
-from grouper.types import Demonstration, RolloutGroup
+from grouper.types import Completion, Demonstration, RolloutGroup
 
 # Fields of a batch: one value per row, and one per token of a row.
 _LOGPROBS = ("sampler_logprobs", "old_logprobs", "reference_logprobs")
@@ -111,7 +111,7 @@ def unweighted_rows(
     completions: Sequence[Sequence[int]],
     prompt_index: Sequence[int],
 ) -> TrainBatch:
-    """Rows whose completion tokens are all targets, with weights and advantages of zero.
+    """Make rows whose completion tokens are all targets, with weights and advantages of zero.
 
     Args:
         prompts: token ids of each.
@@ -141,7 +141,7 @@ def demonstration_batch(
     *,
     weighting_constant: float = 0.0,
 ) -> TrainBatch:
-    """One SFT step: every completion token, the stop token among them, is a target."""
+    """Make the batch of an SFT step: every completion token and the stop token is a target."""
     prompts = [d.prompt.token_ids for d in demonstrations]
     rows = unweighted_rows(prompts, [d.token_ids for d in demonstrations], range(len(prompts)))
     return replace(rows, weights=weighting(rows.mask, weighting_constant).float())
@@ -150,7 +150,7 @@ def demonstration_batch(
 def rollout_rows(
     groups: Sequence[RolloutGroup], *, mask_truncated: bool = False
 ) -> TrainBatch | None:
-    """Every scored rollout of some groups as a row, without advantages and weights yet.
+    """Make a row of every scored rollout of some groups, without advantages and weights yet.
 
     Weights are given by `step_batches`, which knows what makes up an optimizer step.
 
@@ -162,18 +162,23 @@ def rollout_rows(
     Returns:
         The rows; None where no rollout has a reward.
     """
-    scored = [(g, r.completion) for g, group in enumerate(groups) for r in group.scored]
-    if not scored:
+    completions: list[Completion] = []
+    group_numbers: list[int] = []
+    for number, group in enumerate(groups):
+        for rollout in group.scored:
+            completions.append(rollout.completion)
+            group_numbers.append(number)
+    if not completions:
         return None
     rows = unweighted_rows(
         [group.prompt.token_ids for group in groups],
-        [completion.token_ids for _, completion in scored],
-        [g for g, _ in scored],
+        [completion.token_ids for completion in completions],
+        group_numbers,
     )
     mask = rows.mask
     if mask_truncated:
-        mask &= ~torch.tensor([completion.truncated for _, completion in scored])[:, None]
-    logprobs = [torch.tensor(completion.logprobs) for _, completion in scored]
+        mask &= ~torch.tensor([completion.truncated for completion in completions])[:, None]
+    logprobs = [torch.tensor(completion.logprobs) for completion in completions]
     return replace(
         rows,
         mask=mask,
@@ -183,7 +188,7 @@ def rollout_rows(
 
 
 def with_gradient(batch: TrainBatch) -> TrainBatch | None:
-    """The rows that have an advantage and a weight, or None when there are none.
+    """Return the rows that have an advantage and a weight, or None where there are none.
 
     The surrogate's gradient of the others is zero, so leaving them out changes the time and
     nothing else. A KL or entropy term has a gradient at advantage 0, too: do not call it then.
@@ -214,19 +219,23 @@ def step_batches(
         order: group ids in the order in which they are dealt out; left out: as they are.
     """
     groups = sorted(set(batch.group_ids.tolist())) if order is None else list(order)
-    by_group = [(batch.group_ids == group).nonzero().flatten() for group in groups]
-    units = by_group if len(by_group) >= updates else list(torch.cat(by_group)[:, None].unbind())
-    edges = [round(i * len(units) / updates) for i in range(updates + 1)]
-    parts = []
+    # What stays together: the rows of a group, or single rows where groups are too few.
+    units = [(batch.group_ids == group).nonzero().flatten() for group in groups]
+    if len(units) < updates:
+        units = list(torch.cat(units)[:, None].unbind())
+    edges = [round(number * len(units) / updates) for number in range(updates + 1)]
+    no_rows = batch.group_ids[:0]
+    steps = []
     for start, end in pairwise(edges):
-        rows = torch.cat([batch.group_ids[:0], *units[start:end]]).sort().values
-        if rows.numel():
-            part = batch if rows.numel() == batch.rows else batch.select(rows)
-            weights = weighting(part.mask, weighting_constant).to(batch.weights.dtype)
-            if part.selection is not None:
-                weights = weights * part.selection
-            parts.append(replace(part, weights=weights))
-    return parts
+        rows = torch.cat([no_rows, *units[start:end]]).sort().values
+        if not rows.numel():
+            continue
+        step = batch if rows.numel() == batch.rows else batch.select(rows)
+        weights = weighting(step.mask, weighting_constant).to(batch.weights.dtype)
+        if step.selection is not None:
+            weights = weights * step.selection
+        steps.append(replace(step, weights=weights))
+    return steps
 
 
 def micro_batches(
@@ -248,36 +257,44 @@ def micro_batches(
     longest: dict[int, int] = {}
     for owner, length in zip(owners, lengths, strict=True):
         longest[owner] = max(longest.get(owner, 0), length)
-    order = sorted(range(batch.rows), key=lambda r: (longest[owners[r]], owners[r], lengths[r], r))
+
+    def place(row: int) -> tuple[int, ...]:
+        return longest[owners[row]], owners[row], lengths[row], row
 
     slices: list[list[int]] = []
-    used, seen = 0, set[int]()
-    for row in order:
-        known = shared_prompts and owners[row] in seen
-        cost = lengths[row] + (0 if known else prompt_lengths[owners[row]])
-        if slices and used + cost <= token_budget:
+    used_tokens = 0
+    prompts_in_slice = set[int]()
+    for row in sorted(range(batch.rows), key=place):
+        owner = owners[row]
+        cost = lengths[row]
+        if not shared_prompts or owner not in prompts_in_slice:
+            cost += prompt_lengths[owner]
+        if slices and used_tokens + cost <= token_budget:
             slices[-1].append(row)
         else:
             slices.append([row])
-            used, seen = 0, set()
-            cost = lengths[row] + prompt_lengths[owners[row]]
-        used += cost
-        seen.add(owners[row])
+            used_tokens = 0
+            prompts_in_slice = set()
+            cost = lengths[row] + prompt_lengths[owner]
+        used_tokens += cost
+        prompts_in_slice.add(owner)
     return [batch.select(torch.tensor(rows)) for rows in slices]
 
 
 def broken_rows(batch: TrainBatch) -> dict[str, Tensor]:
-    """What of a batch is infinite or not a number: name -> the rows [R] bool it is so in.
+    """Find advantages, and log-probs of target tokens, that are infinite or not a number.
 
-    Of the advantages, and of the log-probs of the target tokens; what stands on padding may be
-    anything.
+    What stands on padding may be anything.
+
+    Returns:
+        Name of the field -> the rows [R] bool in which it is so; without fields that are fine.
     """
-    found = {"advantages": ~torch.isfinite(batch.advantages)}
+    broken = {"advantages": ~torch.isfinite(batch.advantages)}
     for name in _LOGPROBS:
         values: Tensor | None = getattr(batch, name)
         if values is not None:
-            found[name] = (~torch.isfinite(values) & batch.mask).any(1)
-    return {name: rows for name, rows in found.items() if rows.any()}
+            broken[name] = (~torch.isfinite(values) & batch.mask).any(1)
+    return {name: rows for name, rows in broken.items() if rows.any()}
 
 
 # --- the rows that take the most memory -----------------------------------------------------------
@@ -308,11 +325,12 @@ class Rows:
         return self.count * self.completion + -(-self.count // self.per_prompt) * self.prompt
 
     def filling(self, budget: int, *, most: int, shared: bool = True) -> Rows:
-        """As many of these rows as fit `budget` tokens: at least one, at most `most`."""
+        """Return as many of these rows as fit `budget` tokens: at least one, at most `most`."""
         per_prompt = self.per_prompt if shared else 1
-        group = self.prompt + per_prompt * self.completion
-        count = budget // group * per_prompt
-        left = budget % group - self.prompt
+        tokens_of_prompt = self.prompt + per_prompt * self.completion
+        count = budget // tokens_of_prompt * per_prompt
+        # A last prompt with fewer rows.
+        left = budget % tokens_of_prompt - self.prompt
         count += max(0, left // self.completion)
         return replace(self, count=max(1, min(count, most)), per_prompt=per_prompt)
 
