@@ -585,3 +585,21 @@ def test_files_of_prompts_and_responses_are_recognised(tmp_path, monkeypatch):
     Path("chat.jsonl").write_text(json.dumps({"prompt": asked, "response": r"\boxed{2}"}))
     assert source_named("chat.jsonl")["source"] == "file"
     assert source_named("broken.json") == {"source": "file", "path": "broken.json"}
+
+
+def test_a_revision_with_401_in_it_is_not_a_gated_set(monkeypatch):
+    import datasets
+
+    def load(*_, **__):
+        raise RuntimeError("revision 4011abc: timeout")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(DataError, match="cannot be loaded: revision 4011abc"):
+        list(read_hub("a/b", split="train", subset=None))
+
+
+def test_a_comma_in_a_title_does_not_hide_the_semicolons(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("question;answer, final\n1+1?;2\n")
+    rows = read_files(find_file(path, split="any", subset=None))
+    assert rows == [{"question": "1+1?", "answer, final": "2"}]

@@ -456,3 +456,9 @@ def test_majority_lengths_and_the_lenient_split_have_a_table():
     assert shown["leniently wrong"] == "11"
     assert result.numbers["maj_at_k"] == {"4": 0.375}
     assert make_result("base", "+").majority is None
+
+
+def test_results_without_a_scored_problem_are_refused():
+    results = [make_result("base", "??"), make_result("sft", "??")]
+    with pytest.raises(DataError, match="no problem could be scored in every result"):
+        compare(results)

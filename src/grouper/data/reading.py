@@ -202,12 +202,23 @@ def _json_reason(error: ValueError | RecursionError) -> str:
     return str(error).split(";")[0]
 
 
+def _delimiter_of(header: str) -> str:
+    """Return what stands between the cells of a header.
+
+    Spreadsheets of some countries put semicolons there. What is in quotes is a title.
+
+    >>> _delimiter_of("question;answer, final;level"), _delimiter_of("question,answer")
+    (';', ',')
+    """
+    titles = re.sub(r'"[^"]*"', "", header)
+    # The first of those that occur equally often.
+    return max(",\t;", key=titles.count)
+
+
 def _read_csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # a cell may hold a long solution
     with path.open(encoding="utf-8-sig", newline="") as file:
-        # Spreadsheets of some countries put semicolons between cells.
-        header = file.readline()
-        delimiter = next((mark for mark in "\t,;" if mark in header), ",")
+        delimiter = _delimiter_of(file.readline())
         file.seek(0)
         # Strict, because a quote that is never closed would silently swallow the following rows.
         rows = csv.DictReader(file, strict=True, delimiter=delimiter)
@@ -366,6 +377,10 @@ def read_hub(
         raise _explain(name, split, subset, error) from error
 
 
+# Words and statuses of the Hub for a set whose terms were not accepted; not a part of a revision.
+_GATED = re.compile(r"\b(gated|40[13])\b")
+
+
 def _explain(name: str, split: str, subset: str | None, error: Exception) -> DataError:
     """Say in one message why a set on the Hub could not be read."""
     path = f"{name}/{subset}/{split}" if subset else f"{name}/{split}"
@@ -374,7 +389,7 @@ def _explain(name: str, split: str, subset: str | None, error: Exception) -> Dat
     suggestion = _nearest(name)
     fix = f"{suggestion}Check the name, or give a local copy as `path`."
     offline = _is_offline()
-    if "gated" in lowered or "401" in lowered or "403" in lowered:
+    if _GATED.search(lowered):
         message = "this set is gated: its owner asks you to accept terms first"
         fix = "Accept them on the set's page, then run `hf auth login`."
     elif "split" in lowered and isinstance(error, ValueError):

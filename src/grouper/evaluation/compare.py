@@ -129,6 +129,13 @@ def compare(
         if all(problem_id in result.scores for result in results)
     ]
 
+    if results and not scored_ids:
+        raise DataError(
+            "no problem could be scored in every result",
+            where="the reference answers",
+            fix="`grouper data audit` lists references that cannot be read.",
+        )
+
     pairs = list(itertools.pairwise(results))
     causes = [_causes(before, after, scored_ids) for before, after in pairs]
     if len(results) > 2:
