@@ -139,7 +139,8 @@ def kernel_for(store: Tensor) -> Attend | None:
 
 def has_kernel(policy: Policy) -> bool:
     """Tell whether this model's caches, in the dtype of its matrix products, have a kernel."""
-    example = torch.empty(0, dtype=policy.products_dtype, device=policy.device)
+    dtype = policy.products_dtype
+    example = torch.empty(0, dtype=dtype, device=policy.device)
     return kernel_for(example) is not None
 
 
@@ -154,17 +155,19 @@ def plain(
     _write_column(ring_values, new_values, state.column)
     prompt_keys, prompt_values = cache.prompts
     prompt_width = prompt_keys.shape[2]
-    visible = _visible(state, prompt_width, ring_keys.shape[2], spec.window)
+    ring_width = ring_keys.shape[2]
+    visible = _visible(state, prompt_width, ring_width, spec.window)
 
     # [rows, Hkv, Hq / Hkv, D]: the query heads that share a head of keys stand together, so the
     # keys are never repeated.
-    folded = query.to(ring_keys.dtype).reshape(rows, heads, -1, query.shape[2])
+    folded = query.to(ring_keys.dtype)
+    folded = folded.reshape(rows, heads, -1, query.shape[2])
     # A prompt's keys meet the queries of all rows that continue it: nothing is copied row by row.
     members = state.members
     prompt_scores = _by_prompt(folded, members) @ prompt_keys.transpose(2, 3)
     prompt_scores = _by_row(prompt_scores, members, rows)
     ring_scores = folded @ ring_keys.transpose(2, 3)
-    # [rows, Hkv, Hq / Hkv, prompt_width + ring width]
+    # Scores of the prompt's columns, then of the ring's: the order of `visible`.
     scores = torch.cat([prompt_scores, ring_scores], 3)
     # The softmax is never computed in a half-precision dtype.
     if scores.dtype != torch.float64:
@@ -172,19 +175,22 @@ def plain(
     scores = scores * spec.scaling
     if spec.softcap is not None:
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
-    scores = scores.masked_fill(~visible[:, None, None], -torch.inf)
+    hidden = ~visible[:, None, None]
+    scores = scores.masked_fill(hidden, -torch.inf)
     shares = scores.softmax(-1).to(ring_values.dtype)
 
     prompt_shares = shares[..., :prompt_width]
     ring_shares = shares[..., prompt_width:]
-    mixed = _by_prompt(prompt_shares, members) @ prompt_values
-    out = _by_row(mixed, members, rows) + ring_shares @ ring_values
+    prompt_out = _by_prompt(prompt_shares, members) @ prompt_values
+    prompt_out = _by_row(prompt_out, members, rows)
+    out = prompt_out + ring_shares @ ring_values
     return out.reshape(rows, query.shape[1], -1)
 
 
 def _write_column(ring: Tensor, heads: Tensor, column: Tensor) -> None:
     """Write heads [rows, Hkv, D] into one column of a ring [rows, Hkv, width, D]."""
-    ring.index_copy_(2, column, heads[:, :, None].to(ring.dtype))
+    values = heads[:, :, None].to(ring.dtype)
+    ring.index_copy_(2, column, values)
 
 
 def _visible(state: DecodeState, prompt_width: int, width: int, window: int | None) -> Tensor:
@@ -206,7 +212,8 @@ def _visible(state: DecodeState, prompt_width: int, width: int, window: int | No
     in_prompt = columns < prompt_lengths
     # How many steps ago each column of the ring was written. A row has written in every step since
     # it started, so its tokens are the newest `lengths` columns.
-    ages = (state.column - torch.arange(width, device=device)) % width
+    ring_columns = torch.arange(width, device=device)
+    ages = (state.column - ring_columns) % width
     in_ring = ages < lengths
     visible = torch.cat([in_prompt, in_ring], 1)
     if window is not None:
@@ -233,7 +240,8 @@ def _by_prompt(rows: Tensor, members: Tensor) -> Tensor:
     sources = members.clamp(min=0).flatten()
     picked = rows.index_select(0, sources)
     blocks = picked.view(places, size, *rows.shape[1:])
-    return blocks.transpose(1, 2).reshape(places, heads, -1, width)
+    blocks = blocks.transpose(1, 2)
+    return blocks.reshape(places, heads, -1, width)
 
 
 def _by_row(blocks: Tensor, members: Tensor, rows: int) -> Tensor:
@@ -266,7 +274,8 @@ def compiled(
     dtype = ring[0].dtype
     key, value = (heads.to(dtype).contiguous() for heads in new)
     rows, heads, dim = key.shape
-    folded = query.to(dtype).reshape(rows, heads, -1, dim).contiguous()
+    folded = query.to(dtype).reshape(rows, heads, -1, dim)
+    folded = folded.contiguous()
     if not ops.decode_serves(folded, (key, value), ring, prompts):
         return plain(query, new, cache, state, spec)
     out = ops.decode(

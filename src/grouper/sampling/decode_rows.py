@@ -63,7 +63,8 @@ class DecodeRows:
         # [slots, longest completion]: every number that a sequence will use is computed when it
         # starts, so that a decoding step needs nothing from the host.
         self._uniforms = torch.zeros(size.slots, size.completion, device=device)
-        self.settings = DrawSettings.of([SamplingParams()] * size.slots, device)
+        defaults = [SamplingParams()] * size.slots
+        self.settings = DrawSettings.of(defaults, device)
         """Sampling parameters of each slot; the flags hold for all requests of this call."""
         self._stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
         self._stops[_ids_below(vocabulary, stop_ids)] = True
@@ -92,8 +93,8 @@ class DecodeRows:
         self.drawn[places] = 0
         self.budgets[places] = self._integers(budgets)
         self.prompts[places] = self._integers(prompt_lengths)
-        numbers = torch.from_numpy(np.stack(streams))
-        self._uniforms[places] = numbers.to(device)
+        uniform = torch.from_numpy(np.stack(streams))
+        self._uniforms[places] = uniform.to(device)
         # Written in place: a recorded step reads these tensors at their addresses.
         columns = self.settings.tensors()
         new_columns = DrawSettings.of(params, device).tensors()
@@ -145,14 +146,16 @@ class DecodeRows:
         # until the host checks, so its column is kept within the stream.
         last_column = self._uniforms.shape[1] - 1
         column = drawn.clamp(max=last_column)[:, None]
-        uniform = self._uniforms[rows].gather(1, column)[:, 0]
+        streams = self._uniforms[rows]
+        uniform = streams.gather(1, column)[:, 0]
         early = None
         if settings.flags.minimum:
             early = drawn < settings.minimum
         sampled = draw_tokens(logits, uniform, settings, early, self._stops)
         self.tokens[rows] = sampled[0]
         # A sequence that ends before the host checks does not write beyond its budget.
-        self.drawn[rows] = torch.minimum(drawn + 1, self.budgets[rows])
+        budgets = self.budgets[rows]
+        self.drawn[rows] = torch.minimum(drawn + 1, budgets)
         return sampled
 
 
@@ -252,7 +255,8 @@ class HostLog:
         steps = len(tokens)
         live = self.live[places]
         # [steps, places]: where each token goes in the row of its slot.
-        columns = self._counts[places] + np.arange(steps)[:, None]
+        step_numbers = np.arange(steps)[:, None]
+        columns = self._counts[places] + step_numbers
         # Nobody reads a free slot, so its tokens may all overwrite the last column.
         last_column = self._tokens.shape[1] - 1
         columns[:, ~live] = last_column
@@ -263,14 +267,15 @@ class HostLog:
         # The table finds candidates at the cost of a lookup; only they are decoded to text.
         lengths = columns + 1
         may_end = lengths >= self._budgets[places]
-        may_end |= self._may_end[self._set_of[places], tokens]
+        stop_sets = self._set_of[places]
+        may_end |= self._may_end[stop_sets, tokens]
         may_end &= live
         self._counts[places] += np.where(live, steps, 0)
         finished = []
         for column in np.flatnonzero(may_end.any(0)):
             slot = int(places[column])
-            candidates = lengths[may_end[:, column], column].tolist()
-            sequence = self._finish(slot, candidates)
+            candidates = lengths[may_end[:, column], column]
+            sequence = self._finish(slot, candidates.tolist())
             if sequence is not None:
                 finished.append(sequence)
         return finished

@@ -62,7 +62,8 @@ class BaseEngine(ABC):
         self._storage = _storage(policy)
         # Heads may score more ids than there are embeddings.
         head: Any = policy.model.get_output_embeddings()
-        self.rows = DecodeRows(size, len(head.weight), stop_ids, policy.device)
+        vocabulary = len(head.weight)
+        self.rows = DecodeRows(size, vocabulary, stop_ids, policy.device)
 
     def serves(self, policy: Policy, size: CacheSize) -> bool:
         """Tell whether it can sample from this policy with this capacity."""
@@ -464,7 +465,8 @@ class PaddedEngine(BaseEngine):
         self._mask = torch.tensor(mask, device=device)
         self._cache = DynamicCache(config=self.policy.model.config)
         # Positions count the tokens, not the padding.
-        positions = (self._mask.cumsum(1) - 1).clamp(min=0)
+        positions = self._mask.cumsum(1) - 1
+        positions = positions.clamp(min=0)
         logits = self._forward(ids, positions)
         rows = torch.tensor(owners, device=device)
         self._select(rows)

@@ -218,7 +218,8 @@ class KVCache:
         moves = [(place, slot) for place, slot in enumerate(slots) if place != slot]
         if not moves:
             return
-        places, sources = torch.tensor(moves, device=self.column.device).unbind(1)
+        indices = torch.tensor(moves, device=self.column.device)
+        places, sources = indices.unbind(1)
         for layer in self.layers.values():
             for store in layer.own:
                 store[places] = store[sources]
