@@ -49,7 +49,7 @@ def has_bfloat16() -> bool:
     """Tell whether the CUDA device computes in bfloat16; assumed of one that is not available."""
     if not torch.cuda.is_available():
         return True
-    return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 # Sides of the matrices that a CPU is timed with: one product takes some milliseconds.

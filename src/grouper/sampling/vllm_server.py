@@ -165,6 +165,7 @@ class ServerEngine:
         """Sample a completion on the server whose turn it is, or on the next one that answers."""
         model = _ADAPTER if ask.adapter else self._name
         body = {**ask.params, "model": model, "prompt": ask.prompt, "return_token_ids": True}
+        turns: Iterator[int]
         if ask.replica is None:
             turns = itertools.count(next(self._turn))
         else:
