@@ -62,7 +62,8 @@ class DecodeRows:
         """[slots]: length of each prompt in tokens."""
         # [slots, longest completion]: every number that a sequence will use is computed when it
         # starts, so that a decoding step needs nothing from the host.
-        self._uniforms = torch.zeros(size.slots, size.completion, device=device)
+        shape = (size.slots, size.completion)
+        self._uniforms = torch.zeros(shape, device=device)
         defaults = [SamplingParams()] * size.slots
         self.settings = DrawSettings.of(defaults, device)
         """Sampling parameters of each slot; the flags hold for all requests of this call."""
@@ -100,7 +101,8 @@ class DecodeRows:
         new_columns = DrawSettings.of(params, device).tensors()
         for column, values in zip(columns, new_columns, strict=True):
             column[places] = values
-        self.count = max(self.count, max(slots) + 1)
+        last_slot = max(slots)
+        self.count = max(self.count, last_slot + 1)
 
     def _integers(self, values: Sequence[int]) -> Tensor:
         """Return [len(values)] int64 on the device, also where there are none."""
@@ -139,7 +141,9 @@ class DecodeRows:
             Token ids, log-probs and entropies, [rows] each.
         """
         # A slice shares the memory of the settings; an index tensor copies them.
-        rows = slice(logits.shape[0]) if places is None else places
+        rows: slice | Tensor = slice(logits.shape[0])
+        if places is not None:
+            rows = places
         drawn = self.drawn[rows]
         settings = self.settings.at(rows)
         # The i-th token of a sequence uses the i-th number of its stream. A finished row may run on
@@ -232,10 +236,10 @@ class HostLog:
 
     def drawn_so_far(self, slot: int) -> list[int]:
         """Return the ids of an unfinished sequence, or an empty list if there is none."""
-        if not self.live[slot]:
-            return []
-        count = self._counts[slot]
-        token_ids: list[int] = self._tokens[slot, :count].tolist()
+        token_ids: list[int] = []
+        if self.live[slot]:
+            count = self._counts[slot]
+            token_ids = self._tokens[slot, :count].tolist()
         return token_ids
 
     def longest(self) -> int:
@@ -303,8 +307,10 @@ class HostLog:
         if int(token_ids[-1]) in self._stop_ids:
             return FinishReason.STOP_TOKEN
         stops = self._stop_sets[self._set_of[slot]]
-        if stops and self._watcher(stops).completed(token_ids.tolist()):
-            return FinishReason.STOP_STRING
+        if stops:
+            watcher = self._watcher(stops)
+            if watcher.completed(token_ids.tolist()):
+                return FinishReason.STOP_STRING
         if length >= self._budgets[slot]:
             return FinishReason.LENGTH
         return None
@@ -313,8 +319,8 @@ class HostLog:
         """Move these slots to the front, in order, and free all others."""
         count = len(slots)
         sources = list(slots)
-        sampled = (self._tokens, self._logprobs, self._entropies, self._counts)
-        requests = (self._requests, self._budgets, self._set_of)
-        for array in (self.live, *sampled, *requests):
+        per_token = (self._tokens, self._logprobs, self._entropies)
+        per_slot = (self.live, self._requests, self._counts, self._budgets, self._set_of)
+        for array in per_token + per_slot:
             array[:count] = array[sources]
         self.live[count:] = False

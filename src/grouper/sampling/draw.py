@@ -86,7 +86,8 @@ class DrawSettings:
         """Return the settings of one row per entry of `params`."""
 
         def column(name: str) -> Tensor:
-            return torch.tensor([getattr(p, name) for p in params], device=device)
+            values = [getattr(param, name) for param in params]
+            return torch.tensor(values, device=device)
 
         return cls(
             temperature=column("temperature").float(),
@@ -183,7 +184,8 @@ def draw(
         probabilities = truncate(probabilities, settings)
     tokens = _inverse_cdf(probabilities, uniform)
     if settings.flags.greedy:
-        tokens = torch.where(greedy, allowed.argmax(-1), tokens)
+        best_tokens = allowed.argmax(-1)
+        tokens = torch.where(greedy, best_tokens, tokens)
     logprobs = normalized.gather(1, tokens[:, None])[:, 0]
     entropies = torch.special.entr(shares).sum(-1)
     return tokens, logprobs, entropies

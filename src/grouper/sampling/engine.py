@@ -167,7 +167,9 @@ class Engine(BaseEngine):
         """Recorded steps, by the values that a step decides on the host: rows and flags."""
         self._shapes = (0, 0, 0)
         """Places, columns of the ring, and most rows of a prompt, as recorded."""
-        width = KERNEL_WIDTH if has_kernel(policy) else PLAIN_WIDTH
+        width = PLAIN_WIDTH
+        if has_kernel(policy):
+            width = KERNEL_WIDTH
         self._cache = KVCache(size, width, device)
         self._prompts: dict[Tokens, int] = {}
         """Prompt -> its place in the cache."""
@@ -223,9 +225,11 @@ class Engine(BaseEngine):
             self._resize_bucket()
         self._settled = False
         # The head runs once per prompt; slots that share a prompt share its logits.
-        hidden = torch.stack([self._last[prompt] for prompt in prompts])
+        last_states = [self._last[prompt] for prompt in prompts]
+        hidden = torch.stack(last_states)
+        logits = self.policy.logits(hidden)
         rows = torch.tensor(owners, device=self.policy.device)
-        return self.policy.logits(hidden)[rows]
+        return logits[rows]
 
     def _run_prompts(self, prompts: list[Tokens]) -> None:
         """Run prompts in one forward; store their keys, values and last hidden states."""
@@ -312,6 +316,7 @@ class Engine(BaseEngine):
         if self._settled:
             return
         places = self._cache.places
+        # The slots that continue each prompt.
         groups: list[list[int]] = [[] for _ in range(places)]
         # Free slots read the first place: their output is not used.
         owners = [0] * self.slots
@@ -322,7 +327,8 @@ class Engine(BaseEngine):
         largest = max(len(group) for group in groups)
         # A power of two that never shrinks: a new shape makes recorded steps useless.
         power = 1 << (largest - 1).bit_length()
-        size = max(self._state.members.shape[1], power)
+        recorded_size = self._state.members.shape[1]
+        size = max(recorded_size, power)
         if self._state.members.shape != (places, size):
             members = self._cursor.new_zeros(places, size)
             prompt_lengths = members[:, 0] + 1
@@ -378,8 +384,9 @@ class Engine(BaseEngine):
         logits = self.policy.logits(hidden)
         sampled = rows.draw(logits)
         for block, values in zip(self._block, sampled, strict=True):
+            in_use = block[:, :count]
             row = values[None].to(block.dtype)
-            block[:, :count].index_copy_(0, self._cursor, row)
+            in_use.index_copy_(0, self._cursor, row)
         self._cursor.add_(1)
 
 
@@ -424,7 +431,10 @@ class PaddedEngine(BaseEngine):
         numbers = torch.arange(56, device=device).view(4, 14)
         ids = (numbers * 7919 + 11) % policy.vocabulary
         lengths = torch.tensor([11, 6, 7, 9], device=device)
-        prompts = [tuple(ids[row, :length].tolist()) for row, length in enumerate(lengths)]
+        prompts = []
+        for row, length in enumerate(lengths):
+            token_ids = ids[row, :length]
+            prompts.append(tuple(token_ids.tolist()))
         problem = f"{type(policy.model).__name__} cannot be sampled from in padded rows"
         fix = "Use another model, or model.attention: native where it has that."
         with as_model_error(problem, fix=fix), short_windows(policy.model, longest):
@@ -440,11 +450,12 @@ class PaddedEngine(BaseEngine):
         columns = torch.stack([lengths - 1, lengths, lengths + 1])
         expected = policy.logits(hidden[rows, columns])
         # [3, 4]: the first row has no padding, since it is the longest.
-        gaps = (torch.stack(padded) - expected).abs().amax(-1)
-        gaps = gaps / expected.abs().max()
+        differences = (torch.stack(padded) - expected).abs()
+        gaps = differences.amax(-1) / expected.abs().max()
         # Rounding may send a token to another expert, so only the padded row that differs least
         # in each step counts.
-        share = float(gaps[:, 1:].amin(1).max())
+        smallest_gaps = gaps[:, 1:].amin(1)
+        share = float(smallest_gaps.max())
         if not share <= bound_of(policy):  # written so that a NaN is an error, too
             reason = f"logits differ by {share:.2g} of their size from those of whole texts"
             raise ModelError(f"{problem}: {reason}", fix=fix)
@@ -453,7 +464,8 @@ class PaddedEngine(BaseEngine):
         self, prompts: list[Tokens], slots: Sequence[int], owners: Sequence[int]
     ) -> Tensor:
         device = self.policy.device
-        assert list(slots) == list(range(len(slots))), "a plain cache is filled all at once"
+        all_slots = list(range(len(slots)))
+        assert list(slots) == all_slots, "a plain cache is filled all at once"
         width = max(len(prompt) for prompt in prompts)
         padded_ids = []
         mask = []
@@ -482,23 +494,23 @@ class PaddedEngine(BaseEngine):
             positions = rows.positions(count)
             # Not named: the logits of this step must not be in memory during the next one.
             sampled.append(rows.draw(self._feed(tokens, positions)))
-        tokens, logprobs, entropies = (
-            torch.stack(per_step) for per_step in zip(*sampled, strict=True)
-        )
-        return tokens, logprobs, entropies
+        tokens, logprobs, entropies = zip(*sampled, strict=True)
+        return torch.stack(tokens), torch.stack(logprobs), torch.stack(entropies)
 
     def _feed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Run one more token of every row and return logits [rows, V]."""
         new_column = self._mask.new_ones(len(tokens), 1)
         self._mask = torch.cat([self._mask, new_column], dim=1)
-        return self._forward(tokens[:, None], positions[:, None])
+        ids = tokens[:, None]
+        return self._forward(ids, positions[:, None])
 
     def should_compact(self, live: int) -> bool:
         return live <= OpByOp.share * self.rows.count
 
     def compact(self, slots: Sequence[int]) -> None:
         super().compact(slots)
-        rows = torch.tensor(slots, dtype=torch.long, device=self._mask.device)
+        device = self._mask.device
+        rows = torch.tensor(slots, dtype=torch.long, device=device)
         self._select(rows)
 
     def _select(self, rows: Tensor) -> None:
@@ -509,7 +521,8 @@ class PaddedEngine(BaseEngine):
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Run tokens [rows, L] at positions [rows, L]; return the last ones' logits [rows, V]."""
         mask: Tensor | None = self._mask
-        if ids.shape[1] == 1 and all(self._cache.is_linear):
+        is_step = ids.shape[1] == 1
+        if is_step and all(self._cache.is_linear):
             # A recurrence has its past in its state: there are no earlier tokens to mask.
             mask = None
         with self.policy.autocast():
@@ -520,7 +533,8 @@ class PaddedEngine(BaseEngine):
                 use_cache=True,
                 **{self._cache_name: self._cache},
             )
-        return self.policy.logits(output.last_hidden_state[:, -1])
+        last_states = output.last_hidden_state[:, -1]
+        return self.policy.logits(last_states)
 
 
 def make_engine(policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> BaseEngine:

@@ -96,7 +96,8 @@ class Samplers:
             return False
         if self.recipe.sampling.dtype == "same":
             return True
-        return keeps_adapter(DTYPES[self.dtype(computed)]) and vllm_takes_adapter(policy)
+        dtype = DTYPES[self.dtype(computed)]
+        return keeps_adapter(dtype) and vllm_takes_adapter(policy)
 
     def served(
         self, policy: Policy, folder: Path, *, computed: str, device: str
@@ -119,7 +120,8 @@ class Samplers:
         if self.pushes_adapter(policy, computed):
             # Not the rank of the recipe: an adapter that was loaded keeps its own.
             config = policy.adapter.peft_config[ADAPTER]
-            rank = max(8, config.r, *config.rank_pattern.values())
+            layer_ranks = config.rank_pattern.values()
+            rank = max(8, config.r, *layer_ranks)
             # vLLM takes only certain ranks, among them the powers of two from 8 on.
             arguments["enable_lora"] = True
             arguments["max_loras"] = 1
@@ -164,8 +166,11 @@ def vllm_takes_adapter(policy: Policy) -> bool:
     for module in policy.model.modules():
         if not isinstance(module, LoraLayer):
             continue
-        plain = type(module) is Linear and not module.lora_variant and module not in embeddings
-        if not plain or max(module.r.values()) > VLLM_MAX_RANK:
+        if type(module) is not Linear or module.lora_variant:
+            return False
+        if module in embeddings:
+            return False
+        if max(module.r.values()) > VLLM_MAX_RANK:
             return False
     return True
 
@@ -236,7 +241,8 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
     config = policy.model.config
     computed = _dtype_name(policy)
     config.architectures = config.architectures or [type(policy.model).__name__]
-    name, arguments = samplers.served(policy, folder, computed=computed, device=policy.device.type)
+    device_type = policy.device.type
+    name, arguments = samplers.served(policy, folder, computed=computed, device=device_type)
     engine: LocalEngine | ServerEngine
     if settings.mode == "colocate":
         engine = LocalEngine(folder, arguments)

@@ -47,10 +47,11 @@ def draw_and_grade(
     """
     processes = processes or ProcessGroup()
     mine = share_of(requests, processes.rank, processes.size)
-    started = time.perf_counter()
     completions: dict[int, Completion] = {}
     grades: dict[int, Future[Grade]] = {}
-    for place, completion in sampler.sample([requests[index] for index in mine]):
+    started = time.perf_counter()
+    my_requests = [requests[index] for index in mine]
+    for place, completion in sampler.sample(my_requests):
         index = mine[place]
         assert index not in completions, f"the sampler answered request {index} twice"
         completions[index] = completion
@@ -73,6 +74,25 @@ def draw_and_grade(
 _WAITING = 1_000
 
 
+class _Pending(NamedTuple):
+    """A completion that waits for a grade."""
+
+    index: int
+    """The number of its request."""
+    completion: Completion
+    future: Future[Grade]
+    """The grade that it waits for: the strict one, then the lenient one."""
+    strict: Grade | None = None
+    """The strict grade, once it is there."""
+
+
+def _is_due(queue: deque[_Pending], limit: int) -> bool:
+    """Tell whether the first grade is ready, or has to be waited for since the queue is full."""
+    if not queue:
+        return False
+    return len(queue) > limit or queue[0].future.done()
+
+
 def grade_as_drawn(
     requests: Sequence[SampleRequest],
     references: Sequence[str],
@@ -93,27 +113,30 @@ def grade_as_drawn(
         grade is the same one if that is correct, or if the reference cannot be read.
     """
     # Two queues in the order of sampling: for the first grade, and for the lenient one after it.
-    waiting: deque[tuple[int, Completion, Future[Grade]]] = deque()
-    waiting_lenient: deque[tuple[int, Completion, Grade, Future[Grade]]] = deque()
+    waiting: deque[_Pending] = deque()
+    waiting_lenient: deque[_Pending] = deque()
 
     def graded(limit: int) -> Iterator[tuple[int, Completion, Grade, Grade]]:
         """Yield results that are ready, and wait for more until at most `limit` are queued."""
-        while waiting and (len(waiting) > limit or waiting[0][2].done()):
-            index, completion, future = waiting.popleft()
+        while _is_due(waiting, limit):
+            index, completion, future, _ = waiting.popleft()
             grade = future.result()
             if not grade.correct and grade.verdict is not Verdict.NOT_SCORED:
-                future = grader.submit(completion.text, references[index], lenient=True)
-            waiting_lenient.append((index, completion, grade, future))
-        while waiting_lenient and (len(waiting_lenient) > limit or waiting_lenient[0][3].done()):
-            index, completion, grade, future = waiting_lenient.popleft()
-            yield index, completion, grade, future.result()
+                reference = references[index]
+                future = grader.submit(completion.text, reference, lenient=True)
+            waiting_lenient.append(_Pending(index, completion, future, grade))
+        while _is_due(waiting_lenient, limit):
+            pending = waiting_lenient.popleft()
+            assert pending.strict is not None
+            lenient = pending.future.result()
+            yield pending.index, pending.completion, pending.strict, lenient
 
     answered: set[int] = set()
     for index, completion in sampler.sample(requests):
         assert index not in answered, f"the sampler answered request {index} twice"
         answered.add(index)
         future = grader.submit(completion.text, references[index])
-        waiting.append((index, completion, future))
+        waiting.append(_Pending(index, completion, future))
         yield from graded(_WAITING)
     count = len(answered)
     assert count == len(requests), f"the sampler answered {count} of {len(requests)} requests"

@@ -88,7 +88,9 @@ def cache_bytes(config: Any, dtype: torch.dtype, size: CacheSize) -> int:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     numbers_per_token = 2 * config.num_hidden_layers * kv_heads * head_dim
-    tokens = size.prompts * size.prompt + size.slots * size.completion
+    prompt_tokens = size.prompts * size.prompt
+    completion_tokens = size.slots * size.completion
+    tokens = prompt_tokens + completion_tokens
     return int(numbers_per_token * dtype.itemsize * tokens)
 
 
@@ -122,7 +124,8 @@ def slots_that_fit(policy: Policy, size: CacheSize, free: int) -> int:
         drawing = drawing_bytes(slots, policy.vocabulary)
         # Prompts are run and tokens are sampled one after the other, never together.
         temporary = max(drawing, prefill)
-        if cache_bytes(config, dtype, candidate) + temporary <= SHARE_OF_FREE * free:
+        needed = cache_bytes(config, dtype, candidate) + temporary
+        if needed <= SHARE_OF_FREE * free:
             return slots
     return 1
 

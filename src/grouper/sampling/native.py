@@ -78,7 +78,8 @@ class NativeSampler:
         self._kept: BaseEngine | None = None
         self.keeps = True
         """Whether an engine may be kept from call to call."""
-        self.watcher = functools.cache(functools.partial(StopStrings, tokenizer))
+        make_watcher = functools.partial(StopStrings, tokenizer)
+        self.watcher = functools.cache(make_watcher)
         """A function from a set of stop strings to the object that finds them."""
         self.on_tokens: Callable[[Sequence[int]], None] | None = None
         """Called with the ids of the first slot's sequence so far, every few tokens."""
@@ -246,7 +247,8 @@ class _Run:
             self.prefill_seconds += time.perf_counter() - started
         else:
             block = engine.advance(self.steps, self.log.longest())
-            finished = self.log.write(block, np.arange(engine.rows.count))
+            slots_in_use = np.arange(engine.rows.count)
+            finished = self.log.write(block, slots_in_use)
         if finished:
             engine.free([sequence.slot for sequence in finished])
             self._compact()

@@ -170,7 +170,8 @@ class VllmSampler:
         self.update_share: float | None = None
         """Share of the adapter's change that is left in the pushed weights after rounding; None:
         nothing was merged into coarser weights."""
-        self._watcher = functools.cache(functools.partial(StopStrings, tokenizer))
+        make_watcher = functools.partial(StopStrings, tokenizer)
+        self._watcher = functools.cache(make_watcher)
         # A random name, so that the tags of another sampler over the same engine differ from ours.
         self._name = self._processes.on_rank0(lambda: secrets.token_hex(4))
         self._proved: str | None = None
@@ -294,12 +295,13 @@ class VllmSampler:
                 asks.append(Ask(prompt, params, replica, self._adapter))
         answers = on_rank0(lambda: dict(self._engine.answers(asks)))
         in_order = [answers[index] for index in range(len(asks))]
-        rows = unweighted_rows(
+        batch = unweighted_rows(
             [ask.prompt for ask in asks],
             [answer.token_ids for answer in in_order],
             range(len(asks)),
         )
-        rows = replace(rows, temperature=self._temperature).to(self._policy.device)
+        batch = replace(batch, temperature=self._temperature)
+        rows = batch.to(self._policy.device)
         # Rounded weights are compared with the same rounded weights: the effect of rounding is
         # reported as `update_share`, and does not mean that the engine's weights are wrong.
         policy = self._policy
@@ -558,7 +560,8 @@ class LocalEngine:
             while waiting:
                 for output in engine.step():
                     if output.finished:
-                        yield waiting.pop(output.request_id), _answer(output.outputs[0])
+                        number = waiting.pop(output.request_id)
+                        yield number, _answer(output.outputs[0])
         finally:
             if waiting:  # Ctrl-C, or an error elsewhere
                 engine.abort_request(list(waiting))
@@ -575,7 +578,8 @@ class LocalEngine:
         if weights is not None:
             HANDED[tag] = weights
             self._llm.start_weight_update()
-            self._llm.update_weights({"update_info": {"version": tag, "temperature": temperature}})
+            update = {"version": tag, "temperature": temperature}
+            self._llm.update_weights({"update_info": update})
             self._llm.finish_weight_update(tag)
         if adapter is not None:
             with tempfile.TemporaryDirectory(prefix="grouper-") as folder:

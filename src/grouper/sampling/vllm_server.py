@@ -115,7 +115,10 @@ class ServerEngine:
         threads = min(len(asks), self._threads) or 1
         pool = ThreadPoolExecutor(threads)
         try:
-            numbers = {pool.submit(self._draw, ask): number for number, ask in enumerate(asks)}
+            numbers = {}
+            for number, ask in enumerate(asks):
+                future = pool.submit(self._draw, ask)
+                numbers[future] = number
             for future in as_completed(numbers):
                 yield numbers[future], future.result()
         finally:
@@ -133,7 +136,8 @@ class ServerEngine:
             calls: dict[str, dict[str, Any]] = {}
             if weights is not None:
                 file = Path(folder) / "weights.safetensors"
-                save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+                contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+                save_file(contiguous, file)
                 update = {"version": tag, "temperature": temperature, "path": str(file)}
                 calls["/init_weight_transfer_engine"] = {"init_info": {}}
                 calls["/start_weight_update"] = {}
@@ -164,7 +168,10 @@ class ServerEngine:
     def _draw(self, ask: Ask) -> Answer:
         """Sample a completion on the server whose turn it is, or on the next one that answers."""
         model = _ADAPTER if ask.adapter else self._name
-        body = {**ask.params, "model": model, "prompt": ask.prompt, "return_token_ids": True}
+        body = dict(ask.params)
+        body["model"] = model
+        body["prompt"] = ask.prompt
+        body["return_token_ids"] = True
         turns: Iterator[int]
         if ask.replica is None:
             turns = itertools.count(next(self._turn))

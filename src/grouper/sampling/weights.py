@@ -89,7 +89,9 @@ class SamplingWeights:
     ) -> None:
         self._policy = policy
         self._dtype = dtype
-        self._copy: Policy | None = self._make() if copy_now else None
+        self._copy: Policy | None = None
+        if copy_now:
+            self._copy = self._make()
 
     def current(self) -> Policy:
         """Return the policy to run, refreshed if the trainer has a newer version."""
@@ -120,7 +122,9 @@ class SamplingWeights:
         else:
             model = copy.deepcopy(self._policy.model, memo)
         # With a dtype of its own, the copy computes its products in that dtype, too.
-        compute_dtype = self._policy.compute_dtype if self._dtype is None else None
+        compute_dtype = None
+        if self._dtype is None:
+            compute_dtype = self._policy.compute_dtype
         model.requires_grad_(False)
         policy = Policy(model, native=self._policy.native, compute_dtype=compute_dtype)
         policy.version = self._policy.version
@@ -138,9 +142,10 @@ class SamplingWeights:
         if not parameter.is_floating_point():
             return parameter
         values = whole(parameter.detach())
-        if is_shared(parameter, self._dtype):
-            return nn.Parameter(values, False)
-        return nn.Parameter(values.to(self._dtype or values.dtype, copy=True), False)
+        if not is_shared(parameter, self._dtype):
+            dtype = self._dtype or values.dtype
+            values = values.to(dtype, copy=True)
+        return nn.Parameter(values, requires_grad=False)
 
     @torch.no_grad()
     def _refresh(self, target: Policy) -> None:
