@@ -490,12 +490,12 @@ class PaddedEngine(BaseEngine):
         count = rows.count
         sampled = []
         for _ in range(steps):
-            tokens = rows.tokens[:count]
             positions = rows.positions(count)
-            # Not named: the logits of this step must not be in memory during the next one.
-            sampled.append(rows.draw(self._feed(tokens, positions)))
-        tokens, logprobs, entropies = zip(*sampled, strict=True)
-        return torch.stack(tokens), torch.stack(logprobs), torch.stack(entropies)
+            # Logits have no name: those of this step must not be in memory during the next one.
+            sampled.append(rows.draw(self._feed(rows.tokens[:count], positions)))
+        columns = zip(*sampled, strict=True)
+        tokens, logprobs, entropies = (torch.stack(per_step) for per_step in columns)
+        return tokens, logprobs, entropies
 
     def _feed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Run one more token of every row and return logits [rows, V]."""

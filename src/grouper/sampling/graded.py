@@ -77,8 +77,8 @@ _WAITING = 1_000
 class _Pending(NamedTuple):
     """A completion that waits for a grade."""
 
-    index: int
-    """The number of its request."""
+    request: int
+    """The index of its request."""
     completion: Completion
     future: Future[Grade]
     """The grade that it waits for: the strict one, then the lenient one."""
@@ -129,7 +129,7 @@ def grade_as_drawn(
             pending = waiting_lenient.popleft()
             assert pending.strict is not None
             lenient = pending.future.result()
-            yield pending.index, pending.completion, pending.strict, lenient
+            yield pending.request, pending.completion, pending.strict, lenient
 
     answered: set[int] = set()
     for index, completion in sampler.sample(requests):
