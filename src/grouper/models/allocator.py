@@ -1,4 +1,4 @@
-"""How PyTorch's CUDA allocator is set up, before it starts; no torch is imported here."""
+"""Settings of PyTorch's CUDA allocator, made before it starts; no torch is imported here."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import MutableMapping
 def prefer_expandable_segments(environment: MutableMapping[str, str] = os.environ) -> None:
     """Let the allocator grow its segments, so that rows of changing length fragment less.
 
-    Does nothing where the user has set the allocator up. PyTorch reads it when the first tensor
-    is made on a GPU; later it has no effect.
+    Does nothing if the user has set the allocator's options. PyTorch reads them when the first
+    tensor is made on a GPU; later they have no effect.
 
     >>> prefer_expandable_segments(empty := {})
     >>> empty
     {'PYTORCH_ALLOC_CONF': 'expandable_segments:True'}
     """
-    # The old name is still read by PyTorch where the new one is not set.
+    # PyTorch still reads the old name if the new one is not set.
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys():
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

@@ -51,20 +51,32 @@ _HARMLESS = {
 
 @dataclass(slots=True, kw_only=True)
 class AttentionSpec:
-    """What one layer asks of attention beside its tensors."""
+    """The settings of attention in one layer."""
 
     layer: int
     scaling: float
-    # A token sees itself and the `window - 1` tokens before it; None: all of them.
+    """Factor of the scores before the softmax."""
     window: int | None
+    """A token sees itself and the `window - 1` tokens before it; None: all of them."""
     softcap: float | None
+    """Scores are limited to (-softcap, softcap) by a tanh; None: they are not."""
 
 
 class Layout(Protocol):
-    """Which tokens attend to which."""
+    """The relation of which tokens attend to which."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-        """Queries [1, Hq, N, D], key and value [1, Hkv, N, D] -> [1, Hq, N, D]."""
+        """Attend with flat tokens.
+
+        Args:
+            query: [1, Hq, N, D].
+            key: [1, Hkv, N, D].
+            value: [1, Hkv, N, D].
+            spec: the settings of the layer.
+
+        Returns:
+            [1, Hq, N, D].
+        """
         ...
 
 
@@ -80,37 +92,49 @@ def _entry(
     layout: Layout | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **others: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """The function transformers calls. Returns ([batch, N, Hq, D], no attention weights)."""
+    """Attend as the model's layout says; transformers calls this in place of its own attention.
+
+    Returns:
+        [1, N, Hq, D], and None for the attention weights, which are never computed.
+
+    Raises:
+        ModelError: the layer needs a feature that layouts do not have.
+    """
     if layout is None:
         raise ModelError(
             "the model was called directly while Grouper's attention is switched on",
             fix="Call it outside of `policy.native_attention()`.",
         )
-    asked = {name: value for name, value in others.items() if name not in _HARMLESS} | {
-        "a mask of its own": attention_mask is not None,
-        "attention dropout": dropout > 0,
-        "attention in both directions": not getattr(module, "is_causal", True),
-    }
-    unknown = [name for name, value in asked.items() if value is not None and value is not False]
+    features = {name: value for name, value in options.items() if name not in _HARMLESS}
+    features["a mask of its own"] = attention_mask is not None
+    features["attention dropout"] = dropout > 0
+    features["attention in both directions"] = not getattr(module, "is_causal", True)
+    unknown = []
+    for name, setting in features.items():
+        if setting is not None and setting is not False:
+            unknown.append(name)
     if unknown:
         raise ModelError(
             f"{type(module).__name__} asks for attention features that Grouper's own attention "
             f"does not have: {', '.join(unknown)}",
             fix="Set model.attention: sdpa (or eager).",
         )
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
     spec = AttentionSpec(
         layer=int(getattr(module, "layer_idx", 0)),
-        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        scaling=scaling,
         window=sliding_window,
         softcap=softcap,
     )
-    # Some models view what they get here as other shapes.
-    return layout.attend(query, key, value, spec).transpose(1, 2).contiguous(), None
+    out = layout.attend(query, key, value, spec)
+    # Contiguous, since some models call `view` on the result.
+    return out.transpose(1, 2).contiguous(), None
 
 
-# No mask function is registered under this name, so models build no mask: layouts know better.
+# No mask function is registered under this name, so models build no mask: the layout is the mask.
 AttentionInterface.register(NAME, _entry)
 
 
@@ -122,20 +146,32 @@ def attend(  # noqa: PLR0917 - tensors by position
     spec: AttentionSpec,
     span: ops.VisibleSpan | None = None,
 ) -> Tensor:
-    """Attention of query [B, Hq, Q, D] over key and value [B, Hkv, K, D] -> [B, Hq, Q, D].
+    """Attend with rows of queries to rows of keys and values.
 
-    `mask` is bool, broadcastable to [B, 1, Q, K]; None means causal with Q = K. `span` says the
-    same in numbers, for a backward of our own. Query heads are grouped as transformers groups
-    them: head h uses key head h // (Hq / Hkv).
+    Query heads are grouped as in transformers: head h uses key head h // (Hq / Hkv).
+
+    Args:
+        query: [B, Hq, Q, D].
+        key: [B, Hkv, K, D].
+        value: [B, Hkv, K, D].
+        mask: bool, broadcastable to [B, 1, Q, K]; None: causal, with Q = K.
+        spec: the settings of the layer.
+        span: the mask in numbers, which our own kernel takes; None: PyTorch's operations run.
+
+    Returns:
+        [B, Hq, Q, D].
     """
     if span is not None and spec.softcap is None and ops.attention_serves(query, key, value):
         return ops.attend(query, key, value, mask, span, spec.scaling)
-    # The memory-efficient kernel of CUDA takes a mask but no grouped heads: without it all scores
-    # [B, Hq, Q, K] would be held for the backward. Nor does the plain product below take them.
+    # Two ways take no grouped heads, so keys and values are repeated for them: the plain product
+    # below, and CUDA's memory-efficient kernel, which is the one that takes a mask. Without that
+    # kernel, all scores [B, Hq, Q, K] would be kept for the backward.
     on_cuda = device_type(query) == "cuda"
+    repeats = spec.softcap is not None or (mask is not None and on_cuda)
     groups = query.shape[1] // key.shape[1]
-    if groups > 1 and (spec.softcap is not None or (mask is not None and on_cuda)):
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if groups > 1 and repeats:
+        key = key.repeat_interleave(groups, 1)
+        value = value.repeat_interleave(groups, 1)
     if spec.softcap is None:
         return scaled_dot_product_attention(
             query,
@@ -151,33 +187,42 @@ def attend(  # noqa: PLR0917 - tensors by position
     if mask is None:
         size = query.shape[2]
         mask = torch.ones(size, size, dtype=torch.bool, device=query.device).tril()
-    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    lowest = torch.finfo(scores.dtype).min
+    scores = scores.masked_fill(~mask, lowest)
     accurate = scores if scores.dtype == torch.float64 else scores.float()
-    return torch.matmul(accurate.softmax(-1).to(value.dtype), value)
+    shares = accurate.softmax(-1).to(value.dtype)
+    return torch.matmul(shares, value)
 
 
 # --- rows and flat tokens ------------------------------------------------------------------------
 
 
 def _moved(tensor: Tensor, places: Tensor, shape: Sequence[int] | None) -> Tensor:
-    heads, dim = tensor.shape[1], tensor.shape[3]
+    """Move heads as `move_heads` does, without a gradient."""
+    _, heads, _, dim = tensor.shape
     if shape is None:
-        return tensor.transpose(0, 1).reshape(heads, -1, dim).index_select(1, places)[None]
-    blocks = tensor.new_zeros(heads, shape[0] * shape[1], dim).index_copy_(1, places, tensor[0])
-    return blocks.view(heads, *shape, dim).transpose(0, 1)
+        flat = tensor.transpose(0, 1).reshape(heads, -1, dim)
+        return flat.index_select(1, places)[None]
+    count, length = shape
+    flat = tensor.new_zeros(heads, count * length, dim)
+    flat.index_copy_(1, places, tensor[0])
+    return flat.view(heads, count, length, dim).transpose(0, 1)
 
 
 class _Moved(torch.autograd.Function):
-    """`_moved`, whose gradient moves back.
+    """The operation `_moved`, whose gradient is moved back the same way.
 
-    Autograd would add gradients up token by token, since an index might name a place twice, and
-    keep what is only copied.
+    Autograd would do more: it would add gradients token by token, since an index might name a place
+    twice, and keep tensors that are only copied.
     """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, places: Tensor, shape: Sequence[int] | None) -> Tensor:
         ctx.places = places
-        ctx.shape = (tensor.shape[0], tensor.shape[2]) if shape is None else None
+        # The gradient goes the other way: to rows of this shape, or to flat tokens.
+        ctx.shape = None
+        if shape is None:
+            ctx.shape = (tensor.shape[0], tensor.shape[2])
         return _moved(tensor, places, shape)
 
     @staticmethod
@@ -186,36 +231,53 @@ class _Moved(torch.autograd.Function):
 
 
 def move_heads(tensor: Tensor, places: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """Flat heads as rows padded with zeros; without a shape, padded rows as flat heads.
+    """Move flat heads to rows padded with zeros; without a shape, move such rows to flat heads.
 
-    Padding brings no gradient to flat heads, and gets one of zero.
+    Padding brings no gradient to flat heads, and gets a gradient of zero.
 
     Args:
-        tensor: [1, H, N, D], or the rows [B, H, L, D].
+        tensor: flat heads [1, H, N, D], or rows [B, H, L, D].
         places: [N] int64, the place (row times L plus column) of each flat token.
-        shape: (B, L) of the rows to make.
+        shape: (B, L) of the rows to return; None: return flat heads.
+
+    Returns:
+        Rows [B, H, L, D], or flat heads [1, H, N, D].
     """
     out: Tensor = _Moved.apply(tensor, places, shape)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return out
 
 
 class _SharedRows(torch.autograd.Function):
+    """The operation of `shared_rows` for half-precision dtypes."""
+
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.index, ctx.rows, ctx.dtype = index, len(tensor), tensor.dtype
+        ctx.index = index
+        ctx.rows = len(tensor)
+        ctx.dtype = tensor.dtype
         return tensor.to(dtype).index_select(0, index)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        total = grad.new_zeros((ctx.rows, *grad.shape[1:]), dtype=torch.float32)
-        return total.index_add_(0, ctx.index, grad.float()).to(ctx.dtype), None, None
+        shape = (ctx.rows, *grad.shape[1:])
+        total = grad.new_zeros(shape, dtype=torch.float32)
+        total.index_add_(0, ctx.index, grad.float())
+        return total.to(ctx.dtype), None, None
 
 
 def shared_rows(tensor: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor[index]` in a dtype; the gradients of a row's places are summed in float32.
+    """Return `tensor[index]` in a dtype, with a gradient that is summed in float32.
 
-    Autograd would sum in that dtype, and a prompt's keys go to all of its completions: in bfloat16
-    their gradient would be off by half a percent.
+    Autograd would sum in the dtype. A prompt's keys go to all of its completions, and in bfloat16
+    the sum of their gradients would be off by half a percent.
+
+    Args:
+        tensor: [N, ...].
+        index: [M] int64; rows may be named more than once.
+        dtype: of the result.
+
+    Returns:
+        [M, ...].
     """
     if dtype not in HALVES:
         return tensor.to(dtype)[index]
@@ -225,14 +287,14 @@ def shared_rows(tensor: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
 
 # --- attention without padding on a GPU ----------------------------------------------------------
 #
-# PyTorch's FlashAttention over ragged sequences. The flat row of `SharedPrompts` is the queries as
-# they are: every prompt is a sequence of its own, and so are the inputs of every completion. A
-# completion's keys are its prompt's followed by its own, so that a causal mask aligned to the end
-# of the keys, and a sliding window counted from there, say exactly who sees whom.
+# PyTorch's FlashAttention over ragged sequences. The flat row of `SharedPrompts` holds the queries
+# in the order that it needs: every prompt is a sequence, and so are the inputs of every completion.
+# The keys of a completion are those of its prompt followed by its own. FlashAttention aligns its
+# causal mask and its sliding window to the end of the keys, which is exactly right here.
 
 
 class RaggedRows:
-    """Where the keys of each sequence are in the flat row.
+    """The places of each sequence's keys in the flat row.
 
     The flat order is prompt 0, prompt 1, ..., then the inputs of completion 0, 1, ...
 
@@ -243,42 +305,56 @@ class RaggedRows:
     """
 
     def __init__(self, prompt_lengths: Tensor, prompt_index: Tensor, inputs: Tensor) -> None:
-        prompts, shared = len(prompt_lengths), prompt_lengths[prompt_index]
-        queries = torch.cat([prompt_lengths, inputs])
-        keys = torch.cat([prompt_lengths, shared + inputs])
-        # The keys of a prompt are one run of flat tokens, those of a completion are two.
-        starts = _starts(queries)
-        of_rows = torch.stack([starts[prompt_index], starts[prompts:]], 1).flatten()
-        runs = torch.cat([prompt_lengths, torch.stack([shared, inputs], 1).flatten()])
-        shift = torch.cat([starts[:prompts], of_rows]) - _starts(runs)
-        # [keys] int64: the flat token of each key, sequence by sequence.
-        self.key_index = torch.arange(int(runs.sum()), device=runs.device)
-        self.key_index += shift.repeat_interleave(runs)
-        # [P + R + 1] int32: where each sequence's queries and keys begin, and the end of all.
-        self.query_ends, self.key_ends = _borders(queries), _borders(keys)
-        self.longest_query, self.longest_key = (int(n.max()) for n in (queries, keys))
+        prompts = len(prompt_lengths)
+        shared = prompt_lengths[prompt_index]
+        # [P + R]: the lengths of each sequence, prompts first.
+        query_lengths = torch.cat([prompt_lengths, inputs])
+        key_lengths = torch.cat([prompt_lengths, shared + inputs])
+        # [P + R]: where the tokens of each sequence begin in the flat row.
+        starts = _starts(query_lengths)
+        # [P + 2 R]: the keys of a prompt are one run of flat tokens; those of a completion are two,
+        # its prompt and its own inputs.
+        completion_runs = torch.stack([shared, inputs], 1)
+        run_lengths = torch.cat([prompt_lengths, completion_runs.flatten()])
+        completion_starts = torch.stack([starts[prompt_index], starts[prompts:]], 1)
+        run_starts = torch.cat([starts[:prompts], completion_starts.flatten()])
+        # Within a run, flat tokens and keys are apart by a constant.
+        shift = run_starts - _starts(run_lengths)
+        keys = int(run_lengths.sum())
+        self.key_index = torch.arange(keys, device=run_lengths.device)
+        """[keys] int64: the flat token of each key, sequence by sequence."""
+        self.key_index += shift.repeat_interleave(run_lengths)
+        self.query_ends = _borders(query_lengths)
+        """[P + R + 1] int32: where each sequence's queries begin, and the end of all."""
+        self.key_ends = _borders(key_lengths)
+        """[P + R + 1] int32: where each sequence's keys begin, and the end of all."""
+        self.longest_query = int(query_lengths.max())
+        self.longest_key = int(key_lengths.max())
 
     def serves(self, query: Tensor) -> bool:
-        """Whether `attend` can take this: CUDA, half precision, heads it has kernels for."""
+        """Tell whether `attend` takes these heads: CUDA, half precision, a size with kernels."""
+        if device_type(query) != "cuda" or heads_dtype(query) not in HALVES:
+            return False
         dim = query.shape[-1]
-        return (
-            device_type(query) == "cuda"
-            and heads_dtype(query) in HALVES
-            and dim % 8 == 0
-            and dim <= 256
-            # For single queries the kernel folds heads in a way that its backward does not know.
-            and self.longest_query > 1
-            # A device that is only planned is taken for one that can.
-            and (not has_memory(query) or _flash_learns(query.device, heads_dtype(query), dim))
-        )
+        if dim % 8 != 0 or dim > 256:
+            return False
+        # For single queries the kernel folds heads in a way that its backward does not support.
+        if self.longest_query <= 1:
+            return False
+        # A dry run has no device to try it on, and assumes that it works.
+        return not has_memory(query) or _flash_learns(query.device, heads_dtype(query), dim)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-        """As `Layout.attend`, without soft-capping."""
+        """Attend as `Layout.attend`, without soft-capping."""
         dtype = heads_dtype(query)
-        # Not `heads[0]`, whose gradient would be written into zeros once more.
-        flat, keys, values = (heads.squeeze(0).transpose(0, 1) for heads in (query, key, value))
+        # Not `heads[0]`: its backward would write the gradient into a new tensor of zeros.
+        queries = query.squeeze(0).transpose(0, 1)
+        keys = key.squeeze(0).transpose(0, 1)
+        values = value.squeeze(0).transpose(0, 1)
+        # Our window counts the token itself, theirs only the tokens to its left.
+        left = -1 if spec.window is None else spec.window - 1
         out = ragged_attention(
-            flat.to(dtype),
+            queries.to(dtype),
             shared_rows(keys, self.key_index, dtype),
             shared_rows(values, self.key_index, dtype),
             self.query_ends,
@@ -286,18 +362,19 @@ class RaggedRows:
             self.longest_query,
             self.longest_key,
             scale=spec.scaling,
-            # Ours counts the token itself, theirs only the tokens to its left.
-            window_size=(-1 if spec.window is None else spec.window - 1, 0),
+            window_size=(left, 0),
         )
         return out.transpose(0, 1)[None]
 
 
 def ragged_attention(*tensors: Any, **options: Any) -> Tensor:
-    """`torch.nn.attention.varlen.varlen_attn`; grouped heads have to be asked for since 2.12."""
+    """Call `torch.nn.attention.varlen.varlen_attn`, with grouped heads if there are any."""
     from torch.nn.attention.varlen import varlen_attn  # registers operators, which takes a moment
 
+    # Before PyTorch 2.12 there is no such option, and grouped heads are always taken.
     if "enable_gqa" in inspect.signature(varlen_attn).parameters:
-        options["enable_gqa"] = tensors[0].shape[1] != tensors[1].shape[1]
+        query, key = tensors[:2]
+        options["enable_gqa"] = query.shape[1] != key.shape[1]
     out = varlen_attn(*tensors, **options)
     assert isinstance(out, Tensor)
     return out
@@ -305,146 +382,213 @@ def ragged_attention(*tensors: Any, **options: Any) -> Tensor:
 
 @functools.cache
 def _flash_learns(device: torch.device, dtype: torch.dtype, dim: int) -> bool:
-    """Whether FlashAttention has a backward for heads of this size here; if not, one warning."""
+    """Tell whether FlashAttention has a backward for heads of this size; warn once if not."""
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     heads = torch.zeros(2, 1, dim, dtype=dtype, device=device, requires_grad=True)
     ends = torch.tensor([0, 2], dtype=torch.int32, device=device)
     try:
         with torch.enable_grad():
-            tensors = (heads, heads, heads, ends, ends, 2, 2)
-            out = ragged_attention(*tensors, scale=1.0, window_size=(-1, 0))
+            tensors = (heads, heads, heads, ends, ends)
+            out = ragged_attention(*tensors, 2, 2, scale=1.0, window_size=(-1, 0))
             torch.autograd.grad(out.sum(), heads)
     except RuntimeError as error:
         log.warning(
             "FlashAttention does not take heads of %d dimensions on this device (%s): rows are "
             "padded, which is slower.",
-            *(dim, error),
+            dim,
+            error,
         )
         return False
     return True
 
 
 def heads_dtype(heads: Tensor) -> torch.dtype:
-    """The dtype of their products: autocast leaves rotated heads in float32, and rounds them."""
-    if not heads.is_meta and torch.is_autocast_enabled(heads.device.type):
-        return torch.get_autocast_dtype(heads.device.type)
+    """Return the dtype that products of these heads are computed in.
+
+    Under autocast it may be another than their own: rotary embeddings leave heads in float32, and
+    the products round them.
+    """
+    device = heads.device.type
+    if not heads.is_meta and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
     return heads.dtype
 
 
 def _starts(lengths: Tensor) -> Tensor:
+    """Return [n]: where each of n sequences of these lengths begins."""
     return lengths.cumsum(0) - lengths
 
 
 def _borders(lengths: Tensor) -> Tensor:
-    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+    """Return [n + 1] int32: where each of n sequences begins, and the end of the last."""
+    ends = lengths.cumsum(0)
+    return torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
 
 
 # --- the layout of an update ---------------------------------------------------------------------
 
 
 class SharedPrompts:
-    """P prompts and R completions as one flat row; each prompt's forward runs once.
+    """P prompts and R completions as one flat row of N tokens, each prompt once.
 
-    The flat order is prompt 0, prompt 1, ..., then the *inputs* of completion 0, 1, ... without
-    their last token, which predicts nothing. Exact for every model whose attention goes through
+    The flat order is prompt 0, prompt 1, ..., then the *inputs* of completion 0, 1, ...: all tokens
+    but the last one, which predicts nothing. Exact for every model whose attention goes through
     the attention interface, with and without sliding windows.
 
+    Linear layers run over the flat row. Attention on a GPU does so, too (`RaggedRows`); elsewhere
+    it pads: prompts to [P, Tp], and the inputs to rows [R, T - 1], where a row attends to the keys
+    of its prompt and to its own.
+
     Args:
-        batch: its prompts and completions; a completion may be a single token.
+        batch: prompts [P, Tp] and completions [R, T]; a completion may be a single token.
     """
 
     def __init__(self, batch: TrainBatch) -> None:
-        self.prompt_index, self._prompt_lengths = batch.prompt_index, batch.prompt_lengths
+        self.prompt_index = batch.prompt_index
+        """[R] int64: the prompt of each completion."""
+        self._prompt_lengths = batch.prompt_lengths
         self._prompts_of_rows = self._prompt_lengths[self.prompt_index]
+        """[R] int64: the length of each completion's prompt."""
         self._inputs = batch.completion_lengths - 1
-        columns, slots = (
-            torch.arange(ids.shape[1], device=ids.device)
-            for ids in (batch.prompt_ids, batch.completion_ids)
-        )
-        prompt_mask = columns < self._prompt_lengths[:, None]
-        input_mask = slots[:-1] < self._inputs[:, None]
+        """[R] int64: tokens of each completion in the flat row."""
+        prompt_columns = torch.arange(batch.prompt_ids.shape[1], device=batch.prompt_ids.device)
+        columns = torch.arange(batch.completion_ids.shape[1], device=batch.completion_ids.device)
+        input_columns = columns[:-1]
+        # [P, Tp] and [R, T - 1]: where the padded rows hold tokens.
+        prompt_mask = prompt_columns < self._prompt_lengths[:, None]
+        input_mask = input_columns < self._inputs[:, None]
         self._prompt_live = prompt_mask[self.prompt_index]
-        self._prompt_shape, self._shape = prompt_mask.shape, input_mask.shape
-        self._prompt_places, self._places = (
-            mask.reshape(-1).nonzero().flatten() for mask in (prompt_mask, input_mask)
-        )
+        """[R, Tp] bool: the mask of each completion's prompt."""
+        self._prompt_shape = prompt_mask.shape
+        self._shape = input_mask.shape
+        # [tokens] each, for `move_heads`.
+        self._prompt_places = prompt_mask.reshape(-1).nonzero().flatten()
+        self._places = input_mask.reshape(-1).nonzero().flatten()
 
-        flat_ids = [batch.prompt_ids[prompt_mask], batch.completion_ids[:, :-1][input_mask]]
-        # [1, N] int64.
-        self.token_ids = torch.cat(flat_ids)[None]
-        self._row_positions = self._prompts_of_rows[:, None] + slots[:-1]
-        positions = [columns.expand_as(prompt_mask)[prompt_mask], self._row_positions[input_mask]]
-        # [1, N] int64, each prompt from 0, completions going on from their prompt.
-        self.position_ids = torch.cat(positions)[None]
-        last_of_prompt = (self._prompt_lengths.cumsum(0) - 1)[self.prompt_index]
-        start = self._prompt_lengths.sum() + self._inputs.cumsum(0) - self._inputs
-        sources = torch.cat([last_of_prompt[:, None], start[:, None] + slots[:-1]], dim=1)
-        # [targets] int64: the flat token whose hidden state predicts each completion token.
-        self.sources = sources[slots < batch.completion_lengths[:, None]]
+        prompt_tokens = batch.prompt_ids[prompt_mask]
+        input_tokens = batch.completion_ids[:, :-1][input_mask]
+        self.token_ids = torch.cat([prompt_tokens, input_tokens])[None]
+        """[1, N] int64."""
+        self._row_positions = self._prompts_of_rows[:, None] + input_columns
+        """[R, T - 1] int64: the positions of inputs in their sequences."""
+        prompt_positions = prompt_columns.expand_as(prompt_mask)[prompt_mask]
+        input_positions = self._row_positions[input_mask]
+        self.position_ids = torch.cat([prompt_positions, input_positions])[None]
+        """[1, N] int64: each prompt from 0, each completion from the length of its prompt."""
+
+        # The first token of a completion is predicted by the last one of its prompt, and each
+        # further one by the input before it.
+        last_of_prompts = self._prompt_lengths.cumsum(0) - 1
+        first_source = last_of_prompts[self.prompt_index][:, None]
+        input_starts = self._prompt_lengths.sum() + _starts(self._inputs)
+        further_sources = input_starts[:, None] + input_columns
+        sources = torch.cat([first_source, further_sources], dim=1)
+        completion_mask = columns < batch.completion_lengths[:, None]
+        self.sources = sources[completion_mask]
+        """[targets] int64: the flat token whose hidden state predicts each completion token."""
 
         self._masks: dict[int | None, tuple[Tensor | None, Tensor]] = {}
         self._ragged: RaggedRows | None = None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        """Attend as `Layout.attend`: without padding on a GPU, else over padded rows."""
         if device_type(query) == "cuda" and spec.softcap is None:
             ragged = self.ragged()
             if ragged.serves(query):
                 return ragged.attend(query, key, value, spec)
         prompt_mask, mask = self.mask(spec.window)
+        # The flat row is split into the tokens of prompts and the inputs of completions.
         sizes = [self._prompt_places.numel(), self._places.numel()]
-        pairs = [torch.split(t, sizes, dim=2) for t in (query, key, value)]
-        prompt_query, prompt_key, prompt_value = (
-            move_heads(prompt, self._prompt_places, self._prompt_shape) for prompt, _ in pairs
-        )
-        none = torch.zeros_like(self._prompt_lengths)
-        span = ops.VisibleSpan(none, self._prompt_lengths, 0, spec.window)
-        blocks = attend(prompt_query, prompt_key, prompt_value, prompt_mask, spec, span)
-        out = move_heads(blocks, self._prompt_places)
+        flat_prompt_query, flat_query = torch.split(query, sizes, dim=2)
+        flat_prompt_key, flat_key = torch.split(key, sizes, dim=2)
+        flat_prompt_value, flat_value = torch.split(value, sizes, dim=2)
+
+        prompt_query = move_heads(flat_prompt_query, self._prompt_places, self._prompt_shape)
+        prompt_key = move_heads(flat_prompt_key, self._prompt_places, self._prompt_shape)
+        prompt_value = move_heads(flat_prompt_value, self._prompt_places, self._prompt_shape)
+        no_prefix = torch.zeros_like(self._prompt_lengths)
+        span = ops.VisibleSpan(no_prefix, self._prompt_lengths, 0, spec.window)
+        prompt_rows = attend(prompt_query, prompt_key, prompt_value, prompt_mask, spec, span)
+        prompt_out = move_heads(prompt_rows, self._prompt_places)
         if self._places.numel() == 0:
-            return out
-        own_query, own_key, own_value = (
-            move_heads(own, self._places, self._shape) for _, own in pairs
-        )
-        rows_key, rows_value = (
-            torch.cat([shared_rows(prompt, self.prompt_index, own.dtype), own], 2)
-            for prompt, own in ((prompt_key, own_key), (prompt_value, own_value))
-        )
-        before = self._prompts_of_rows, self._inputs, self._prompt_shape[1]
-        span = ops.VisibleSpan(*before, spec.window)
-        rows = attend(own_query, rows_key, rows_value, mask, spec, span)
-        return torch.cat([out, move_heads(rows, self._places)], dim=2)
+            return prompt_out
+
+        row_query = move_heads(flat_query, self._places, self._shape)
+        row_key = self._with_prompts(prompt_key, flat_key)
+        row_value = self._with_prompts(prompt_value, flat_value)
+        prompt_width = self._prompt_shape[1]
+        span = ops.VisibleSpan(self._prompts_of_rows, self._inputs, prompt_width, spec.window)
+        rows = attend(row_query, row_key, row_value, mask, spec, span)
+        out = move_heads(rows, self._places)
+        return torch.cat([prompt_out, out], dim=2)
+
+    def _with_prompts(self, prompts: Tensor, flat: Tensor) -> Tensor:
+        """Return each completion's keys or values, after those of its prompt.
+
+        Args:
+            prompts: [P, Hkv, Tp, D].
+            flat: [1, Hkv, N, D] of the inputs.
+
+        Returns:
+            [R, Hkv, Tp + T - 1, D].
+        """
+        rows = move_heads(flat, self._places, self._shape)
+        shared = shared_rows(prompts, self.prompt_index, rows.dtype)
+        return torch.cat([shared, rows], 2)
 
     def ragged(self) -> RaggedRows:
-        """The same without padding, worked out when a GPU first asks for it."""
+        """Return the same layout without padding, computed when a GPU first needs it."""
         if self._ragged is None:
             self._ragged = RaggedRows(self._prompt_lengths, self.prompt_index, self._inputs)
         return self._ragged
 
     def convert(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Put `change` of every tensor in its place; `mask` and `ragged` need real ones before."""
-        for part in (self, self._ragged):
-            for name, value in vars(part).items() if part is not None else ():
-                setattr(part, name, tree_map_only(Tensor, change, value))
+        """Replace every tensor by `change` of it.
+
+        `mask` and `ragged` read the values of tensors: if `change` returns tensors without memory,
+        they have to be called before.
+        """
+        layouts: list[object] = [self]
+        if self._ragged is not None:
+            layouts.append(self._ragged)
+        for layout in layouts:
+            for name, value in vars(layout).items():
+                setattr(layout, name, tree_map_only(Tensor, change, value))
 
     def mask(self, window: int | None) -> tuple[Tensor | None, Tensor]:
-        """Masks of prompts ([1, 1, Tp, Tp]; None: causal) and of rows ([R, 1, T - 1, Tp + T - 1]).
+        """Return the masks of prompts and of rows.
 
-        Padded keys of a prompt are hidden; padded queries see something real, so that no row of
-        the softmax is empty, and are thrown away.
+        Padded keys of a prompt are hidden. Padded queries see some real token, so that no row of
+        the softmax is empty; their results are thrown away.
+
+        Args:
+            window: of the layer; see `AttentionSpec`.
+
+        Returns:
+            [1, 1, Tp, Tp] bool, where None means causal, and [R, 1, T - 1, Tp + T - 1] bool.
         """
         if window not in self._masks:
-            device = self._prompt_live.device
-            prompt_width, width = self._prompt_live.shape[1], self._row_positions.shape[1]
-            positions = torch.arange(prompt_width, device=device)
-            prompt_mask = None
-            own = torch.ones(width, width, dtype=torch.bool, device=device).tril()
-            shared = self._prompt_live[:, None, :].expand(-1, width, -1)
-            if window is not None:
-                distance = positions[:, None] - positions
-                prompt_mask = ((distance >= 0) & (distance < window))[None, None]
-                own = own & (torch.ones_like(own).triu(1 - window))
-                shared = shared & (self._row_positions[:, :, None] - positions < window)
-            mask = torch.cat([shared, own.expand(shared.shape[0], -1, -1)], dim=2)
-            self._masks[window] = (prompt_mask, mask[:, None])
+            self._masks[window] = self._compute_masks(window)
         return self._masks[window]
+
+    def _compute_masks(self, window: int | None) -> tuple[Tensor | None, Tensor]:
+        """Compute the masks that `mask` returns."""
+        device = self._prompt_live.device
+        count, prompt_width = self._prompt_live.shape
+        width = self._row_positions.shape[1]
+        prompt_mask = None
+        # Inputs see each other causally, and all tokens of their prompt.
+        among_inputs = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+        to_prompt = self._prompt_live[:, None, :].expand(-1, width, -1)
+        if window is not None:
+            positions = torch.arange(prompt_width, device=device)
+            distance = positions[:, None] - positions
+            prompt_mask = ((distance >= 0) & (distance < window))[None, None]
+            within_window = torch.ones_like(among_inputs).triu(1 - window)
+            among_inputs = among_inputs & within_window
+            prompt_distance = self._row_positions[:, :, None] - positions
+            to_prompt = to_prompt & (prompt_distance < window)
+        among_inputs = among_inputs.expand(count, -1, -1)
+        mask = torch.cat([to_prompt, among_inputs], dim=2)
+        return prompt_mask, mask[:, None]

@@ -1,4 +1,4 @@
-"""Where a recipe runs: the device it names, if this machine has it."""
+"""The device that a recipe runs on, with its dtypes, threads and memory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """The dtypes that a recipe can name."""
 
 MACHINE_DTYPES = ("auto", "fastest")
-"""The settings of `compute_dtype` that leave it to the machine."""
+"""The settings of `compute_dtype` that leave the choice to the machine."""
 
-# What knows whether a device is there; the CPU always is.
+# PyTorch's modules that know whether a device is available; the CPU always is.
 _BACKENDS: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.backends.mps}
 
 
 def on_device(config: ModelConfig, device: str) -> ModelConfig:
-    """The settings with `compute_dtype: auto` or `fastest` as what it is on such a device.
+    """Return the settings with `compute_dtype: auto` or `fastest` replaced by a dtype.
 
     Args:
         config: of the model.
-        device: `cpu`, `cuda` or `mps`; a CUDA device that is not here counts as one of today's.
+        device: `cpu`, `cuda` or `mps`. A CUDA device that this machine does not have is assumed to
+            compute in bfloat16.
     """
     if config.compute_dtype not in MACHINE_DTYPES:
         return config
@@ -45,12 +46,15 @@ def on_device(config: ModelConfig, device: str) -> ModelConfig:
 
 
 def has_bfloat16() -> bool:
-    """Whether the CUDA device computes in bfloat16; one that is not here counts as today's."""
-    return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+    """Tell whether the CUDA device computes in bfloat16; assumed of one that is not available."""
+    if not torch.cuda.is_available():
+        return True
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 # Sides of the matrices that a CPU is timed with: one product takes some milliseconds.
-_ROWS, _SIDE = 256, 1024
+_ROWS = 256
+_SIDE = 1024
 
 
 @functools.cache
@@ -58,7 +62,8 @@ def bfloat16_slowdown() -> float:
     """Measure how many times as long this CPU takes for a product in bfloat16 as in float32.
 
     Processors with instructions for bfloat16 (AVX512-BF16, AMX) take half as long, others several
-    times as long, because each number is converted. The best of three; some 0.2 s in all, once.
+    times as long, because each number is converted. The measurement takes the best of three runs,
+    and about 0.2 s, once per process.
     """
     seconds = {}
     for name, dtype in DTYPES.items():
@@ -74,31 +79,37 @@ def bfloat16_slowdown() -> float:
 
 
 def fastest_dtype() -> Literal["float32", "bfloat16"]:
-    """The dtype that the default device of this process multiplies fastest."""
+    """Return the dtype that the default device of this process multiplies fastest."""
     if find_device("auto").type == "cpu" and bfloat16_slowdown() > 1:
         return "float32"
     return "bfloat16"
 
 
-# Threads that a recipe has set last, and those before any: of PyTorch's choice, or the user's.
+# "set": the threads that a recipe has set last. "default": those before any recipe, chosen by
+# PyTorch or the user.
 _THREADS: dict[str, int] = {}
 
 
-def use_cpu_threads(asked: int | None) -> int:
-    """Set the threads of PyTorch, for the whole process; returns how many they are.
+def use_cpu_threads(threads: int | None) -> int:
+    """Set the threads of PyTorch, for the whole process.
 
-    As many as asked for, else what they were before any recipe, within the job's processors:
-    PyTorch does not know of a container's limit, and would wait for threads that may not run.
+    Args:
+        threads: None: as many as before any recipe, but no more than the job's processors. PyTorch
+            does not know of a container's limit, and would wait for threads that may not run.
+
+    Returns:
+        The number of threads that was set.
     """
     if torch.get_num_threads() != _THREADS.get("set"):
-        _THREADS["before"] = torch.get_num_threads()
-    _THREADS["set"] = asked or min(_THREADS["before"], processors())
-    torch.set_num_threads(_THREADS["set"])
-    return _THREADS["set"]
+        _THREADS["default"] = torch.get_num_threads()
+    count = threads or min(_THREADS["default"], processors())
+    _THREADS["set"] = count
+    torch.set_num_threads(count)
+    return count
 
 
 def find_device(name: str) -> torch.device:
-    """The device of this process.
+    """Return the device of this process.
 
     Args:
         name: as in a recipe; `auto` is a CUDA device where there is one, else the CPU.
@@ -121,26 +132,30 @@ def find_device(name: str) -> torch.device:
     return torch.device("cpu" if name == "auto" else name)
 
 
-# Bytes of memory that a container may take.
+# The file that holds the bytes of memory that a container may take.
 MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
 
 
 def machine_memory() -> int:
-    """Bytes of memory that this process may use, free or not: of the machine or its container."""
+    """Return the bytes of memory of the machine or of its container, free or not."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no control group, or no limit in it
-        memory = min(memory, int(MEMORY_MAX.read_text(encoding="ascii")))
+        limit = int(MEMORY_MAX.read_text(encoding="ascii"))
+        memory = min(memory, limit)
     return memory
 
 
 def free_memory(device: torch.device) -> int:
-    """What new tensors can take on a CUDA device: what is free, and what PyTorch holds unused.
+    """Return the bytes that new tensors can take on a CUDA device.
 
-    A process that was given a share of the card (`torch.cuda.set_per_process_memory_fraction`) can
-    take no more than that, whatever is free.
+    They are the free memory of the GPU, and what PyTorch has reserved and not allocated. A process
+    that has only a share of the GPU (`torch.cuda.set_per_process_memory_fraction`) can take no more
+    than that, however much is free.
     """
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
     share = torch.cuda.get_per_process_memory_fraction(device)
     allowed = int(share * total) - reserved
-    return max(0, min(free, allowed)) + reserved - torch.cuda.memory_allocated(device)
+    new = max(0, min(free, allowed))
+    unused = reserved - torch.cuda.memory_allocated(device)
+    return new + unused

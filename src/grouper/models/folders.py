@@ -1,4 +1,4 @@
-"""What a model folder is, which one a name means, and how its model is asked; without torch."""
+"""Model folders: what they hold, which one a name means, and their recipes; without torch."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from grouper.errors import ConfigError, ModelError, counted, nearest, require_kn
 from grouper.files import cache_folder, read_json
 from grouper.prompts import FORMATS
 
-# What a run folder, and a model exported by it, keep the resolved recipe in, so that the model is
-# asked as it was trained.
+# The resolved recipe in a run folder and in a model exported by it, so that the model is prompted
+# as it was trained.
 RECIPE_FILE = "recipe.yaml"
 ADAPTER_FILE = "adapter_config.json"
-# What an exported model says about itself: its recipe, its prompt, how it was measured.
+# The record in an exported model: its recipe, its prompt, its evaluation.
 EXPORT_FILE = "grouper.json"
 # Written last into the checkpoints and final folders of a run: it marks a complete one.
 STATE_FILE = "trainer_state.json"
-# In the best checkpoint of a phase so far; names the evaluation that made it the best.
+# The mark in the best checkpoint of a phase so far; it holds the evaluation.
 BEST_FILE = "best.json"
 # Files of llama.cpp, which `models/gguf.py` reads.
 GGUF_SUFFIX = ".gguf"
-# In a folder made of such a file: where it came from, and what it lost.
+# The record in a folder made of such a file: its source, and what was lost.
 GGUF_RECORD = "gguf.json"
-# Counted up when the same file would be written differently, so that older folders are not used.
+# Increased when the same file would be written differently, so that older folders are not used.
 GGUF_VERSION = 1
-# Digits of a hash that tell models apart.
+# Digits of a hash that names a model.
 _SHOWN_DIGITS = 16
-# Where people keep models, below the folder that the command runs in.
+# Folders where people keep models, relative to the current one.
 MODEL_FOLDERS = ("models", ".models", "real-models")
 
 
 def is_gguf(path: str) -> bool:
-    """Whether a path names a GGUF file; there may be none."""
+    """Tell whether a path names a GGUF file, which need not exist."""
     return path.lower().endswith(GGUF_SUFFIX)
 
 
 def gguf_cache() -> Path:
-    """The folder of model folders that were made from GGUF files; it may not exist yet."""
+    """Return the folder of model folders made from GGUF files; it may not exist yet."""
     return cache_folder() / "gguf"
 
 
 def gguf_folder(path: str) -> Path:
-    """The model folder that is made of a GGUF file when it is first loaded.
+    """Return the model folder that is made of a GGUF file when it is first loaded.
 
     Args:
         path: of a file that exists.
@@ -59,28 +59,30 @@ def gguf_folder(path: str) -> Path:
 
 
 def gguf_digest(path: str) -> str:
-    """The SHA-256 of a GGUF file, read once in a process unless the file changes."""
+    """Return the SHA-256 of a GGUF file, read once in a process unless the file changes."""
     file = Path(path).expanduser()
     status = file.stat()
     return _sha256(file, status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache
-def _sha256(file: Path, *content: int) -> str:
-    """Hash a file; `content`, its size and time of change, tells one content from another."""
-    del content
+def _sha256(file: Path, *status: int) -> str:
+    """Hash a file; its status, size and time of change, is part of the cache's key."""
+    del status
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def is_model(folder: Path) -> bool:
-    """Whether a folder holds a model or an adapter itself, as an exported one does."""
+    """Tell whether a folder holds a model or an adapter itself, as an exported one does."""
     return any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE))
 
 
 def looks_local(path: str) -> bool:
-    """Whether a path is meant as a folder or file and not as a Hub name (owner/model)."""
-    if path.startswith((".", "/", "~")) or path.count("/") > 1 or is_gguf(path):
+    """Tell whether a path means a folder or file and not a Hub name (owner/model)."""
+    if path.startswith((".", "/", "~")):
+        return True
+    if path.count("/") > 1 or is_gguf(path):
         return True
     return Path(path).exists()
 
@@ -139,7 +141,7 @@ def require_model_folder(path: str, *, where: str = "model.path") -> None:
 
 
 def on_this_machine(path: str, revision: str | None = None) -> bool:
-    """Whether a path is there, or is a Hub name whose configuration is in the Hub cache."""
+    """Tell whether a path exists, or is a Hub name whose configuration is in the Hub cache."""
     if looks_local(path):
         return Path(path).expanduser().exists()
     return _cached(path, revision) is not None
@@ -151,7 +153,8 @@ def require_on_this_machine(model: str) -> None:
     Hub names with an owner pass: they can be downloaded.
     """
     if model.count("/") != 1 and not on_this_machine(model):
-        near = nearest(model, [entry.name for entry in Path().iterdir() if entry.is_dir()])
+        folders = [entry.name for entry in Path().iterdir() if entry.is_dir()]
+        near = nearest(model, folders)
         hint = f"Did you mean ./{near}? " if near else ""
         raise ModelError(
             f"there is no folder {model!r} here, and no model of that name on this machine",
@@ -161,20 +164,21 @@ def require_on_this_machine(model: str) -> None:
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
-    """The configuration of a model in the Hub cache."""
-    # Here, because the command line has no time to import it.
+    """Return the configuration file of a model in the Hub cache."""
+    # Imported here, so that the command line starts fast.
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, "config.json", revision=revision)
+        config = try_to_load_from_cache(name, "config.json", revision=revision)
     except HFValidationError:  # not a name that the Hub could have
         return None
-    return Path(found) if isinstance(found, str) else None
+    # Not a string: it is not in the cache, or the cache knows that the Hub has none.
+    return Path(config) if isinstance(config, str) else None
 
 
 def folder_of(path: str, revision: str | None = None) -> Path | None:
-    """The folder that holds a model on this machine, that of the Hub cache included; else None."""
+    """Return the folder that holds a model on this machine, Hub cache included; else None."""
     if looks_local(path):
         folder = Path(path).expanduser()
         if is_gguf(path) and folder.is_file():
@@ -185,15 +189,15 @@ def folder_of(path: str, revision: str | None = None) -> Path | None:
 
 
 def weight_files(path: str) -> list[Path]:
-    """List the files that hold the weights of a model or an adapter, as far as names say.
+    """List the files that hold the weights of a model or an adapter, judged by their names.
 
     Args:
-        path: a folder, or a Hub name; of one that is not on this machine there are none.
+        path: a folder, or a Hub name. The list is empty if the model is not on this machine.
     """
     folder = folder_of(path)
     if folder is None:
         return []
-    # Where both are there, the first are read.
+    # If a folder has both, transformers reads the first.
     for pattern in ("*.safetensors", "*.bin"):
         files = sorted(folder.glob(pattern))
         if files:
@@ -202,7 +206,7 @@ def weight_files(path: str) -> list[Path]:
 
 
 def identity_of(path: str, revision: str | None = None) -> str | None:
-    """What tells the weights of a model from others: a hash of samples of its files, or a commit.
+    """Return an identity of a model's weights: a hash of samples of its files, or a commit.
 
     None for a Hub name of which nothing is on this machine.
     """
@@ -210,26 +214,33 @@ def identity_of(path: str, revision: str | None = None) -> str | None:
     if is_gguf(path) and folder.is_file():
         return gguf_digest(path)[:_SHOWN_DIGITS]
     if not folder.is_dir():
-        found = _cached(path, revision)
-        return None if found is None else found.parent.name
+        config = _cached(path, revision)
+        # The Hub cache names the folder of a snapshot by its commit.
+        return None if config is None else config.parent.name
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
-        if file.suffix in _OF_A_MODEL and file.is_file():
-            size = file.stat().st_size
-            digest.update(f"{file.name} {size}\n".encode())
-            with file.open("rb") as opened:
-                for part in range(_SAMPLED):
-                    opened.seek(max(0, size - _SAMPLE) * part // (_SAMPLED - 1))
-                    digest.update(opened.read(_SAMPLE))
+        if file.suffix not in _OF_A_MODEL or not file.is_file():
+            continue
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        last_start = max(0, size - _SAMPLE_BYTES)
+        with file.open("rb") as opened:
+            for sample in range(_SAMPLES):
+                opened.seek(last_start * sample // (_SAMPLES - 1))
+                digest.update(opened.read(_SAMPLE_BYTES))
     base = base_of(path)
-    own = digest.hexdigest()[:_SHOWN_DIGITS]
-    return own if base == path else f"{own}+{identity_of(base)}"
+    identity = digest.hexdigest()[:_SHOWN_DIGITS]
+    if base == path:
+        return identity
+    return f"{identity}+{identity_of(base)}"
 
 
-# Files that change what a model answers, and how much of a large one is read: training changes
-# weights everywhere.
+# Suffixes of files that change a model's answers.
 _OF_A_MODEL = (".safetensors", ".json", ".jinja", ".model", ".bin")
-_SAMPLED, _SAMPLE = 64, 1 << 16
+# Samples of a large file, spread over all of it, and their size. They are enough, since training
+# changes weights everywhere.
+_SAMPLES = 64
+_SAMPLE_BYTES = 1 << 16
 
 
 # Beginnings of PEFT's `init_lora_weights` that change the base model along with the adapter.
@@ -237,7 +248,7 @@ _CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def read_adapter(path: str) -> dict[str, Any] | None:
-    """The adapter configuration of a local folder, or None for a whole model.
+    """Return the adapter configuration of a local folder, or None if it is no adapter.
 
     Raises:
         ModelError: it cannot be read, names no base model, is not LoRA, or needs a changed base
@@ -256,17 +267,19 @@ def read_adapter(path: str) -> dict[str, Any] | None:
             where="the adapter",
             fix="Write its folder or Hub name there as `base_model_name_or_path`.",
         )
-    kind = "ALORA" if config.get("alora_invocation_tokens") else config.get("peft_type")
-    if kind != "LORA":
+    peft_type = config.get("peft_type")
+    if config.get("alora_invocation_tokens"):
+        peft_type = "ALORA"
+    if peft_type != "LORA":
         raise ModelError(
-            f"{str(file)!r} is of an adapter of the kind {kind}, not LoRA",
+            f"{str(file)!r} is of an adapter of the kind {peft_type}, not LoRA",
             where="the adapter",
             fix="Use a LoRA adapter, or merge this one with PEFT where its kind can be merged.",
         )
-    begun = str(config.get("init_lora_weights"))
-    if begun.lower().startswith(_CHANGES_THE_BASE):
+    method = str(config.get("init_lora_weights"))
+    if method.lower().startswith(_CHANGES_THE_BASE):
         raise ModelError(
-            f"{str(file)!r} is of an adapter initialised with {begun}, which changes the weights "
+            f"{str(file)!r} is of an adapter initialised with {method}, which changes the weights "
             "of the base model as well; together with the base model as it is, it means nothing",
             where="the adapter",
             fix="Where it was trained, save it with `path_initial_model_for_weight_conversion` of "
@@ -276,59 +289,74 @@ def read_adapter(path: str) -> dict[str, Any] | None:
 
 
 def base_of(path: str) -> str:
-    """The whole model below an adapter, or `path` itself where it is no adapter folder.
+    """Return the base model of an adapter folder; any other path is returned as it is.
 
-    That is the base model as the adapter names it; in a run, `base` means that of the run itself,
-    which may have been moved, or copied before another one took its place.
+    That is the base model as the adapter names it. If the adapter is in a run and names the base
+    of a run of that name, it is the one of this run: the run may have been moved, or copied before
+    another one took its place.
 
     Raises:
-        ModelError: the adapter cannot be read, or its base model is not there.
-        ConfigError: it lies in a run whose recipe cannot be read.
+        ModelError: the adapter cannot be read, or its base model does not exist.
+        ConfigError: it is in a run whose recipe cannot be read.
     """
     adapter = read_adapter(path)
     if adapter is None:
         return path
-    base, run = str(adapter["base_model_name_or_path"]), run_of(path)
+    base = str(adapter["base_model_name_or_path"])
+    run = run_of(path)
     if run is not None and is_model(run / "base"):
         name = load_recipe(run / RECIPE_FILE).name
-        base = str(run / "base") if Path(base).parts[-2:] == (name, "base") else base
+        if Path(base).parts[-2:] == (name, "base"):
+            base = str(run / "base")
     require_model_folder(base, where=f"the base model of the adapter {path}")
     return base
 
 
 def local_model(name: str) -> str:
-    """The local folder of a model, or its name unchanged where there is none.
+    """Return the local folder of a model, or its name unchanged if there is none.
 
     Args:
-        name: a path or Hub name (`Qwen/Qwen2.5-0.5B`). What looks like a path is left as it is;
-            otherwise a folder of the whole name or its last part is looked for, in any case,
-            in `MODEL_FOLDERS` below the current folder.
+        name: a path or Hub name (`Qwen/Qwen2.5-0.5B`). A path is returned as it is. For a Hub name,
+            `MODEL_FOLDERS` below the current folder are searched for a folder of the full name or
+            of its last component, in upper or lower case.
     """
     if looks_local(name):
         return name
-    for places in MODEL_FOLDERS:
-        here = Path(places)
-        folders = sorted(f for depth in ("*", "*/*") for f in here.glob(depth) if is_model(f))
-        found = [folder.relative_to(here).as_posix() for folder in folders]
-        for wanted in (name, name.rpartition("/")[2]):
-            matching = [model for model in found if model.casefold() == wanted.casefold()]
+    for models_folder in MODEL_FOLDERS:
+        models = _models_below(Path(models_folder))
+        last_component = name.rpartition("/")[2]
+        for candidate in (name, last_component):
+            matching = [model for model in models if model.casefold() == candidate.casefold()]
             if matching:
-                return f"./{places}/{wanted if wanted in matching else matching[0]}"
+                model = candidate if candidate in matching else matching[0]
+                return f"./{models_folder}/{model}"
     return name
 
 
+def _models_below(folder: Path) -> list[str]:
+    """List the model folders one or two levels below a folder, relative to it."""
+    candidates = [*folder.glob("*"), *folder.glob("*/*")]
+    models = sorted(candidate for candidate in candidates if is_model(candidate))
+    return [model.relative_to(folder).as_posix() for model in models]
+
+
 def run_of(model: str) -> Path | None:
-    """The run folder of `<run>`, `<run>/base` or `<run>/grpo/final`; None for any other folder."""
+    """Return the run folder of `<run>`, `<run>/base` or `<run>/grpo/final`; else None."""
     folder = Path(model).expanduser().resolve()
-    places = [folder, *folder.parents][:3] if folder.is_dir() else []
-    return next((place for place in places if (place / RECIPE_FILE).is_file()), None)
+    if not folder.is_dir():
+        return None
+    candidates = [folder, *folder.parents]
+    for candidate in candidates[:3]:
+        if (candidate / RECIPE_FILE).is_file():
+            return candidate
+    return None
 
 
 def export_record(model: str) -> dict[str, Any] | None:
-    """The content of `grouper.json` of an exported model, or None if it has none.
+    """Return the content of `grouper.json` of an exported model, or None if it has none.
 
     Args:
-        model: a folder, or a Hub name, of which only that file is downloaded.
+        model: a folder, or a Hub name; only that file is downloaded.
 
     Raises:
         RunFolderError: the file is damaged.
@@ -340,41 +368,59 @@ def export_record(model: str) -> dict[str, Any] | None:
 
         try:
             file = Path(hf_hub_download(model, EXPORT_FILE))
-        except (OSError, HfHubHTTPError, HFValidationError):  # no such file, no right, no network
+        except (OSError, HfHubHTTPError, HFValidationError):
+            # There is no such file, no permission, or no network.
             return None
-    return read_json(file, "the record of the export cannot be read") if file.is_file() else None
+    if not file.is_file():
+        return None
+    return read_json(file, "the record of the export cannot be read")
 
 
 def recipe_for(model: str, recipe: Recipe | None = None, format_name: str | None = None) -> Recipe:
-    """The recipe given, else that `model` was trained by; with another format if given.
+    """Return the recipe to prompt a model with.
+
+    Args:
+        model: a folder or Hub name.
+        recipe: None: the recipe that the model was trained by.
+        format_name: a prompt format in place of the recipe's; with it, a model needs no recipe.
 
     Raises:
-        ConfigError: neither is there and no format was given, or there is no such format.
+        ConfigError: there is neither a recipe nor a format, or there is no such format.
     """
     if recipe is None:
-        if run := run_of(model):
-            recipe = load_recipe(run / RECIPE_FILE)
-        elif record := export_record(model):
-            where = f"{EXPORT_FILE} of {model}"
-            recipe = validate_json(Recipe, json.dumps(record.get("recipe")), where=where)
-            if recipe.model.path is not None and "/" not in recipe.model.path:
-                # Of a folder on another machine the record has the name alone.
-                recipe = recipe.override(model={"path": model, "revision": None})
-        elif format_name is not None:
-            data = DataConfig(train=SourceConfig(source="arithmetic"))
-            recipe = Recipe(name="generate", model=ModelConfig(path=model), data=data)
-        else:
-            require_on_this_machine(model)
-            raise ConfigError(
-                f"the prompt format of this model is not known: it is not in a run folder, and has "
-                f"no {EXPORT_FILE}",
-                where=model,
-                fix="Give --recipe, or --format with one of " + ", ".join(FORMATS) + ".",
-            )
+        recipe = _recipe_of(model)
+    if recipe is None and format_name is not None:
+        data = DataConfig(train=SourceConfig(source="arithmetic"))
+        recipe = Recipe(name="generate", model=ModelConfig(path=model), data=data)
+    if recipe is None:
+        require_on_this_machine(model)
+        raise ConfigError(
+            f"the prompt format of this model is not known: it is not in a run folder, and has "
+            f"no {EXPORT_FILE}",
+            where=model,
+            fix="Give --recipe, or --format with one of " + ", ".join(FORMATS) + ".",
+        )
     if format_name is None:
         return recipe
     require_known("prompt format", format_name, FORMATS, where="--format")
-    return recipe.model_copy(update={"prompt": PromptConfig(format=format_name)})
+    prompt = PromptConfig(format=format_name)
+    return recipe.model_copy(update={"prompt": prompt})
+
+
+def _recipe_of(model: str) -> Recipe | None:
+    """Return the recipe that a model was trained by, from its run or its export; else None."""
+    run = run_of(model)
+    if run is not None:
+        return load_recipe(run / RECIPE_FILE)
+    record = export_record(model)
+    if not record:
+        return None
+    content = json.dumps(record.get("recipe"))
+    recipe = validate_json(Recipe, content, where=f"{EXPORT_FILE} of {model}")
+    if recipe.model.path is not None and "/" not in recipe.model.path:
+        # The export keeps only the name of a folder, which means nothing on another machine.
+        recipe = recipe.override(model={"path": model, "revision": None})
+    return recipe
 
 
 def with_sampling(
@@ -385,19 +431,22 @@ def with_sampling(
     samples: int | None = None,
     seed: int | None = None,
 ) -> Recipe:
-    """The recipe with another evaluation section; what is None stays as it is.
+    """Return the recipe with other settings of its evaluation; those that are None stay.
 
-    At temperature 0, where all samples would be the same, one is drawn unless more are asked for.
+    At temperature 0, where all samples would be the same, `samples` is 1 unless it is set.
 
     Raises:
         ConfigError: values that a recipe cannot have, several samples at temperature 0 among them.
     """
     total = recipe.sampling.max_total_tokens
     if max_new_tokens is None and recipe.evaluation.max_new_tokens is None and total is not None:
-        # What the longest prompt allowed leaves; the training data, which say more, are not read.
+        # The tokens that the longest allowed prompt leaves. Actual prompts may leave more, but the
+        # data are not read here.
         max_new_tokens = max(1, total - recipe.prompt.max_prompt_tokens)
     if samples is None and temperature == 0:
         samples = 1
-    given = {"temperature": temperature, "max_new_tokens": max_new_tokens, "samples": samples}
-    changed = {name: value for name, value in given.items() if value is not None}
-    return recipe.override(evaluation=changed, seed=recipe.seed if seed is None else seed)
+    settings = {"temperature": temperature, "max_new_tokens": max_new_tokens, "samples": samples}
+    changes = {name: value for name, value in settings.items() if value is not None}
+    if seed is None:
+        seed = recipe.seed
+    return recipe.override(evaluation=changes, seed=seed)

@@ -1,12 +1,12 @@
 """GGUF files as a source of weights: read once, written as a model folder, used like any other.
 
 A GGUF file holds weights for llama.cpp, most of them rounded to a few bits, with the tokenizer and
-the chat template as metadata. transformers rebuilds a model from it. What it leaves out in silence
-is checked here: every number of the file has a place in the model and every weight of the model
-came from the file; the tokenizer writes and splits text as the file's own table says; scaled
-positions are restored or refused.
+the chat template as metadata. transformers rebuilds a model from it, but omits some things without
+a warning. They are checked here: every number of the file has a place in the model and every weight
+of the model came from the file; the tokenizer writes and splits text as the file's own table says;
+scaled positions are restored, or the file is rejected.
 
-The folder lies in the cache (`GROUPER_CACHE`) under the file's SHA-256, so that a file that was
+The folder is in the cache (`GROUPER_CACHE`) under the file's SHA-256, so that a file that was
 moved or renamed is not read again. Deleting it loses nothing but the time to write it.
 """
 
@@ -46,52 +46,63 @@ log = logging.getLogger(__name__)
 
 # Types that hold numbers as they are; all others are quantized.
 _PLAIN_TYPES = ("F64", "F32", "F16", "BF16")
+# Texts to check a tokenizer with.
 _TEXTS_TO_TRY = 2000
-# What to do about a file that cannot be rebuilt.
+# The advice for a file that cannot be rebuilt.
 _OTHER_SOURCE = "Name the folder or the Hub name of the model that the file was made from."
 
 # Values of `tokenizer.ggml.token_type`.
-_NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
+_NORMAL = 1
+_CONTROL = 3
+_USER_DEFINED = 4
+_BYTE = 6
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Everything in a GGUF file but the numbers."""
+    """The content of a GGUF file without the numbers."""
 
     file: Path
     metadata: Mapping[str, Any]
-    """By llama.cpp's names, such as `general.architecture`."""
+    """Values by llama.cpp's names, such as `general.architecture`."""
     tensors: Mapping[str, tuple[str, int]]
-    """Name of a tensor -> its type, such as `Q4_K`, and how many numbers it has."""
+    """Name of a tensor -> its type, such as `Q4_K`, and its number of elements."""
     rope_factors: Mapping[str, tuple[float, ...]]
-    """Name of a tensor -> what the frequencies of positions are divided by, one for each."""
+    """Name of a tensor -> the divisors of the frequencies of positions, one for each."""
 
     @property
     def architecture(self) -> str:
+        """llama.cpp's name of the architecture."""
         return str(self.metadata.get("general.architecture", ""))
 
     @property
     def elements(self) -> int:
-        """Numbers in all tensors that hold weights."""
-        return sum(count for name, (_, count) in self.tensors.items() if not _is_rope(name))
+        """Number of elements in all tensors that hold weights."""
+        counts = [count for name, (_, count) in self.tensors.items() if not _is_rope(name)]
+        return sum(counts)
 
     @property
     def types(self) -> Counter[str]:
-        """How many tensors there are of each type."""
-        return Counter(kind for kind, _ in self.tensors.values())
+        """Number of tensors of each type."""
+        return Counter(tensor_type for tensor_type, _ in self.tensors.values())
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the weights are stored in: float32 where bfloat16 would round once more.
+        """The dtype of the model folder: float32 if bfloat16 would round once more.
 
-        Quantized numbers are off by far more than bfloat16 rounds.
+        The errors of quantized numbers are far larger than those of rounding to bfloat16.
         """
-        # Norms are float32 in every file; the largest tensors say what the model is stored in.
-        largest = max(self.tensors.values(), key=lambda entry: entry[1], default=("F32", 0))
-        return torch.float32 if largest[0] in ("F64", "F32", "F16") else torch.bfloat16
+        # Norms are float32 in every file, so the largest tensor decides.
+        largest_type = "F32"
+        if self.tensors:
+            largest_type, _ = max(self.tensors.values(), key=lambda entry: entry[1])
+        if largest_type in ("F64", "F32", "F16"):
+            return torch.float32
+        return torch.bfloat16
 
 
 def _is_rope(name: str) -> bool:
+    """Tell whether a tensor scales positions and holds no weights."""
     return name.startswith(("rope_freqs.", "rope_factors_"))
 
 
@@ -105,7 +116,7 @@ def folder_of_gguf(path: str, *, where: str = "model.path") -> Path:
     Raises:
         ConfigError: the package `gguf` is not installed.
         ModelError: the file cannot be used as a model that is trained.
-        RunFolderError: there is no room for the folder, or the cache cannot be written.
+        RunFolderError: there is no space for the folder, or the cache cannot be written.
     """
     require_model_folder(path, where=where)
     target = gguf_folder(path)
@@ -129,6 +140,7 @@ def folder_of_gguf(path: str, *, where: str = "model.path") -> Path:
 
 
 def _require_room(header: GgufHeader, target: Path) -> None:
+    """Raise `RunFolderError` if the disk has no space for the model folder."""
     needed = header.elements * header.dtype.itemsize
     existing = next(folder for folder in target.parents if folder.exists())
     free = shutil.disk_usage(existing).free
@@ -177,6 +189,7 @@ def read_header(file: Path) -> GgufHeader:
 
 
 def _make_reader(file: Path) -> Any:
+    """Open a file with the reader of the library `gguf`, made faster."""
     import gguf
 
     class Reader(gguf.GGUFReader):
@@ -204,23 +217,23 @@ def require_usable(header: GgufHeader, *, where: str = "model.path") -> None:
         ModelError: it does not.
     """
     name = header.file.name
-    kind = header.metadata.get("general.type", "model")
-    parts = int(header.metadata.get("split.count", 0))
-    if header.architecture == "clip" or kind == "mmproj":
+    content = header.metadata.get("general.type", "model")
+    files = int(header.metadata.get("split.count", 0))
+    if header.architecture == "clip" or content == "mmproj":
         raise ModelError(
             f"{name} holds the part of a model that reads images, not a language model",
             where=where,
             fix="Name the file of the language model that it belongs to.",
         )
-    if kind == "adapter":
+    if content == "adapter":
         raise ModelError(
             f"{name} holds a LoRA adapter for llama.cpp, not a model",
             where=where,
             fix="Name the model, or the folder of the adapter as PEFT saved it.",
         )
-    if parts > 1:
+    if files > 1:
         raise ModelError(
-            f"{name} is one of {parts} parts of a model",
+            f"{name} is one of {files} parts of a model",
             where=where,
             fix="Join them with llama.cpp's `llama-gguf-split --merge`, and name the result.",
         )
@@ -240,6 +253,7 @@ def require_usable(header: GgufHeader, *, where: str = "model.path") -> None:
 
 
 def _is_known(architecture: str) -> bool:
+    """Tell whether transformers reads this architecture from GGUF files."""
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
     if architecture in GGUF_SUPPORTED_ARCHITECTURES:
@@ -267,7 +281,7 @@ def write_folder(
         where: the setting or argument that names the file.
 
     Returns:
-        What the folder does not have of the model that the file was made from, a sentence each.
+        A sentence for each thing that the original model has and the folder lacks.
 
     Raises:
         ModelError: it cannot be rebuilt as it is.
@@ -303,20 +317,23 @@ def write_folder(
 
 
 def _losses_of_weights(header: GgufHeader) -> list[str]:
-    quantized = {kind: n for kind, n in header.types.most_common() if kind not in _PLAIN_TYPES}
+    """Return a sentence about quantization if there are quantized weights."""
+    quantized = []
+    for tensor_type, count in header.types.most_common():
+        if tensor_type not in _PLAIN_TYPES:
+            quantized.append(f"{count} {tensor_type}")
     if not quantized:
         return []
-    kinds = ", ".join(f"{count} {kind}" for kind, count in quantized.items())
     bits = 8 * header.file.stat().st_size / max(1, header.elements)
     sentence = (
-        f"its weights are quantized ({kinds} of {sum(header.types.values())} tensors, "
+        f"its weights are quantized ({', '.join(quantized)} of {header.types.total()} tensors, "
         f"{bits:.1f} bits a number): training starts from the rounded values."
     )
     return [sentence]
 
 
 def _options(header: GgufHeader) -> dict[str, Any]:
-    """Arguments that let transformers read the file."""
+    """Return the arguments that let transformers read the file."""
     return {"gguf_file": header.file.name, "local_files_only": True}
 
 
@@ -328,11 +345,11 @@ def _load_model(header: GgufHeader, where: str) -> PreTrainedModel:
     """
     options = {**_options(header), "dtype": header.dtype}
     if hasattr(transformers, "GgufConfig"):
-        # Left out, newer versions keep the weights quantized wherever they have kernels for it.
+        # Without this, newer versions keep the weights quantized if they have kernels for them.
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     config = AutoConfig.from_pretrained(header.file.parent, **_options(header))
     _set_head_size(header, config)
-    # Its bar for the tensors cannot be switched off otherwise.
+    # There is no other way to switch off its progress bar for the tensors.
     with quiet(), contextlib.redirect_stderr(io.StringIO()):
         model, loading = AutoModelForCausalLM.from_pretrained(
             header.file.parent, config=config, output_loading_info=True, **options
@@ -341,16 +358,16 @@ def _load_model(header: GgufHeader, where: str) -> PreTrainedModel:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     if getattr(model, "hf_quantizer", None) is not None:
-        # It would refuse to save what is no longer quantized.
+        # It would refuse to save weights that are no longer quantized.
         model.hf_quantizer = None
     missing = sorted(loading["missing_keys"])
     misshapen = sorted(name for name, *_ in loading["mismatched_keys"])
     if missing or misshapen:
-        # transformers would draw them at random.
-        what = "lacks" if missing else "has other sizes for"
+        # transformers has initialized them at random.
+        verb = "lacks" if missing else "has other sizes for"
         names = missing or misshapen
         raise ModelError(
-            f"{header.file.name} {what} {len(names)} of the weights of its model, such as "
+            f"{header.file.name} {verb} {len(names)} of the weights of its model, such as "
             f"{names[0]}",
             where=where,
             fix="Download it again, or name the model that it was made from.",
@@ -370,14 +387,14 @@ def _load_model(header: GgufHeader, where: str) -> PreTrainedModel:
 
 
 def _set_head_size(header: GgufHeader, config: PretrainedConfig) -> None:
-    """Take the size of a head from the file, where transformers would assume it."""
+    """Take the size of a head from the file; transformers would compute it from other sizes."""
     size = header.metadata.get(f"{header.architecture}.attention.key_length")
     if size is not None and hasattr(config, "head_dim"):
         config.head_dim = int(size)
 
 
 def _tied(model: PreTrainedModel) -> PreTrainedModel:
-    """Tie embedding and head again where a file holds one matrix quantized twice."""
+    """Tie embedding and head again if a file holds one matrix quantized twice."""
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings().weight
     if head is embedding:
@@ -385,7 +402,7 @@ def _tied(model: PreTrainedModel) -> PreTrainedModel:
     distance = (head.float() - embedding.float()).norm()
     if distance > 0.1 * embedding.float().norm():
         return model
-    # The head's copy is the finer one.
+    # The head's copy is quantized with more bits.
     embedding.data.copy_(head.data)
     model.config.tie_word_embeddings = True
     model.tie_weights()
@@ -393,14 +410,16 @@ def _tied(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _special_ids(header: GgufHeader) -> dict[str, Any]:
-    """Ids of the tokens that begin, end and pad a text, as a generation config has them.
+    """Return the ids of tokens that begin, end and pad a text, as a generation config names them.
 
-    A chat ends with `eot` where a text ends with `eos`; a model may use both.
+    A message of a chat ends with `eot` where a text ends with `eos`; a model may use both.
     """
     prefix = "tokenizer.ggml."
-    names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ends = [header.metadata.get(prefix + name) for name in names]
-    stop_ids = list(dict.fromkeys(int(end) for end in ends if end is not None))
+    stop_ids: list[int] = []
+    for name in ("eos_token_id", "eot_token_id", "eom_token_id"):
+        token_id = header.metadata.get(prefix + name)
+        if token_id is not None and int(token_id) not in stop_ids:
+            stop_ids.append(int(token_id))
     ids = {
         "bos_token_id": header.metadata.get(f"{prefix}bos_token_id"),
         "eos_token_id": stop_ids if len(stop_ids) > 1 else next(iter(stop_ids), None),
@@ -411,21 +430,21 @@ def _special_ids(header: GgufHeader) -> dict[str, Any]:
 
 # --- positions -----------------------------------------------------------------------------------
 
-# How the positions of Llama 3.1 and later are scaled; the factor differs between sizes. A GGUF file
-# holds the result alone.
+# The scaling of positions in Llama 3.1 and later; the factor differs between sizes. A GGUF file
+# holds only the resulting divisors.
 _LOW_FREQUENCY = 1.0
 _HIGH_FREQUENCY = 4.0
 _LLAMA3_CONTEXT = 8192
 
 
 def llama3_factors(frequencies: Sequence[float], factor: float) -> list[float]:
-    """Compute what Llama 3.1 divides the frequencies of its positions by.
+    """Compute the divisors of the frequencies of Llama 3.1's positions.
 
     Source: "The Llama 3 Herd of Models" (arXiv 2407.21783), in the form of its reference code: long
     waves are stretched by `factor`, short ones not, and those between are interpolated.
 
     Args:
-        frequencies: radians a position turns by, one for each pair of dimensions.
+        frequencies: radians per position, one for each pair of dimensions.
         factor: the scale of the longest waves.
     """
     factors = []
@@ -438,11 +457,11 @@ def llama3_factors(frequencies: Sequence[float], factor: float) -> list[float]:
 
 
 def _are_llama3(factors: Sequence[float], *, base: float) -> bool:
-    """Whether factors are those of Llama 3 for some scale of the longest waves.
+    """Tell whether factors are those of Llama 3 for some scale of the longest waves.
 
     Args:
         factors: one for each pair of dimensions.
-        base: of the frequencies (theta); 0 where there is no single one.
+        base: of the frequencies (theta); 0 if there is no single one.
     """
     if not factors or base == 0:
         return False
@@ -459,13 +478,13 @@ def _restore_positions(header: GgufHeader, config: PretrainedConfig, where: str)
     """Write the scaling of positions into a config, which transformers leaves out.
 
     Raises:
-        ModelError: the file has a scaling that is not known here.
+        ModelError: the file has a scaling that cannot be restored.
     """
     prefix = f"{header.architecture}.rope.scaling."
-    kind = header.metadata.get(f"{prefix}type", "none")
+    scaling_type = header.metadata.get(f"{prefix}type", "none")
     rope = dict(config.rope_parameters or {})
     if header.rope_factors:
-        # Llama 3 has this table alone; LongRoPE has two, of other names.
+        # Llama 3 has only this table; LongRoPE has two with other names.
         factors = header.rope_factors.get("rope_freqs.weight", ())
         if _are_llama3(factors, base=float(rope.get("rope_theta", 0.0))):
             config.rope_parameters = {
@@ -477,10 +496,10 @@ def _restore_positions(header: GgufHeader, config: PretrainedConfig, where: str)
                 "original_max_position_embeddings": _LLAMA3_CONTEXT,
             }
             return
-        kind = "by a table of its own"
-    elif kind == "none" or rope.get("rope_type", "default") != "default":
+        scaling_type = "by a table of its own"
+    elif scaling_type == "none" or rope.get("rope_type", "default") != "default":
         return
-    elif kind == "linear":
+    elif scaling_type == "linear":
         scaling = {"rope_type": "linear", "factor": float(header.metadata[f"{prefix}factor"])}
         if "full_attention" in rope:
             # Gemma 3 scales the layers that see the whole context.
@@ -490,7 +509,8 @@ def _restore_positions(header: GgufHeader, config: PretrainedConfig, where: str)
             config.rope_parameters = {**rope, **scaling}
         return
     raise ModelError(
-        f"the positions of {header.file.name} are scaled ({kind}), which cannot be read from it",
+        f"the positions of {header.file.name} are scaled ({scaling_type}), which cannot be read "
+        "from it",
         where=where,
         fix=_OTHER_SOURCE,
     )
@@ -498,9 +518,9 @@ def _restore_positions(header: GgufHeader, config: PretrainedConfig, where: str)
 
 # --- the tokenizer -------------------------------------------------------------------------------
 
-# How text is split before byte pairs are merged: `tokenizer.ggml.pre` -> a normalizer and regular
-# expressions, each applied to what the ones before it have left. The names are llama.cpp's, the
-# expressions those that the models were published with.
+# The rules that split text before byte pairs are merged: `tokenizer.ggml.pre` -> a normalizer and
+# regular expressions, each applied to the pieces that the one before it has left. The names are
+# llama.cpp's, the expressions those that the models were published with.
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -517,6 +537,7 @@ _SPLITS: Mapping[str, tuple[Any, tuple[str, ...]]] = {
 
 
 def _load_tokenizer(header: GgufHeader) -> Any:
+    """Let transformers rebuild the tokenizer."""
     with quiet():
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             header.file.parent, **_options(header)
@@ -526,36 +547,39 @@ def _load_tokenizer(header: GgufHeader) -> Any:
     return _without_added_tokens(header, tokenizer)
 
 
+# Special tokens by the names of transformers -> the names of their ids in a GGUF file.
+_SPECIAL_TOKENS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "pad_token": "padding_token_id",
+    "unk_token": "unknown_token_id",
+}
+
+
 def _without_added_tokens(header: GgufHeader, tokenizer: Any) -> Any:
     """Drop tokens that the class of a tokenizer adds to those of its file.
 
-    GPT-2's, which stands for all byte-level ones, brings a token for the end of a text. Where a
-    file has none of that name, its id is one that the model has no embedding for.
+    transformers uses GPT-2's class for all byte-level tokenizers. It adds a token for the end of a
+    text; if the file has none of that name, the model has no embedding for its id.
     """
-    size = len(header.metadata["tokenizer.ggml.tokens"])
+    tokens = header.metadata["tokenizer.ggml.tokens"]
+    size = len(tokens)
     if len(tokenizer) <= size:
         return tokenizer
-    parts = json.loads(tokenizer.backend_tokenizer.to_str())
-    parts["added_tokens"] = [token for token in parts["added_tokens"] if token["id"] < size]
-    vocabulary = parts["model"]["vocab"]
+    settings = json.loads(tokenizer.backend_tokenizer.to_str())
+    settings["added_tokens"] = [token for token in settings["added_tokens"] if token["id"] < size]
+    vocabulary = settings["model"]["vocab"]
     if isinstance(vocabulary, dict):
-        kept = {token: token_id for token, token_id in vocabulary.items() if token_id < size}
-        parts["model"]["vocab"] = kept
-    tokens = header.metadata["tokenizer.ggml.tokens"]
-    names = {
-        "bos_token": "bos_token_id",
-        "eos_token": "eos_token_id",
-        "pad_token": "padding_token_id",
-        "unk_token": "unknown_token_id",
-    }
-    special = {
-        name: tokens[header.metadata[f"tokenizer.ggml.{key}"]]
-        for name, key in names.items()
-        if f"tokenizer.ggml.{key}" in header.metadata
-    }
-    rebuilt = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(parts)), **special
-    )
+        settings["model"]["vocab"] = {
+            token: token_id for token, token_id in vocabulary.items() if token_id < size
+        }
+    special = {}
+    for name, key in _SPECIAL_TOKENS.items():
+        metadata_key = f"tokenizer.ggml.{key}"
+        if metadata_key in header.metadata:
+            special[name] = tokens[header.metadata[metadata_key]]
+    backend = Tokenizer.from_str(json.dumps(settings))
+    rebuilt = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     rebuilt.chat_template = tokenizer.chat_template
     return rebuilt
 
@@ -566,19 +590,19 @@ def _set_pre_tokenizer(header: GgufHeader, tokenizer: Any) -> list[str]:
     transformers falls back to the rule of GPT-2, by which the digits of a number stay together.
 
     Returns:
-        A sentence where the rule is not known.
+        A sentence if the rule is not known.
     """
     if header.metadata.get("tokenizer.ggml.model") != "gpt2":
         return []
     rule = str(header.metadata.get("tokenizer.ggml.pre", "default"))
     if rule in _SPLITS:
         normalizer, expressions = _SPLITS[rule]
-        splits = [
-            pre_tokenizers.Split(Regex(expression), behavior="isolated")
-            for expression in expressions
-        ]
-        alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, alphabet])
+        steps: list[Any] = []
+        for expression in expressions:
+            split = pre_tokenizers.Split(Regex(expression), behavior="isolated")
+            steps.append(split)
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         if normalizer is not None:
             tokenizer.backend_tokenizer.normalizer = normalizer
         return []
@@ -592,6 +616,7 @@ def _set_pre_tokenizer(header: GgufHeader, tokenizer: Any) -> list[str]:
 
 
 def _rules_of_transformers() -> Mapping[str, str]:
+    """Return the rules that transformers applies itself; older versions have none."""
     try:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
     except ImportError:
@@ -600,34 +625,42 @@ def _rules_of_transformers() -> Mapping[str, str]:
 
 
 def token_bytes(header: GgufHeader) -> list[bytes]:
-    """The text of every token, as UTF-8, by the table of the file."""
+    """Return the text of every token, as UTF-8, by the table of the file."""
     metadata = header.metadata
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     types: list[int] = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    table = []
     if metadata.get("tokenizer.ggml.model") == "gpt2":
         byte_of = {spelling: byte for byte, spelling in _byte_spellings().items()}
-        return [
-            bytes(byte_of[character] for character in token)
-            if byte_of.keys() >= set(token)
-            else token.encode()
-            for token in tokens
-        ]
-    return [
-        bytes([int(token[1:-1], 16)]) if kind == _BYTE else token.replace("▁", " ").encode()
-        for token, kind in zip(tokens, types, strict=True)
-    ]
+        for token in tokens:
+            if byte_of.keys() >= set(token):
+                table.append(bytes(byte_of[character] for character in token))
+            else:
+                # A special token, which is written as it is.
+                table.append(token.encode())
+        return table
+    for token, token_type in zip(tokens, types, strict=True):
+        if token_type == _BYTE:
+            # Written as <0x0A>.
+            table.append(bytes([int(token[1:-1], 16)]))
+        else:
+            table.append(token.replace("▁", " ").encode())
+    return table
 
 
 def _byte_spellings() -> dict[int, str]:
-    """The character that byte-level tokenizers write for each byte (GPT-2).
+    """Return the character that byte-level tokenizers write for each byte (GPT-2).
 
-    Printable bytes are themselves; the others follow from 256 on.
+    Printable bytes are written as themselves, all others as characters from 256 on.
     """
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]
-    printable += range(ord("®"), ord("ÿ") + 1)
-    spellings = {byte: chr(byte) for byte in printable}
-    others = [byte for byte in range(256) if byte not in spellings]
-    return spellings | {byte: chr(256 + index) for index, byte in enumerate(others)}
+    spellings = {}
+    for first, last in (("!", "~"), ("¡", "¬"), ("®", "ÿ")):
+        for byte in range(ord(first), ord(last) + 1):
+            spellings[byte] = chr(byte)
+    unprintable = [byte for byte in range(256) if byte not in spellings]
+    for index, byte in enumerate(unprintable):
+        spellings[byte] = chr(256 + index)
+    return spellings
 
 
 def check_tokenizer(header: GgufHeader, tokenizer: Any) -> None:
@@ -637,10 +670,10 @@ def check_tokenizer(header: GgufHeader, tokenizer: Any) -> None:
         ModelError: the tokenizer has other tokens than the file, or changes a text.
     """
     table = token_bytes(header)
-    what = f"the tokenizer that transformers makes of {header.file.name}"
+    subject = f"the tokenizer that transformers makes of {header.file.name}"
     if len(tokenizer) != len(table):
         raise ModelError(
-            f"{what} has {len(tokenizer):,} tokens, and the file {len(table):,}",
+            f"{subject} has {len(tokenizer):,} tokens, and the file {len(table):,}",
             where="the model",
             fix=_OTHER_SOURCE,
         )
@@ -652,7 +685,7 @@ def check_tokenizer(header: GgufHeader, tokenizer: Any) -> None:
             read_back = read_back.removeprefix(b" ")
         if read_back != text.encode():
             raise ModelError(
-                f"{what} writes {text!r} with tokens that the file reads as "
+                f"{subject} writes {text!r} with tokens that the file reads as "
                 f"{read_back.decode(errors='replace')!r}",
                 where="the model",
                 fix=_OTHER_SOURCE,
@@ -660,23 +693,25 @@ def check_tokenizer(header: GgufHeader, tokenizer: Any) -> None:
 
 
 def _texts_of(header: GgufHeader, table: Sequence[bytes]) -> list[str]:
-    """Make texts of tokens that are drawn at random, the same ones each time."""
+    """Make texts of random tokens, the same ones each time."""
     types = header.metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(table)
     words = []
-    for piece, kind in zip(table, types, strict=True):
-        text = piece.decode(errors="replace")
-        if kind == _NORMAL and text and "\ufffd" not in text and _is_composed(text):
+    for token, token_type in zip(table, types, strict=True):
+        text = token.decode(errors="replace")
+        # Other tokens are pieces of a character, or text that no tokenizer would give back.
+        if token_type == _NORMAL and text and "\ufffd" not in text and _is_composed(text):
             words.append(text)
-    draw = random.Random(0)
+    generator = random.Random(0)
     texts = []
     for _ in range(_TEXTS_TO_TRY):
-        count = 1 + int(draw.random() * 8)
-        text = "".join(words[int(draw.random() * len(words))] for _ in range(count))
+        count = 1 + int(generator.random() * 8)
+        chosen = [words[int(generator.random() * len(words))] for _ in range(count)]
+        text = "".join(chosen)
         if _is_composed(text):
             texts.append(text)
     return texts
 
 
 def _is_composed(text: str) -> bool:
-    """Whether a tokenizer that composes characters (NFC) leaves a text as it is."""
+    """Tell whether a tokenizer that composes characters (NFC) leaves a text as it is."""
     return str(normalizers.NFC().normalize_str(text)) == text

@@ -45,60 +45,63 @@ from grouper.models.quiet import quiet
 
 log = logging.getLogger(__name__)
 
-# Wherever PEFT imports it, it warns of a package that 4-bit products on a CPU would be faster with.
+# PEFT imports it, and it then warns of a package that would make 4-bit products on a CPU faster.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
-# --- what transformers loads ---------------------------------------------------------------------
+# --- loading with transformers -------------------------------------------------------------------
 
 
 def _folder_to_load(path: str) -> Path:
-    """Return what `from_pretrained` takes for a path: of a GGUF file, the folder made of it."""
-    return folder_of_gguf(path) if is_gguf(path) else Path(path).expanduser()
+    """Return the argument of `from_pretrained`: for a GGUF file, the folder made of it."""
+    if is_gguf(path):
+        return folder_of_gguf(path)
+    return Path(path).expanduser()
 
 
 def _load(loader: Any, path: str, **options: Any) -> Any:
-    """Call `loader.from_pretrained`, with one paragraph where that fails.
+    """Call `loader.from_pretrained`, and explain its errors in one paragraph.
 
     Raises:
-        ModelError: there is nothing to load, it is damaged, or it may not be had.
+        ModelError: there is nothing to load, it is damaged, or access is denied.
     """
     folder = _folder_to_load(path)
     try:
         with quiet():
-            # Left out, it is asked for in the terminal.
+            # Without this option, transformers asks for it in the terminal.
             options["trust_remote_code"] = False
             return loader.from_pretrained(str(folder), **options)
-    except Exception as error:  # of any class where files do not belong together
-        # torch has a RuntimeError for what happens on a device, which is for others to explain.
+    except Exception as error:  # files that do not belong together raise errors of any class
+        # Errors of a device are RuntimeErrors, too; the caller explains them.
         if is_out_of_memory(error) or "CUDA error" in str(error):
             raise
         raise _unloadable(error, path) from error
 
 
 def _unloadable(error: Exception, path: str) -> ModelError:
+    """Return an error that explains why `from_pretrained` has failed."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    what = f"{path!r} cannot be loaded: {lines[0]}"
+    problem = f"{path!r} cannot be loaded: {lines[0]}"
     fix = (
         "One of its files is missing, damaged, or of a kind that this version of transformers does "
         "not know."
     )
     if not looks_local(path):
-        what = f"there is no such folder here, and {what}"
+        problem = f"there is no such folder here, and {problem}"
         fix = (
             "Check the name; a gated model needs `hf auth login`, and without a network the model "
             "must be a local folder or in the Hub cache already."
         )
     if isinstance(error, RecursionError):
-        what = f"{path!r} cannot be loaded: one of its JSON files is nested too deeply"
+        problem = f"{path!r} cannot be loaded: one of its JSON files is nested too deeply"
     elif isinstance(error, RuntimeError) and "mismatched" in str(error):
-        what = (
+        problem = (
             f"the weights in {path!r} do not have the shapes that its config.json says "
             "(vocab_size, hidden_size or the like)"
         )
         fix = "Put the config.json back that was saved with these weights."
     elif isinstance(error, UnpicklingError):
-        what = (
+        problem = (
             f"the weights in {path!r} are a pickle that holds more than tensors, which could run "
             "code when it is loaded"
         )
@@ -106,20 +109,21 @@ def _unloadable(error: Exception, path: str) -> ModelError:
     elif "custom code" in str(error):
         fix = "Grouper never runs it: name a model of an architecture that transformers has itself."
     elif "gated repo" in str(error):
-        what = f"{path!r} is gated: its owner asks you to accept terms first"
+        problem = f"{path!r} is gated: its owner asks you to accept terms first"
         fix = "Accept them on its page on the Hub, then run `hf auth login`, or name another model."
-    return ModelError(what, where="the model", fix=fix)
+    return ModelError(problem, where="the model", fix=fix)
 
 
 def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
-    """The tokenizer of a model folder or Hub name.
+    """Load the tokenizer of a model folder or Hub name.
 
     Raises:
-        ModelError: it cannot be loaded, or is not there.
+        ModelError: there is none, or it cannot be loaded.
     """
     require_model_folder(path)
     tokenizer = _load(transformers.AutoTokenizer, path, revision=revision)
-    # Without its files transformers makes one that knows no word, and every text is empty to it.
+    # Without the tokenizer's files, transformers makes one with special tokens only, which encodes
+    # every text as nothing.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise ModelError(
             f"{path!r} holds no tokenizer",
@@ -127,7 +131,7 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
             fix="Copy tokenizer.json and tokenizer_config.json there from the model that it was "
             "made from.",
         )
-    # How it was looked for here is nothing that others should do, and is saved with it otherwise.
+    # These options of loading would be saved with the tokenizer, and apply wherever it is loaded.
     for name in ("local_files_only", "cache_dir", "token", "force_download"):
         tokenizer.init_kwargs.pop(name, None)
     if not isinstance(tokenizer.model_max_length, int | float):
@@ -137,9 +141,10 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
             fix="Put the file back that came with the model.",
         )
     _require_template_that_ends(tokenizer, path)
-    # Tokenizers of Llama 3 and others would drop spaces before `,` `.` `?` and `'s` in decoding.
+    # Otherwise, tokenizers of Llama 3 and others drop spaces before `,` `.` `?` `'s` in decoding.
     tokenizer.clean_up_tokenization_spaces = False
-    # Read by transformers and not saved: spaces after `<s>` of Llama 2 would not be encoded alike.
+    # transformers reads it and does not save it: a saved tokenizer of Llama 2 would encode spaces
+    # after `<s>` differently.
     if hasattr(tokenizer, "legacy"):
         tokenizer.init_kwargs["legacy"] = tokenizer.legacy
     return tokenizer
@@ -150,29 +155,32 @@ _TEMPLATE_SECONDS = 10.0
 
 
 class _TooLongError(Exception):
-    """Raised in the thread of a template that does not end."""
+    """An error raised in the thread of a template that does not end."""
 
 
 def _require_template_that_ends(tokenizer: Any, path: str) -> None:
-    """Raise `ModelError` if a chat template, which is a program, does not come to its end.
+    """Raise `ModelError` if a chat template, which is a program, does not end.
 
-    What else may be wrong with it is found when it is used, and depends on what it is given.
+    Other errors of a template are not reported here: they depend on the messages, and are reported
+    when it is used.
     """
     if not tokenizer.chat_template:
         return
 
     def write() -> None:
         question = [{"role": "user", "content": "What is 3 + 4?"}]
-        with contextlib.suppress(Exception):  # see above
+        with contextlib.suppress(Exception):  # reported when the template is used
             tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
     thread.join(_TEMPLATE_SECONDS)
     if thread.is_alive():
-        # It is Python, and ends at its next step; a process could be killed, and takes seconds.
-        number, kind = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_TooLongError)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(number, kind)
+        # A template runs in Python, so an exception raised in its thread ends it at the next step.
+        # A process could be killed instead, but takes seconds to start.
+        thread_id = ctypes.c_ulong(thread.ident or 0)
+        error_class = ctypes.py_object(_TooLongError)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, error_class)
         thread.join(1.0)
         raise ModelError(
             f"the chat template of {path!r} does not end: after {_TEMPLATE_SECONDS:.0f} seconds it "
@@ -183,60 +191,74 @@ def _require_template_that_ends(tokenizer: Any, path: str) -> None:
 
 
 def shape_of(path: str, revision: str | None = None, *, cached: bool = False) -> PretrainedConfig:
-    """The configuration of a model, or of the base model of an adapter; no weights are loaded.
+    """Load the configuration of a model, or of the base model of an adapter, without weights.
 
     Args:
         path: a model or adapter folder, or a Hub name.
         revision: of a Hub name.
-        cached: of the Hub, look in the cache on this machine alone.
+        cached: look only in the Hub cache on this machine, not on the Hub.
 
     Raises:
-        ModelError: it is not there.
+        ModelError: there is no such model.
     """
     return _load(transformers.AutoConfig, base_of(path), revision=revision, local_files_only=cached)
 
 
 def context_length(shape: PretrainedConfig) -> int | None:
-    """The longest sequence that a model was made for; None where its configuration is silent.
+    """Return the longest sequence that a model was made for; None if its configuration has none.
 
-    Of LongRoPE the shorter of its two: one longer sequence turns the positions of all that run
-    beside it, and those in the cache stay as they were.
+    LongRoPE has two lengths, of which the shorter counts. A longer sequence changes the rotation
+    of all sequences in its batch, and keys that are already in a cache keep the old one.
     """
-    length = getattr(shape.get_text_config(), "max_position_embeddings", None)
-    long = (rope for rope in ropes_of(shape) if rope.get("rope_type") == "longrope")
-    lengths = [length, *(rope.get("original_max_position_embeddings") for rope in long)]
-    return min((int(n) for n in lengths if n is not None), default=None)
+    lengths = [getattr(shape.get_text_config(), "max_position_embeddings", None)]
+    longropes = [rope for rope in ropes_of(shape) if rope.get("rope_type") == "longrope"]
+    lengths += [rope.get("original_max_position_embeddings") for rope in longropes]
+    return min((int(length) for length in lengths if length is not None), default=None)
 
 
 def stop_ids_of(path: str, revision: str | None = None) -> list[int]:
-    """The end ids of a model's generation config; nothing else of it is ever used.
+    """Return the stop ids in a model's generation config; nothing else of it is ever used.
 
-    PEFT saves none beside an adapter: there it is that of the base model.
+    PEFT saves no generation config with an adapter: that of the base model is used then.
 
     Raises:
-        ModelError: there is one, and it is damaged.
+        ModelError: the generation config is damaged.
     """
-    read = transformers.GenerationConfig.from_pretrained
-    for place in dict.fromkeys((path, base_of(path))):
-        folder = _folder_to_load(place)
-        try:
-            found = read(str(folder), revision=revision if place == path else None)
-        except OSError as error:
-            if os.path.lexists(folder / GENERATION_CONFIG_NAME):
-                raise _unloadable(error, place) from error
-            continue  # there is none
-        except Exception as error:  # whatever its content leads to
-            raise _unloadable(error, place) from error
-        ids = found.eos_token_id
-        ids = [i for i in (ids if isinstance(ids, list) else [ids]) if i is not None]
-        if not all(type(i) is int and 0 <= i < 2**31 for i in ids):
-            raise ModelError(
-                f"eos_token_id in the {GENERATION_CONFIG_NAME} of {place!r} is {ids}: no token ids",
-                where="the model",
-                fix="Put the file back that came with the model.",
-            )
-        return ids
+    for model in dict.fromkeys((path, base_of(path))):
+        config = _generation_config(model, revision if model == path else None)
+        if config is None:
+            continue
+        stop_ids = config.eos_token_id
+        if not isinstance(stop_ids, list):
+            stop_ids = [stop_ids]
+        stop_ids = [token for token in stop_ids if token is not None]
+        for token in stop_ids:
+            if type(token) is not int or not 0 <= token < 2**31:
+                raise ModelError(
+                    f"eos_token_id in the {GENERATION_CONFIG_NAME} of {model!r} is {stop_ids}: no "
+                    "token ids",
+                    where="the model",
+                    fix="Put the file back that came with the model.",
+                )
+        return stop_ids
     return []
+
+
+def _generation_config(path: str, revision: str | None) -> Any:
+    """Load the generation config of a model; None if it has none.
+
+    Raises:
+        ModelError: it is damaged.
+    """
+    folder = _folder_to_load(path)
+    try:
+        return transformers.GenerationConfig.from_pretrained(str(folder), revision=revision)
+    except OSError as error:
+        if os.path.lexists(folder / GENERATION_CONFIG_NAME):
+            raise _unloadable(error, path) from error
+        return None
+    except Exception as error:  # a damaged file raises errors of any class
+        raise _unloadable(error, path) from error
 
 
 # --- policies ------------------------------------------------------------------------------------
@@ -251,34 +273,37 @@ def load_policy(
 ) -> Policy:
     """Load a model folder, Hub name or adapter folder as the policy to train.
 
-    One rule for adapters: a recipe with LoRA continues the adapter it starts from; a recipe
-    without LoRA merges it and trains all weights.
+    If `path` is an adapter, a recipe with LoRA continues it, and a recipe without LoRA merges it
+    and trains all weights.
 
     Args:
-        config: dtype, attention, quantisation and LoRA settings.
-        path: what to load; `config.path`, a phase's `final/`, or a checkpoint.
+        config: dtype, attention, quantization and LoRA settings.
+        path: the model to load: `config.path`, a phase's `final/`, or a checkpoint.
         seed: of a new adapter's random half.
         device: where to put it.
 
     Raises:
-        ModelError: nothing loadable there, or the model cannot be run as asked.
+        ModelError: there is no model, or it cannot be run with these settings.
         ConfigError: a library that a setting needs is not installed.
     """
     require_model_folder(path)
     check_adapter(config, path)
-    asked = config.compute_dtype
+    recipe_dtype = config.compute_dtype
     config = on_device(config, torch.device(device).type)
-    base, saved, adapter = base_of(path), read_adapter(path), None
+    base = base_of(path)
+    saved = read_adapter(path)
+    adapter = None
     model = _load_model(base, config, device)
     if saved is not None:
         adapter = _attach(model, path, "model.path", keep=config.lora is not None)
         if config.lora is None:
             log.info("The adapter %s is merged; all weights are trained.", path)
-            # PEFT froze the base weights; merged, they are what is trained.
             with as_model_error(
                 f"the adapter {path!r} cannot be merged", fix="Set model.lora to go on training it."
             ):
-                model, adapter = merged(adapter, model).requires_grad_(True), None
+                # PEFT has frozen the base weights; now they are trained.
+                model = merged(adapter, model).requires_grad_(True)
+                adapter = None
         else:
             log.info("The adapter %s is continued.", path)
             if saved.get("r") != config.lora.rank:
@@ -287,7 +312,7 @@ def load_policy(
     elif config.lora is not None:
         adapter = _new_adapter(model, config.lora, base, seed)
     policy = _as_policy(model, adapter, config).to(device)
-    _compare_products(policy, config, asked, torch.device(device))
+    _compare_products(policy, config, recipe_dtype, torch.device(device))
     with as_model_error(
         f"{path!r} was loaded, and cannot be run",
         where="the model",
@@ -298,21 +323,22 @@ def load_policy(
     return policy
 
 
-# Weights from which on the speed of products is what a step takes; and how many times as fast one
-# dtype has to be before it is worth mentioning.
+# Number of weights from which on products take most of the time of a step.
 _LARGE = 20_000_000
+# How many times as fast the other dtype has to be for a warning.
 _MUCH_FASTER = 1.5
 
 
 def _compare_products(
-    policy: Policy, config: ModelConfig, asked: str, device: torch.device
+    policy: Policy, config: ModelConfig, recipe_dtype: str, device: torch.device
 ) -> None:
-    """Warn where a CPU computes much faster in the other dtype than in that of the products.
+    """Warn if a CPU computes much faster in the other dtype than in that of the products.
 
     Args:
-        policy: of which small ones do not matter.
-        config: with the dtype that the products have.
-        asked: `compute_dtype` as it was in the recipe; `float32` is somebody's decision.
+        policy: small ones get no warning.
+        config: with the dtype of the products.
+        recipe_dtype: `compute_dtype` in the recipe. With `float32` there is no warning, since the
+            user has decided.
         device: of the policy.
     """
     weights = sum(parameter.numel() for parameter in policy.model.parameters())
@@ -327,7 +353,7 @@ def _compare_products(
             slowdown,
             setting,
         )
-    elif asked == "auto" and config.dtype == "float32" and slowdown * _MUCH_FASTER < 1:
+    elif recipe_dtype == "auto" and config.dtype == "float32" and slowdown * _MUCH_FASTER < 1:
         log.warning(
             "This CPU multiplies %.1f times as fast in bfloat16 as in float32. "
             "model.compute_dtype=fastest uses it, with float32 weights as they are.",
@@ -338,23 +364,26 @@ def _compare_products(
 def weightless_policy(
     config: ModelConfig, shape: PretrainedConfig, device: str = "cpu", *, path: str = ""
 ) -> Policy:
-    """The policy `load_policy` would make of a model of this shape, on the meta device.
+    """Return the policy that `load_policy` would make of a model of this shape, without weights.
+
+    It is on the meta device.
 
     Every tensor has its shape and dtype but no data; a 4-bit base has its compute dtype.
 
     Args:
         config: as in `load_policy`.
         shape: of the whole model.
-        device: whose defaults count.
-        path: what would be loaded; a saved adapter stays beside the weights, never merged.
+        device: the device whose defaults are used.
+        path: the model that would be loaded; a saved adapter is attached, never merged.
 
     Raises:
         ModelError: as in `load_policy`.
     """
     config = on_device(config, device)
     model = _weightless_model(config, shape)
-    saved = path and read_adapter(path)
-    adapter = _attach(model, path, "model.path", keep=True) if saved else None
+    adapter = None
+    if path and read_adapter(path):
+        adapter = _attach(model, path, "model.path", keep=True)
     with torch.device("meta"), quiet():
         if config.quantization is not None:
             head = model.get_output_embeddings()
@@ -367,9 +396,11 @@ def weightless_policy(
 
 
 def _as_policy(model: PreTrainedModel, adapter: Any, config: ModelConfig) -> Policy:
+    """Wrap a model with its adapter, with autocast if its weights are not in the compute dtype."""
     compute = DTYPES[config.compute_dtype]
-    # Adapters are float32 whatever the base is; autocast rounds them for its products, and theirs.
-    mixed = any(p.is_floating_point() and p.dtype != compute for p in model.parameters())
+    # Adapters are float32 whatever the dtype of the base is, so a bfloat16 base is mixed, too.
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    mixed = bool(dtypes - {compute})
     if mixed and adapter is not None:
         _lean_adapters(model)
     return Policy(
@@ -383,9 +414,9 @@ def _as_policy(model: PreTrainedModel, adapter: Any, config: ModelConfig) -> Pol
 
 
 def _lean_adapters(model: PreTrainedModel) -> None:
-    """Let adapters pass over memory less often than in PEFT; autocast has to be on from now on.
+    """Let adapters read and write less memory than in PEFT; autocast has to be on from now on.
 
-    PEFT writes the input of each in float32 first, and what it adds twice before it adds it.
+    PEFT writes each adapter's input in float32 first, and its result twice before it adds it.
     """
     from peft.tuners.lora import Linear, LoraLayer
 
@@ -399,14 +430,30 @@ def _lean_adapters(model: PreTrainedModel) -> None:
 
 
 def _adapted(module: Any, x: Tensor) -> Tensor:
-    """What PEFT's own forward gives, the adapter's second product adding to the layer's."""
+    """Compute PEFT's own forward, with the adapter's second product added to the layer's result.
+
+    Args:
+        module: PEFT's layer.
+        x: [..., in].
+
+    Returns:
+        [..., out].
+    """
     out: Tensor = module.base_layer(x)
-    inner = module.lora_A[ADAPTER](module.lora_dropout[ADAPTER](x))
-    tensors = (out.flatten(0, -2), inner.flatten(0, -2), module.lora_B[ADAPTER].weight.T)
-    return torch.addmm(*tensors, alpha=module.scaling[ADAPTER]).view(out.shape)
+    dropped = module.lora_dropout[ADAPTER](x)
+    inner = module.lora_A[ADAPTER](dropped)
+    second = module.lora_B[ADAPTER].weight.T
+    scaling = module.scaling[ADAPTER]
+    total = torch.addmm(out.flatten(0, -2), inner.flatten(0, -2), second, alpha=scaling)
+    return total.view(out.shape)
 
 
 def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> PreTrainedModel:
+    """Load a whole model.
+
+    Raises:
+        ModelError: it cannot be loaded, or a weight is missing.
+    """
     revision = config.revision if path == config.path else None
     options: dict[str, Any] = {
         "revision": revision,
@@ -415,35 +462,41 @@ def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> P
     }
     if config.quantization is not None:
         require_extra("bitsandbytes", "quantized", where="model.quantization")
-        # NF4, the scales quantised too (arXiv 2305.14314), in linear layers alone: embeddings,
-        # norms and the LM head stay in `config.dtype`.
+        # NF4 with quantized scales (arXiv 2305.14314), in linear layers only: embeddings, norms and
+        # the LM head stay in `config.dtype`.
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=DTYPES[config.compute_dtype],
         )
-        # Quantised on the way to the device, which never holds the whole model unquantised.
+        # Quantized on the way to the device, which never holds the whole model unquantized.
         options["device_map"] = {"": str(device)}
-    model, found = _load(AutoModelForCausalLM, path, output_loading_info=True, **options)
-    if missing := sorted(found["missing_keys"]):
-        what = f"{path!r} lacks {len(missing)} of the weights of its model, such as {missing[0]}"
-        fix = "Save the model itself, not in a wrapper that gives weights other names (`module.`)."
-        raise ModelError(what, where="the model", fix=fix)
+    model, loading_info = _load(AutoModelForCausalLM, path, output_loading_info=True, **options)
+    missing = sorted(loading_info["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"{path!r} lacks {len(missing)} of the weights of its model, such as {missing[0]}",
+            where="the model",
+            fix="Save the model itself, not in a wrapper that gives weights other names "
+            "(`module.`).",
+        )
     for module in model.modules():
-        # On some CPUs bitsandbytes re-packs 4-bit weights at the first forward without a gradient,
-        # for inference only: they round differently from then on, and no backward reads them.
+        # On some CPUs bitsandbytes packs 4-bit weights again at the first forward without a
+        # gradient, for inference only: they round differently from then on, and the backward
+        # cannot read them.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
     return model
 
 
 def _weightless_model(config: ModelConfig, shape: PretrainedConfig) -> PreTrainedModel:
+    """Create a model of this shape on the meta device."""
     options = {"dtype": DTYPES[config.dtype], "attn_implementation": _attention("native", shape)}
-    what = "no model of the shape that its config.json says can be made"
+    problem = "no model of the shape that its config.json says can be made"
     fix = "Put the config.json back that was saved with the weights."
     with (
-        as_model_error(what, where="the model", fix=fix, memory=True),
+        as_model_error(problem, where="the model", fix=fix, memory=True),
         torch.device("meta"),
         quiet(),
     ):
@@ -451,10 +504,17 @@ def _weightless_model(config: ModelConfig, shape: PretrainedConfig) -> PreTraine
 
 
 def _attention(name: str, shape: PretrainedConfig) -> str:
-    """The name in transformers; eager replaces SDPA, which ignores soft-capping, where it must.
+    """Return the name of an attention implementation in transformers.
+
+    `native` starts from SDPA. Eager replaces SDPA in models with soft-capping, which SDPA ignores,
+    and in models without SDPA.
+
+    Args:
+        name: `model.attention` of a recipe.
+        shape: of the model.
 
     Raises:
-        ModelError: it is the shape of no model that continues text.
+        ModelError: the model is no causal language model.
     """
     models = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(shape) not in models or shape.is_encoder_decoder:
@@ -463,9 +523,12 @@ def _attention(name: str, shape: PretrainedConfig) -> str:
             where="the model",
             fix="Name a model that continues text.",
         )
+    if name not in ("native", "sdpa"):
+        return name
     capped = getattr(shape.get_text_config(), "attn_logit_softcapping", None)
-    plain = capped or not models[type(shape)]._supports_sdpa  # noqa: SLF001 - as transformers asks
-    return name if name not in ("native", "sdpa") else "eager" if plain else "sdpa"
+    if capped or not models[type(shape)]._supports_sdpa:  # noqa: SLF001 - transformers reads it, too
+        return "eager"
+    return "sdpa"
 
 
 def save_policy(
@@ -481,34 +544,40 @@ def save_policy(
     The folder loads with `from_pretrained`. Not atomic: `checkpoint.py` wraps it.
 
     Args:
-        policy: what to save.
-        tokenizer: saved beside it.
+        policy: the policy to save.
+        tokenizer: saved with it.
         folder: exists, and is empty.
-        weights: the values by the names of `policy.model`, where the policy does not hold them in
-            one piece; tied weights once.
-        shard_bytes: most bytes in one file of whole weights; left out: transformers' own.
+        weights: the values by the names of `policy.model`, if the policy's own are split over
+            processes; tied weights once.
+        shard_bytes: maximum bytes of one file of whole weights; None: transformers' default.
     """
-    target, options = policy.model, {} if shard_bytes is None else {"max_shard_size": shard_bytes}
-    if policy.adapter is not None:
-        target, options = policy.adapter, {}
+    target: Any = policy.model
+    options = {}
+    if policy.adapter is None:
+        if shard_bytes is not None:
+            options["max_shard_size"] = shard_bytes
+    else:
+        target = policy.adapter
         if weights is not None:
-            # The adapter's own names: it wraps the model in two layers.
+            # PEFT wraps the model in two layers, which its names begin with.
             weights = {f"base_model.model.{name}": value for name, value in weights.items()}
-        # PEFT writes sets as they happen to be ordered, and equal runs leave equal files.
+        # PEFT writes sets in an arbitrary order. Sorted, equal runs write equal files.
         settings = vars(target.peft_config[ADAPTER])
-        settings |= {name: sorted(v) for name, v in settings.items() if isinstance(v, set)}
+        for name, value in settings.items():
+            if isinstance(value, set):
+                settings[name] = sorted(value)
         if policy.model.generation_config is not None:
             policy.model.generation_config.save_pretrained(folder)
     with quiet():
         target.save_pretrained(folder, state_dict=weights, **options)
     tokenizer.save_pretrained(folder)
-    # PEFT writes a model card whose base model is a path on this machine; it says nothing.
+    # PEFT writes a model card without content, whose base model is a path on this machine.
     (folder / "README.md").unlink(missing_ok=True)
 
 
 # --- adapters ------------------------------------------------------------------------------------
 
-# What two models must share for an adapter of one to say anything about the other.
+# The settings that two models must have in common for an adapter of one to fit the other.
 _SHAPE = (
     "model_type",
     "hidden_size",
@@ -521,47 +590,53 @@ _SHAPE = (
 
 
 def check_adapter(config: ModelConfig, path: str, *, where: str = "model.path") -> None:
-    """Refuse an adapter that `load_policy` would refuse, before its base model is loaded.
+    """Check an adapter before its base model is loaded: raise if `load_policy` would.
 
-    An adapter brings its own base model, which must be the recipe's or one of its shape, and its
+    An adapter names its own base model, which must be the recipe's or one of its shape, and its
     tensors must be those that PEFT puts into that model. Whole models pass, as do names on the
     Hub.
 
     Args:
         config: the recipe's model.
-        path: what is to be loaded.
+        path: the model to be loaded.
         where: the setting that names it.
 
     Raises:
-        ModelError: its base is not there, is another model, or has other layers.
+        ModelError: its base model does not exist, is another model, or has other layers.
     """
     if read_adapter(path) is None:
         return
     base = base_of(path)
-    wanted = base if config.path is None else base_of(config.path)
+    recipe_base = base if config.path is None else base_of(config.path)
     revision = config.revision if base == config.path else None
     shape = shape_of(base, revision)
-    if Path(wanted).expanduser().resolve() != Path(base).expanduser().resolve():
+    if Path(recipe_base).expanduser().resolve() != Path(base).expanduser().resolve():
         theirs = shape.get_text_config()
-        ours = shape_of(wanted).get_text_config()
-        differ = [n for n in _SHAPE if getattr(theirs, n, None) != getattr(ours, n, None)]
-        if differ:
+        ours = shape_of(recipe_base).get_text_config()
+        differences = [
+            name for name in _SHAPE if getattr(theirs, name, None) != getattr(ours, name, None)
+        ]
+        if differences:
             raise ModelError(
                 f"the adapter {path!r} was trained on {base!r}, which is another model than "
-                f"{wanted!r} ({', '.join(differ)} differ)",
+                f"{recipe_base!r} ({', '.join(differences)} differ)",
                 where=where,
-                fix=f"Set model.path={base}, or start from an adapter of {wanted!r}.",
+                fix=f"Set model.path={base}, or start from an adapter of {recipe_base!r}.",
             )
         log.warning(
-            "The adapter %s was trained on %s, which is used in place of %s.", path, base, wanted
+            "The adapter %s was trained on %s, which is used in place of %s.",
+            path,
+            base,
+            recipe_base,
         )
     _attach(_weightless_model(config, shape), path, where, keep=False)
 
 
 def _attach(model: PreTrainedModel, path: str, where: str, *, keep: bool) -> Any:
-    """The model wrapped in the adapter of a folder.
+    """Return the model wrapped in the adapter of a folder.
 
-    PEFT only warns of a tensor that the adapter lacks, and drops one that it has too many.
+    PEFT only warns of tensors that the adapter lacks, and drops those that the model has no place
+    for. Here both are errors.
 
     Args:
         model: changed in place; one without weights stays without.
@@ -576,12 +651,12 @@ def _attach(model: PreTrainedModel, path: str, where: str, *, keep: bool) -> Any
     import peft
 
     folder = str(Path(path).expanduser())
-    what = f"the adapter {path!r} does not fit its base model {base_of(path)!r}"
+    problem = f"the adapter {path!r} does not fit its base model {base_of(path)!r}"
     fix = "Check `base_model_name_or_path` in its adapter_config.json."
-    with as_model_error(what, where=where, fix=fix), quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # what it warns of is refused below
+    with as_model_error(problem, where=where, fix=fix), quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the cases it warns of are errors below
         try:
-            # By way of the CPU: a check must not be the first to touch a GPU.
+            # Read on the CPU: a check must not be the first to use a GPU.
             adapter = peft.PeftModel.from_pretrained(
                 model, folder, is_trainable=keep, ignore_mismatched_sizes=True, torch_device="cpu"
             )
@@ -592,33 +667,44 @@ def _attach(model: PreTrainedModel, path: str, where: str, *, keep: bool) -> Any
                 where="the adapter",
                 fix="It was damaged after it was written, or is not all there: copy it again.",
             ) from error
-        wanted = peft.get_peft_model_state_dict(adapter, save_embedding_layers=False)
-        for name in sorted({n for n in stored if "lora_" in n} | wanted.keys()):
-            found, fitting = (_size(tensors.get(name)) for tensors in (stored, wanted))
-            if found != fitting:
-                raise ValueError(f"{name} {found} in the adapter, {fitting} for this base")
+        expected = peft.get_peft_model_state_dict(adapter, save_embedding_layers=False)
+        stored_names = {name for name in stored if "lora_" in name}
+        for name in sorted(stored_names | expected.keys()):
+            stored_size = _size(stored.get(name))
+            expected_size = _size(expected.get(name))
+            if stored_size != expected_size:
+                raise ValueError(
+                    f"{name} {stored_size} in the adapter, {expected_size} for this base"
+                )
     _untie(model)
     return adapter
 
 
 def _untie(model: PreTrainedModel) -> None:
-    """Give embedding and head a matrix each where an adapter changes one of them.
+    """Give embedding and head a matrix each if an adapter changes one of them.
 
-    PEFT leaves them tied, so that merging it would change the other one as well.
+    PEFT leaves them tied, so that merging the adapter would change the other one as well.
     """
-    ends = model.get_input_embeddings(), model.get_output_embeddings()
-    embedding, head = (getattr(end, "base_layer", end) for end in ends)
-    if embedding.weight is head.weight and ends != (embedding, head):
+    embedding_layer = model.get_input_embeddings()
+    head_layer = model.get_output_embeddings()
+    # Inside PEFT's layers, if they have adapters.
+    embedding = getattr(embedding_layer, "base_layer", embedding_layer)
+    head = getattr(head_layer, "base_layer", head_layer)
+    adapted = embedding is not embedding_layer or head is not head_layer
+    if embedding.weight is head.weight and adapted:
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
         model.config.tie_word_embeddings = False
 
 
 def _size(tensor: Tensor | None) -> str:
-    return "is not there" if tensor is None else f"is {' x '.join(map(str, tensor.shape))}"
+    """Describe the size of a tensor as the second half of a sentence."""
+    if tensor is None:
+        return "is not there"
+    return f"is {' x '.join(map(str, tensor.shape))}"
 
 
 def check_lora_targets(config: ModelConfig, shape: PretrainedConfig) -> None:
-    """Refuse `model.lora.target_modules` that a model of this shape does not have.
+    """Check that a model of this shape has all of `model.lora.target_modules`.
 
     Raises:
         ModelError: a name that is no layer of the model.
@@ -628,6 +714,17 @@ def check_lora_targets(config: ModelConfig, shape: PretrainedConfig) -> None:
 
 
 def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int) -> Any:
+    """Add a new LoRA adapter to a model, which is changed in place.
+
+    Args:
+        model: the whole model.
+        lora: its settings.
+        base: the path of the model, for the adapter's configuration.
+        seed: of the random half; the global random generator is left as it was.
+
+    Raises:
+        ModelError: a target module does not exist.
+    """
     import peft
 
     targets = lora.target_modules
@@ -648,7 +745,7 @@ def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int)
             fix="Use all-linear, or names of linear layers of this model.",
         ):
             adapter = peft.get_peft_model(model, settings)
-    # Absolute, so that the adapter loads from whatever folder a command is run in.
+    # Absolute, so that the adapter loads whatever the current folder is.
     local = _folder_to_load(base)
     name = str(local.resolve()) if local.is_dir() else base
     adapter.peft_config[ADAPTER].base_model_name_or_path = name
@@ -657,15 +754,20 @@ def _new_adapter(model: PreTrainedModel, lora: LoraConfig, base: str, seed: int)
 
 
 def _require_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
-    """Each name has a layer: PEFT ignores a name without one as long as another has some."""
-    layers = [
-        name
-        for name, module in model.named_modules()
-        if getattr(getattr(module, "weight", None), "ndim", 0) == 2
-    ]
-    missing = [t for t in targets if not any(f".{layer}".endswith(f".{t}") for layer in layers)]
+    """Raise `ModelError` if a name has no layer; PEFT ignores such names as long as one has."""
+    layers = []
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if getattr(weight, "ndim", 0) == 2:
+            layers.append(name)
+
+    def exists(target: str) -> bool:
+        return any(f".{layer}".endswith(f".{target}") for layer in layers)
+
+    missing = [target for target in targets if not exists(target)]
     if missing:
-        hint = did_you_mean(missing[0], {layer.rpartition(".")[2] for layer in layers})
+        names = {layer.rpartition(".")[2] for layer in layers}
+        hint = did_you_mean(missing[0], names)
         raise ModelError(
             f"LoRA cannot be added: the model has no layer {' and no '.join(map(repr, missing))}",
             where="model.lora.target_modules",

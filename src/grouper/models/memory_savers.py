@@ -1,7 +1,7 @@
-"""Less memory for activations: gradient checkpointing, and keeping what is left on the host.
+"""Less memory for activations: gradient checkpointing, and offloading of the rest to the host.
 
 Both are exact. Checkpointing keeps only the input of each decoder layer and runs the layer again
-in the backward; offloading moves what a backward needs to host memory until it is needed.
+in the backward; offloading keeps tensors for the backward in host memory until then.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Context = Callable[[], AbstractContextManager[Any]]
 def checkpoint_layers(model: PreTrainedModel, context: Context) -> None:
     """Make every decoder layer of `model` recompute itself in the backward, from now on.
 
-    Only where a gradient is recorded: sampling and evaluation run the layers as usual.
+    It does so only if a gradient is recorded: sampling and evaluation run the layers as usual.
     transformers' own switch also needs the layer in training mode, which turns dropout on in some
     models; here the mode does not change.
 
     Args:
         model: changed in place; a deep copy of it samples like the original.
-        context: entered around each recomputation, which happens after the caller of the model has
-            left its own context: switches on the attention that was used then.
+        context: returns the context of each recomputation. The caller of the model has left its
+            own by then, so this one has to select the same attention again.
 
     Raises:
         ModelError: the model has no layers that can be run again.
@@ -65,13 +65,15 @@ def checkpoint_layers(model: PreTrainedModel, context: Context) -> None:
 
 
 def offloaded_activations(module: nn.Module) -> AbstractContextManager[Any]:
-    """Keep what is saved for the backward inside this block in host memory, pinned on CUDA.
+    """Keep tensors for the backward in host memory inside this block, pinned on CUDA.
 
-    torch's own `save_on_cpu`, except for the weights of `module`, which are in memory anyway. On
-    the CPU nothing moves.
+    It is torch's own `save_on_cpu`, except for the weights of `module`, which are in memory anyway.
+    On the CPU nothing moves.
     """
-    weights = frozenset(p.untyped_storage().data_ptr() for p in module.parameters())
-    host = save_on_cpu(pin_memory=any(p.device.type == "cuda" for p in module.parameters()))
+    parameters = list(module.parameters())
+    weights = frozenset(parameter.untyped_storage().data_ptr() for parameter in parameters)
+    on_cuda = any(parameter.device.type == "cuda" for parameter in parameters)
+    host = save_on_cpu(pin_memory=on_cuda)
 
     def pack(tensor: Tensor) -> Any:
         stays = tensor.untyped_storage().data_ptr() in weights

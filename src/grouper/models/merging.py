@@ -1,8 +1,8 @@
-"""Adapters added to the weights that they belong to, and what rounding leaves of them.
+"""Merging adapters into the weights that they belong to, and what rounding leaves of them.
 
 A step of 5e-6 is far below the distance of two bfloat16 numbers of the size of a weight. Rounded to
-the nearest one, most weights with an adapter merged become what they were before: of an update of
-five such steps of SmolLM2-135M 9 % is left in the log-probs, and all of it where weights are
+the nearest one, most weights with an adapter merged become what they were before. Of an update of
+five such steps of SmolLM2-135M, 9 % is left in the log-probs; all of it is left if weights are
 rounded up or down at random (`benchmarks/lora_rounding.py`).
 """
 
@@ -21,16 +21,23 @@ from grouper.errors import ModelError
 from grouper.models.policy import ADAPTER, Policy
 
 # Settings of PEFT with which an adapter is more than products that are added.
-_NO_SUMS = {"use_dora", "use_bdlora", "kasa_config", "lora_bias"}
-_NO_SUMS |= {"modules_to_save", "trainable_token_indices"}
+_NO_SUMS = (
+    "use_dora",
+    "use_bdlora",
+    "kasa_config",
+    "lora_bias",
+    "modules_to_save",
+    "trainable_token_indices",
+)
 
 
 def can_be_added(policy: Policy) -> bool:
-    """Whether a sum of weights and products is all that adapters do."""
+    """Tell whether weights with adapters are a sum of weights and products, and nothing else."""
     return policy.adapter is None or _is_sum(policy.adapter)
 
 
 def _is_sum(adapter: Any) -> bool:
+    """Tell whether PEFT's adapter only adds products to weights."""
     for config in adapter.peft_config.values():
         if any(getattr(config, name, None) for name in _NO_SUMS):
             return False
@@ -38,7 +45,7 @@ def _is_sum(adapter: Any) -> bool:
 
 
 def require_sums(policy: Policy) -> None:
-    """Refuse adapters that cannot be merged.
+    """Check that the adapters can be merged.
 
     Raises:
         ModelError: they are more than products that are added.
@@ -53,22 +60,26 @@ def require_sums(policy: Policy) -> None:
 
 
 def keeps_adapter(dtype: torch.dtype | None) -> bool:
-    """Whether weights of this dtype want LoRA beside them: a plain merge would round it away.
+    """Tell whether LoRA must not be merged into weights of this dtype: it would be rounded away.
 
     Args:
         dtype: of the weights to sample from; None: those that are trained.
     """
-    return dtype is None or torch.finfo(dtype).eps > torch.finfo(torch.float32).eps
+    if dtype is None:
+        return True
+    return torch.finfo(dtype).eps > torch.finfo(torch.float32).eps
 
 
 @torch.no_grad()
 def whole_weights(policy: Policy, *, merged: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of a policy under the name that the plain model has for it.
-
-    With `merged`, adapters are added; else they are left out.
+    """Yield every weight of a policy under the name that the plain model has for it.
 
     Tied weights come once. Weights that are split over processes are gathered one by one, so every
     process has to go through all of them.
+
+    Args:
+        policy: with or without an adapter.
+        merged: add adapters to the weights; else they are left out.
 
     Raises:
         ModelError: the adapters are of a kind that cannot be added.
@@ -83,23 +94,26 @@ def whole_weights(policy: Policy, *, merged: bool = True) -> Iterator[tuple[str,
 
 
 def weights_and_deltas(model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """Yield (name in the plain model, weight, what an adapter adds to it or None).
+    """Yield (name in the plain model, weight, the adapter's change of it or None).
 
     Tied weights come once.
     """
-    seen = set[int]()
+    yielded = set[int]()
     for name, module in model.named_modules():
+        # Modules inside a layer with an adapter are handled with that layer.
         if name.endswith(".base_layer") or ".lora_" in name:
-            continue  # part of the layer around it
+            continue
         base = module
         deltas: dict[str, Callable[[str], Tensor]] = {}
-        while hasattr(base, "base_layer"):  # experts have one adapter around the other
-            deltas[getattr(base, "parameter_name", "weight")] = base.get_delta_weight
+        # A layer of experts has one adapter around the other, each for another parameter.
+        while hasattr(base, "base_layer"):
+            parameter_name = getattr(base, "parameter_name", "weight")
+            deltas[parameter_name] = base.get_delta_weight
             base = base.base_layer
         for key, parameter in base.named_parameters(recurse=False):
-            if id(parameter) in seen:
+            if id(parameter) in yielded:
                 continue
-            seen.add(id(parameter))
+            yielded.add(id(parameter))
             plain_name = f"{name}.{key}".replace(".base_layer", "").lstrip(".")
             delta = None
             if key in deltas:
@@ -108,27 +122,30 @@ def weights_and_deltas(model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor |
 
 
 class Rounding:
-    """Merges adapters into rounded weights, and measures how much of them survives.
+    """Merging of adapters into rounded weights, with a measure of how much of them survives.
 
     Args:
         dtype: to round to.
-        seed: round up or down at random, in proportion to the distance, so that the mean of what
-            is added is the adapter's; addressed by this and the weight's name. None: to the nearest
-            number, which leaves most weights of a small update as they were.
+        seed: round up or down at random, in proportion to the distance, so that the mean of the
+            rounded changes is the adapter's. The random numbers are addressed by this seed and the
+            weight's name. None: round to the nearest number, which leaves most weights of a small
+            update as they were.
     """
 
     def __init__(self, dtype: torch.dtype, seed: int | None = None) -> None:
         self._dtype = dtype
         self._seed = seed
+        # Sums over all weights: of the rounded change times the exact one, and of the exact one
+        # squared. Their quotient is the projection.
         self._added = 0.0
-        self._wanted = 0.0
+        self._exact = 0.0
 
     @property
     def share(self) -> float:
-        """The projection of what was added on what should have been; 1 where that is nothing."""
-        if not self._wanted:
+        """The projection of the rounded change on the exact one; 1 if the exact one is zero."""
+        if not self._exact:
             return 1.0
-        return self._added / self._wanted
+        return self._added / self._exact
 
     def weights(self, policy: Policy) -> Iterator[tuple[str, Tensor]]:
         """Yield every weight as `whole_weights` does, in this dtype.
@@ -156,9 +173,9 @@ class Rounding:
             rounded = total.to(self._dtype)
         else:
             rounded = round_at_random(total, self._seed ^ zlib.crc32(name.encode()))
-        added = rounded.float() - base.float()
-        self._added += float((added * delta).sum())
-        self._wanted += float(delta.float().square().sum())
+        rounded_delta = rounded.float() - base.float()
+        self._added += float((rounded_delta * delta).sum())
+        self._exact += float(delta.float().square().sum())
         return rounded
 
 
@@ -171,29 +188,35 @@ def round_at_random(values: Tensor, seed: int) -> Tensor:
     >>> round_at_random(torch.tensor([1.0, -2.5]), seed=0).tolist()
     [1.0, -2.5]
     """
-    generator = torch.Generator(values.device).manual_seed(seed)
+    device = values.device
+    generator = torch.Generator(device).manual_seed(seed)
+    lower_half = 1 << 16
     noise = torch.randint(
-        1 << 16, values.shape, generator=generator, device=values.device, dtype=torch.int32
+        lower_half, values.shape, generator=generator, device=device, dtype=torch.int32
     )
     bits = values.float().contiguous().view(torch.int32)
-    cut = (bits + noise) & -(1 << 16)
-    return cut.view(torch.float32).to(torch.bfloat16)
+    bits = (bits + noise) & -lower_half
+    return bits.view(torch.float32).to(torch.bfloat16)
 
 
 @torch.no_grad()
 def merged(adapter: Any, model: nn.Module) -> Any:
-    """Merge an adapter into its model in place; coarse weights are rounded at random.
+    """Merge an adapter into its model in place; bfloat16 weights are rounded at random.
 
     Args:
         adapter: PEFT's wrapper.
-        model: what it wraps, with its layers inside.
+        model: the model inside it, with PEFT's layers.
+
+    Returns:
+        The plain model.
     """
-    coarse = any(p.dtype is torch.bfloat16 for p in model.parameters())
+    coarse = any(parameter.dtype is torch.bfloat16 for parameter in model.parameters())
     if not coarse or not _is_sum(adapter):
         return adapter.merge_and_unload()
     for name, weight, delta in weights_and_deltas(model):
         if delta is not None:
-            weight.copy_(Rounding(weight.dtype, seed=0).add(name, weight, delta))
+            rounding = Rounding(weight.dtype, seed=0)
+            weight.copy_(rounding.add(name, weight, delta))
     return adapter.unload()
 
 
@@ -209,8 +232,8 @@ def merged_copy(
         seed: round at random, addressed by it and the weight's name; None: to the nearest.
 
     Returns:
-        The copy, and the part of the adapter's change that its weights repeat after rounding: the
-        projection of what was added on what should have been; 1 where nothing was to be added.
+        The copy, and the share of the adapter's change that is left in its weights after rounding
+        (see `Rounding.share`).
     """
     memo: dict[int, nn.Parameter] = {}
     for parameter in policy.model.parameters():

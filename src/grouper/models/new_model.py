@@ -1,9 +1,9 @@
-"""Small random models with a tokenizer fitted to the data, for trials without any weights.
+"""Small random models with a tokenizer fitted to the data, for trials without pretrained weights.
 
-The tokenizer is a byte-level BPE: the whole byte alphabet is in it, so every text survives
-encoding and decoding, also one that the data it was fitted to never had. Digits are always
-tokens of their own (arithmetic is hopeless otherwise), and the tags of the prompt format are
-single tokens.
+The tokenizer is a byte-level BPE. The whole byte alphabet is in it, so every text can be encoded
+and decoded, whether or not the data had its characters. Digits are always tokens of their own,
+since a small model does not learn arithmetic otherwise, and each tag of the prompt format is one
+token.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from grouper.files import whole_folder
 from grouper.models.quiet import quiet
 from grouper.types import AnswerFormat, Problem
 
-END, PAD = "<|end|>", "<|pad|>"
+END = "<|end|>"
+PAD = "<|pad|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
-# Every model has four heads, two with keys and values of their own, and as many positions as a
-# Qwen3: they take no weights.
-_HEADS, _POSITIONS = 4, 32_768
+# Every model has four query heads and two heads of keys and values.
+_HEADS = 4
+# As in Qwen3; positions take no weights.
+_POSITIONS = 32_768
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -43,7 +45,7 @@ CHAT_TEMPLATE = (
 def make_new_model(
     config: NewModelConfig, problems: Sequence[Problem], fmt: AnswerFormat, *, seed: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A random model, and a tokenizer fitted to `problems` as `fmt` writes them.
+    """Make a random model, and a tokenizer fitted to `problems` as `fmt` writes them.
 
     The same arguments give the same tokenizer and the same weights, which are in float32. The
     global random generator is left as it was.
@@ -64,19 +66,20 @@ def make_new_model(
 def fit_tokenizer(
     problems: Sequence[Problem], fmt: AnswerFormat, *, vocab_size: int
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with chat template, `<|end|>` as EOS and `<|pad|>`.
+    """Fit a byte-level BPE with chat template, `<|end|>` as EOS and `<|pad|>`.
 
     Args:
-        problems: what to fit to, in a fixed order: their questions and solutions.
+        problems: questions and solutions to fit to, in a fixed order.
         fmt: its instruction is fitted to, too, and its tags become one token each. They are
             ordinary tokens: decoding keeps them.
-        vocab_size: upper limit, special tokens and tags included; small data give fewer.
+        vocab_size: upper limit, special tokens and tags included; few data give fewer tokens.
 
     Raises:
         ConfigError: `vocab_size` is too small for the 256 bytes and the tags.
     """
     special = [PAD, END, *ROLES]
-    tags = list(dict.fromkeys(tag.strip() for tag in fmt.tags or ()))
+    stripped_tags = [tag.strip() for tag in fmt.tags or ()]
+    tags = list(dict.fromkeys(stripped_tags))
     alphabet = sorted(ByteLevel.alphabet())
     smallest = len(alphabet) + len(special) + len(tags)
     if vocab_size < smallest:
@@ -97,8 +100,11 @@ def fit_tokenizer(
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    texts = [text for p in problems for text in (p.question, p.solution or p.answer)]
-    backend.train_from_iterator([fmt.system, *texts], trainer)
+    texts = [fmt.system]
+    for problem in problems:
+        texts.append(problem.question)
+        texts.append(problem.solution or problem.answer)
+    backend.train_from_iterator(texts, trainer)
     backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -113,13 +119,14 @@ def fit_tokenizer(
 def new_model_config(
     config: NewModelConfig, *, vocabulary: int, **special: int | None
 ) -> PretrainedConfig:
-    """The transformers configuration of a new model, without any weights.
+    """Return the transformers configuration of a new model.
 
     Args:
         config: its size.
-        vocabulary: tokens.
+        vocabulary: number of tokens.
         special: ids of special tokens; none by default.
     """
+    special_ids = {"eos_token_id": None, "pad_token_id": None, "bos_token_id": None} | special
     return transformers.AutoConfig.for_model(
         "qwen3",
         vocab_size=vocabulary,
@@ -131,7 +138,7 @@ def new_model_config(
         head_dim=config.hidden_size // _HEADS,
         max_position_embeddings=_POSITIONS,
         tie_word_embeddings=True,
-        **{"eos_token_id": None, "pad_token_id": None, "bos_token_id": None, **special},
+        **special_ids,
     )
 
 
@@ -140,18 +147,19 @@ def save_new_model(
 ) -> Path:
     """Write weights, config, generation config, tokenizer and chat template to `folder`.
 
-    The folder appears whole or not at all.
+    The folder appears when it is complete, or not at all.
 
     Raises:
         RunFolderError: the folder has something in it, or cannot be written.
     """
     folder = Path(folder).expanduser()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    is_empty_folder = folder.is_dir() and not any(folder.iterdir())
+    if folder.exists() and not is_empty_folder:
         raise RunFolderError(
             "there is something here already", where=str(folder), fix="Name a new folder."
         )
-    with whole_folder(folder) as part:
+    with whole_folder(folder) as temporary:
         with quiet():
-            model.save_pretrained(part)
-        tokenizer.save_pretrained(part)
+            model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
     return folder

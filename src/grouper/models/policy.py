@@ -36,27 +36,27 @@ ADAPTER = "default"
 
 @dataclass(frozen=True, slots=True)
 class TokenOutputs:
-    """What the policy says of the completion tokens of a batch."""
+    """Log-probs and entropies of the completion tokens of a batch."""
 
     logprobs: Tensor
     """[R, T]: natural log-probability of each completion token at the batch's temperature, before
     any truncation, in float32 or higher; 0 on padding. Carries the gradient."""
     entropies: Tensor
-    """[R, T]: entropy in nats of the distribution each token was drawn from; 0 on padding. Carries
-    a gradient only where `forward` was asked for it."""
+    """[R, T]: entropy in nats of the distribution at each token; 0 on padding. Carries a gradient
+    only if `forward` got `entropy_gradient`."""
 
 
 class Policy(nn.Module):
-    """A causal language model as seen by training.
+    """A causal language model as training and sampling use it.
 
     Args:
-        model: the causal language model, with LoRA layers already inside where they are used.
+        model: the causal language model, with its LoRA layers, if any, already inside.
         adapter: the PEFT wrapper around `model` when LoRA is used; only for saving.
         native: run each prompt once through our own attention; otherwise pad rows and use the
             attention the model was loaded with.
-        compute_dtype: dtype of matrix products (autocast) where it differs from the weights'.
+        compute_dtype: dtype of matrix products (autocast); None: that of the weights.
         gradient_checkpointing: keep only the input of each layer and run it again in the backward.
-        activation_offload: keep what the backward needs in host memory (no change on the CPU).
+        activation_offload: keep activations for the backward in host memory (no change on the CPU).
 
     Raises:
         ModelError: the model cannot be checkpointed.
@@ -82,21 +82,26 @@ class Policy(nn.Module):
         object.__setattr__(self, "adapter", adapter)
         object.__setattr__(self, "decoder", model.base_model)
         self.version = 0
-        """Optimizer steps these weights have seen."""
+        """Optimizer steps that these weights have taken."""
         self.token_limit: int | None = None
-        """Most tokens of a forward and backward since memory ran out; None: it never did."""
+        """Maximum tokens of a forward and backward since memory ran out; None: it never did."""
         self.compute_dtype = compute_dtype
         self.gradient_checkpointing = gradient_checkpointing
         self._activation_offload = activation_offload
         self._scaling = LogitScaling.of(model.config)
         self.ropes = ropes_of(model.config)
         # Submodels of some families have configurations of their own.
-        parts = (m for m in model.modules() if isinstance(m, PreTrainedModel))
-        self._configs: list[Any] = list({id(m.config): m.config for m in parts}.values())
-        # Whether the model's code sends attention through the interface we register with.
-        # A recurrent state beside the cache would run on over the borders of sequences.
-        through = getattr(model, "_supports_attention_backend", False)
-        self.native = native and bool(through) and not getattr(model, "_is_stateful", False)
+        configs: dict[int, Any] = {}
+        for module in model.modules():
+            if isinstance(module, PreTrainedModel):
+                configs[id(module.config)] = module.config
+        self._configs = list(configs.values())
+        # Our attention is used only if the model's code calls attention through the interface that
+        # we register with, and if it has no recurrent state: that would run across the borders of
+        # sequences in a flat row.
+        has_interface = bool(getattr(model, "_supports_attention_backend", False))
+        is_recurrent = getattr(model, "_is_stateful", False)
+        self.native = native and has_interface and not is_recurrent
         if native and not self.native:
             log.warning(
                 "%s does not go through transformers' attention interface: rows are padded and "
@@ -124,31 +129,38 @@ class Policy(nn.Module):
         return int(self.model.config.get_text_config().vocab_size)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters by name, in a fixed order."""
-        return {n: p for n, p in self.named_parameters() if p.requires_grad}
+        """Return the trainable parameters by name, in a fixed order."""
+        return {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if parameter.requires_grad
+        }
 
     @contextlib.contextmanager
     def native_attention(self, name: str = attention.NAME) -> Iterator[None]:
-        """Attention goes through our layouts inside this block, and nowhere else.
+        """Use our attention inside this block, and nowhere else.
+
+        The attribute is set directly: transformers' own `set_attn_implementation` walks over all
+        modules each time, and the models read nothing but this attribute of their configuration.
 
         Args:
             name: of the attention function, as it is registered.
-
-        transformers' own `set_attn_implementation` walks over all modules each time; the models
-        read nothing but this attribute of their configuration.
         """
-        before = [config._attn_implementation for config in self._configs]  # noqa: SLF001 - no other reader
+        previous = [config._attn_implementation for config in self._configs]  # noqa: SLF001 - no other reader
         try:
             for config in self._configs:
                 config._attn_implementation = name  # noqa: SLF001 - as above
             yield
         finally:
-            for config, previous in zip(self._configs, before, strict=True):
-                config._attn_implementation = previous  # noqa: SLF001 - as above
+            for config, implementation in zip(self._configs, previous, strict=True):
+                config._attn_implementation = implementation  # noqa: SLF001 - as above
 
     @contextlib.contextmanager
     def _as_now(self) -> Iterator[None]:
-        """A pass of ours: our attention and our kernels, for layers that are run again, too."""
+        """Use our attention and kernels inside this block, if the policy has them.
+
+        Gradient checkpointing enters it for layers that it runs again in the backward.
+        """
         if not self.native:
             yield
             return
@@ -158,7 +170,16 @@ class Policy(nn.Module):
     def hidden_states(
         self, layout: attention.Layout, token_ids: Tensor, positions: Tensor
     ) -> Tensor:
-        """Last hidden states [N, H] of flat tokens [1, N] under a layout."""
+        """Run the decoder over flat tokens.
+
+        Args:
+            layout: which tokens attend to which.
+            token_ids: [1, N].
+            positions: [1, N], of each token in its sequence.
+
+        Returns:
+            The last hidden states [N, H].
+        """
         with self.native_attention(), running(), self.autocast():
             output = self.decoder(
                 input_ids=token_ids, position_ids=positions, use_cache=False, layout=layout
@@ -167,7 +188,7 @@ class Policy(nn.Module):
         return hidden[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., H]: the one head of trainer and sampler."""
+        """Compute logits [..., V] of hidden states [..., H], for trainer and sampler alike."""
         head = self.model.get_output_embeddings()
         with self.autocast():
             if type(head) is nn.Linear and device_type(hidden) == "cuda":
@@ -175,48 +196,59 @@ class Policy(nn.Module):
             return self._scaling(head(hidden))
 
     def forward(self, batch: TrainBatch, entropy_gradient: bool = False) -> TokenOutputs:
-        """Log-probs and entropies of the batch's completion tokens, each [R, T].
+        """Compute log-probs and entropies of the batch's completion tokens, each [R, T].
 
         Args:
             batch: the rows.
             entropy_gradient: whether a gradient flows through the entropies, for a bonus on them.
         """
-        offloading = self._activation_offload and torch.is_grad_enabled()
-        with offloaded_activations(self) if offloading else contextlib.nullcontext():
+        offloading: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self._activation_offload and torch.is_grad_enabled():
+            offloading = offloaded_activations(self)
+        with offloading:
             shape = batch.completion_ids.shape
-            slots = torch.arange(shape[1], device=batch.completion_ids.device)
-            live = slots < batch.completion_lengths[:, None]
+            columns = torch.arange(shape[1], device=batch.completion_ids.device)
+            # [R, T]: where the rows hold tokens.
+            mask = columns < batch.completion_lengths[:, None]
             if self.native:
                 layout = attention.SharedPrompts(batch)
                 hidden = self.hidden_states(layout, layout.token_ids, layout.position_ids)
                 hidden = hidden.index_select(0, layout.sources)
             else:
-                hidden = self._padded(batch, live)
+                hidden = self._padded(batch, mask)
             logprobs, entropies = self.score(
                 hidden,
-                batch.completion_ids[live],
+                batch.completion_ids[mask],
                 batch.temperature,
                 entropy_gradient=entropy_gradient,
             )
-            blank = logprobs.new_zeros(shape)
+            zeros = logprobs.new_zeros(shape)
             return TokenOutputs(
-                blank.masked_scatter(live, logprobs), blank.masked_scatter(live, entropies)
+                logprobs=zeros.masked_scatter(mask, logprobs),
+                entropies=zeros.masked_scatter(mask, entropies),
             )
 
-    def _padded(self, batch: TrainBatch, live: Tensor) -> Tensor:
-        """Hidden states [targets, H] that predict each completion token, from right-padded rows.
+    def _padded(self, batch: TrainBatch, mask: Tensor) -> Tensor:
+        """Run right-padded rows, for models without the attention interface.
 
-        For models without the attention interface; a prompt runs once per row.
+        A prompt runs once per row.
+
+        Args:
+            batch: the rows.
+            mask: [R, T] bool, where the completions hold tokens.
+
+        Returns:
+            The hidden states [targets, H] that predict each completion token.
         """
         prompt_lengths = batch.prompt_lengths[batch.prompt_index]
         lengths = prompt_lengths + batch.completion_lengths
-        slots = torch.arange(int(lengths.max()), device=lengths.device)
-        is_prompt = slots < prompt_lengths[:, None]
-        is_completion = ~is_prompt & (slots < lengths[:, None])
-        prompts = batch.prompt_ids[batch.prompt_index, : len(slots)]
+        columns = torch.arange(int(lengths.max()), device=lengths.device)
+        is_prompt = columns < prompt_lengths[:, None]
+        is_completion = ~is_prompt & (columns < lengths[:, None])
+        prompts = batch.prompt_ids[batch.prompt_index, : len(columns)]
         ids = torch.zeros_like(is_prompt, dtype=prompts.dtype)
         ids[is_prompt] = prompts[is_prompt[:, : prompts.shape[1]]]
-        ids[is_completion] = batch.completion_ids[live]
+        ids[is_completion] = batch.completion_ids[mask]
         # Padding is on the right, where no real token attends, so nothing needs to be masked.
         # Masking it would leave padded tokens without any key inside a sliding window, and a
         # softmax over nothing has NaN gradients.
@@ -224,18 +256,29 @@ class Policy(nn.Module):
             output = self.decoder(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
-                position_ids=slots.expand_as(ids),
+                position_ids=columns.expand_as(ids),
                 use_cache=False,
             )
         hidden: Tensor = output.last_hidden_state
+        # The state of each token predicts the next one.
         return hidden[:, :-1][is_completion[:, 1:]]
 
     def score(
         self, hidden: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [N] of targets [N] from hidden states [N, H], in chunks."""
+        """Compute log-probs and entropies of tokens, in chunks.
+
+        Args:
+            hidden: [N, H].
+            targets: [N] int64.
+            temperature: logits are divided by it.
+            entropy_gradient: whether a gradient flows through the entropies.
+
+        Returns:
+            Log-probs [N] and entropies [N] in nats.
+        """
         head = self.model.get_output_embeddings()
-        # A subclass (LoRA on the head, quantised, sharded) does more than multiply.
+        # A subclass (LoRA on the head, quantized, sharded) does more than multiply.
         if type(head) is nn.Linear:
             linear = LinearHead(
                 scaling=self._scaling,
@@ -254,18 +297,25 @@ class Policy(nn.Module):
         )
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Matrix products in `compute_dtype` inside this block."""
+        """Return a context with matrix products in `compute_dtype`."""
         if self.compute_dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute_dtype)
 
     def snapshot(self) -> dict[str, Tensor]:
-        """A frozen copy of the trainable weights: the reference of a KL term."""
-        return {name: p.detach().clone() for name, p in self.trainable().items()}
+        """Return a frozen copy of the trainable weights: the reference of a KL term."""
+        copies = {}
+        for name, parameter in self.trainable().items():
+            copies[name] = parameter.detach().clone()
+        return copies
 
 
 def ropes_of(shape: Any) -> list[dict[str, Any]]:
-    """The settings of a model's rotary embeddings: one, or one per kind of layer."""
-    text = shape.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    return [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    """List the settings of a model's rotary embeddings.
+
+    Models with several types of layers have one for each, inside the first one of the list.
+    """
+    config = shape.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    ropes_of_types = [value for value in rope.values() if isinstance(value, dict)]
+    return [rope, *ropes_of_types]

@@ -1,4 +1,4 @@
-"""One process or many, behind one door. A run on one device uses no distributed code at all.
+"""One process or many behind one interface. A run on one device uses no distributed code at all.
 
 Code that has work to share asks a `ProcessGroup`; a group of one shares and gathers at no cost.
 The group of several processes is in `training/parallel.py`.
@@ -30,16 +30,16 @@ class ProcessGroup:
         """Sum a tensor over all processes, in place; every process gets the sum."""
 
     def gather(self, value: Value) -> list[Value]:
-        """The values of all processes by rank, on every process."""
+        """Return the values of all processes by rank, on every process."""
         return [value]
 
     def on_rank0(self, work: Callable[[], Value]) -> Value:
-        """What rank 0's `work()` returns, on every process; the others do not call it."""
+        """Call `work` on rank 0 only, and return its result on every process."""
         return work()
 
 
 def share_of(items: Sequence[Any], rank: int, size: int) -> range:
-    """The positions this process works on: neighbouring ones, so that groups stay together.
+    """Return the positions that this process works on: neighbors, so that groups stay together.
 
     Every position is in exactly one process's share, and shares differ by one at most.
 

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 
 from transformers.utils import logging as transformers_logging
 
-# One thread at a time: transformers swaps PyTorch's functions while it makes a model, which leaves
-# another without weights. Bars, warnings and the random generator are the whole process's, too.
+# transformers replaces functions of PyTorch while it makes a model, and a model that another thread
+# makes meanwhile would be left without weights. Bars, warnings and the random generator belong to
+# the whole process, too.
 _ALONE = threading.RLock()
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No bars for files that take no time, no warnings about calls between other libraries."""
+    """Suppress progress bars, and warnings about calls between other libraries."""
     with _ALONE, warnings.catch_warnings():
         was_on = transformers_logging.is_progress_bar_enabled()
         transformers_logging.disable_progress_bar()

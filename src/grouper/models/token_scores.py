@@ -1,7 +1,7 @@
-"""Log-probs and entropies of tokens straight from hidden states; the logits are never kept.
+"""Log-probs and entropies of tokens directly from hidden states, without keeping the logits.
 
-A chunk of [tokens, vocabulary] exists at a time, in the forward and again in the backward, which
-makes it anew: between the two only hidden states and one number per token are held.
+Logits [tokens, vocabulary] are computed chunk by chunk, in the forward and once more in the
+backward. Between the two, only hidden states and a few numbers per token are kept.
 """
 
 from __future__ import annotations
@@ -22,64 +22,88 @@ from grouper.kernels.triton import head as fused
 from grouper.kernels.triton.language import Refused, serves
 from grouper.models.device import free_memory, machine_memory
 
-# Logits held at a time: 128 MiB in float32. The backward holds three such chunks at most.
+# Logits of one chunk: 128 MiB in float32. The backward needs at most three such tensors at a time.
 CHUNK_ELEMENTS = 2**25
-# Every chunk adds to the gradient of the whole head, so that a chunk of few tokens reads and writes
-# more than it computes. On a CPU a head of 262,144 x 640 takes 18 % less time, backward included,
-# with 512 tokens than with the 128 that CHUNK_ELEMENTS gives. Twice as many bring another 8 % for
-# twice the memory (benchmarks/results/head_chunks.json).
+# Tokens of one chunk on a CPU. Every chunk adds to the gradient of the whole head, so a chunk of
+# few tokens reads and writes more than it computes. A head of 262,144 x 640 takes 18 % less time,
+# backward included, with 512 tokens than with the 128 that CHUNK_ELEMENTS gives. Twice as many
+# bring another 8 % for twice the memory (benchmarks/results/head_chunks.json).
 CPU_ROWS = 512
-# The share of a machine's memory that the backward of such a chunk may take.
+# The share of a machine's memory that the backward of a chunk may take on a CPU.
 CPU_MEMORY_SHARE = 1 / 12
-# The same on CUDA: 1 GiB. Every chunk reads the head's matrix three times and adds to its gradient.
+# Logits of one chunk on CUDA: 1 GiB. Every chunk reads the head's matrix three times and adds to
+# its gradient, so larger chunks are faster.
 CUDA_CHUNK_ELEMENTS = 2**28
-# Of the memory that is free there, what a chunk and its gradient may take.
+# The share of a GPU's free memory that a chunk and its gradient may take.
 CHUNK_SHARE = 0.25
-# Bytes that the backward holds for each logit at most.
+# Bytes that the backward needs for each logit at most.
 BYTES_PER_LOGIT = 12
 
 
 def chunk_rows(vocabulary: int, device: str = "cpu", free: int | None = None) -> int:
-    """Tokens whose logits are held at a time on a type of device.
+    """Return the number of tokens whose logits are computed at a time.
 
     Args:
         vocabulary: logits of a token.
-        device: its type.
-        free: bytes that are free there; None: enough.
+        device: the type of the device.
+        free: bytes of its free memory; None: no limit.
     """
-    usual = max(1, CHUNK_ELEMENTS // vocabulary)
+    smallest = max(1, CHUNK_ELEMENTS // vocabulary)
     if device == "cpu":
-        # A share of all memory, not of what is free: a repeated run has to round its sums alike.
-        fitting = int(machine_memory() * CPU_MEMORY_SHARE) // (BYTES_PER_LOGIT * vocabulary)
-        return max(usual, min(CPU_ROWS, 1 << max(0, fitting.bit_length() - 1)))
+        # A share of all memory, not of free memory: a repeated run has to use the same chunks, so
+        # that its sums are rounded in the same way.
+        fitting = _rows_that_fit(machine_memory() * CPU_MEMORY_SHARE, vocabulary)
+        return max(smallest, min(CPU_ROWS, fitting))
     if device != "cuda":
-        return usual
-    most = CUDA_CHUNK_ELEMENTS // vocabulary
+        return smallest
+    rows = CUDA_CHUNK_ELEMENTS // vocabulary
     if free is not None:
-        fitting = int(free * CHUNK_SHARE) // (BYTES_PER_LOGIT * vocabulary)
-        # A power of two: the same, mostly, in a run that is repeated.
-        most = min(most, 1 << max(0, fitting.bit_length() - 1))
-    return max(usual, most)
+        fitting = _rows_that_fit(free * CHUNK_SHARE, vocabulary)
+        rows = min(rows, fitting)
+    return max(smallest, rows)
+
+
+def _rows_that_fit(memory: float, vocabulary: int) -> int:
+    """Return the tokens of a chunk whose backward fits into this many bytes.
+
+    A power of two, so that a repeated run, with a little more or less memory, mostly uses the same.
+    """
+    rows = int(memory) // (BYTES_PER_LOGIT * vocabulary)
+    return 1 << max(0, rows.bit_length() - 1)
 
 
 def head_product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Hidden [n, H] times weight [V, H], plus a bias: in float32 where CUDA can give it.
+    """Compute logits [n, V], in float32 if CUDA offers that.
 
-    A product of half precision sums in float32; rounding its results would cost a log-prob of a
-    token up to 0.06 nats.
+    A product in half precision is summed in float32 anyway. Rounding its results would change the
+    log-prob of a token by up to 0.06 nats.
+
+    Args:
+        hidden: [n, H].
+        weight: [V, H].
+        bias: [V], or None.
     """
-    halves = hidden.dtype in {torch.bfloat16, torch.float16} and hidden.dtype == weight.dtype
-    plain = bias is not None or torch.is_grad_enabled() or hidden.dim() != 2
-    on_cuda = halves and not plain and device_type(hidden) == "cuda"
-    # A device that is only planned is taken for one that can.
-    if on_cuda and (not has_memory(hidden) or _widens(hidden.device, hidden.dtype)):
+    if _gives_float32(hidden, weight, bias):
         return torch.mm(hidden, weight.T, out_dtype=torch.float32)
     return torch.nn.functional.linear(hidden, weight, bias)
 
 
+def _gives_float32(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Tell whether the product of these tensors in half precision can be returned in float32."""
+    half_precision = hidden.dtype in {torch.bfloat16, torch.float16}
+    if not half_precision or hidden.dtype != weight.dtype:
+        return False
+    if bias is not None or torch.is_grad_enabled() or hidden.dim() != 2:
+        return False
+    if device_type(hidden) != "cuda":
+        return False
+    # A dry run has no device to try it on, and assumes that it works.
+    return not has_memory(hidden) or _widens(hidden.device, hidden.dtype)
+
+
 @functools.cache
 def _widens(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether products of this type can come out in float32 here."""
+    """Tell whether products in this dtype can be returned in float32 on this device."""
     square = torch.ones(16, 16, dtype=dtype, device=device)
     try:
         torch.mm(square, square.T, out_dtype=torch.float32)
@@ -90,7 +114,7 @@ def _widens(device: torch.device, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LogitScaling:
-    """What model families apply after their head: `z = cap tanh(factor x / cap)`.
+    """The function that a model family applies after its head: `z = cap tanh(factor x / cap)`.
 
     `logit_scale` multiplies (Cohere), `logits_scaling` divides (Granite), and
     `final_logit_softcapping` caps (Gemma 2).
@@ -101,13 +125,15 @@ class LogitScaling:
 
     @classmethod
     def of(cls, config: Any) -> LogitScaling:
-        """Read from a transformers configuration."""
-        names = ("logit_scale", "logits_scaling", "final_logit_softcapping")
-        factor, divisor, cap = (getattr(config.get_text_config(), name, None) for name in names)
-        return cls(factor=(factor or 1.0) / (divisor or 1.0), cap=cap)
+        """Read the function from a transformers configuration."""
+        text_config = config.get_text_config()
+        factor = getattr(text_config, "logit_scale", None) or 1.0
+        divisor = getattr(text_config, "logits_scaling", None) or 1.0
+        cap = getattr(text_config, "final_logit_softcapping", None)
+        return cls(factor=factor / divisor, cap=cap)
 
     def __call__(self, logits: Tensor, temperature: float = 1.0) -> Tensor:
-        """Logits at a temperature, in float32 or higher, of what the head gives; differentiable."""
+        """Turn the head's products into logits at a temperature, in float32 or higher."""
         logits = accurate(logits)
         if self.factor != 1.0:
             logits = logits * self.factor
@@ -116,77 +142,92 @@ class LogitScaling:
         return logits if temperature == 1.0 else logits / temperature
 
     def curve(self, temperature: float) -> fused.Curve:
-        """The same over a temperature, as the kernels take it."""
+        """Return the function at a temperature in the form that the kernels take."""
         if self.cap is None:
             return self.factor / temperature, 0.0
         return self.factor / self.cap, self.cap / temperature
 
 
 def accurate(tensor: Tensor) -> Tensor:
-    """In float32 or higher."""
+    """Return the tensor in float32 or higher."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _scores(
     logits: Tensor, targets: Tensor, *, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs of `targets` [n] under `logits` [n, V], normalisers and entropies [n], in nats.
+    """Compute log-probs, normalizers and entropies [n], in nats.
 
-    Entropies make one tensor of [n, V], or two where their gradient is recorded.
+    With z the logits and Z = log sum exp z, a log-prob is z - Z and the entropy Z - sum p z.
+
+    Args:
+        logits: [n, V]; not changed.
+        targets: [n] int64, the tokens of the log-probs.
+        entropy_gradient: record a gradient of the entropies. They need one more tensor of [n, V],
+            and two if it is recorded.
     """
-    normaliser = logits.logsumexp(-1)
-    logprobs = logits.gather(1, targets[:, None])[:, 0] - normaliser
+    normalizer = logits.logsumexp(-1)
+    target_logits = logits.gather(1, targets[:, None])[:, 0]
+    logprobs = target_logits - normalizer
     recorded = entropy_gradient and torch.is_grad_enabled()
     with torch.set_grad_enabled(recorded):
-        probabilities = (logits - normaliser[:, None]).exp_()
-        # Logits are finite: a probability of zero meets no infinity.
-        parts = probabilities * logits if recorded else probabilities.mul_(logits)
-        return logprobs, normaliser, normaliser - parts.sum(-1)
+        probabilities = (logits - normalizer[:, None]).exp_()
+        # Logits are finite, so a probability of zero is never multiplied with an infinity.
+        products = probabilities * logits if recorded else probabilities.mul_(logits)
+        entropies = normalizer - products.sum(-1)
+        return logprobs, normalizer, entropies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearHead:
-    """A head that is a plain matrix, and what comes after it; its logits are never kept.
+    """A head that is a plain matrix with a scaling after it; its logits are never kept.
 
-    Same numbers and gradients as `plain_token_scores`; the backward makes the logits of a chunk
-    anew and turns them into their own gradient in place.
+    Numbers and gradients are those of `plain_token_scores`. The backward computes the logits of a
+    chunk once more and turns them into their own gradient in place.
     """
 
     scaling: LogitScaling
     temperature: float
-    # Of the matrix products.
     dtype: torch.dtype
-    # Whether a gradient flows through the entropies.
+    """Dtype of the matrix products."""
     entropy_gradient: bool
+    """Whether a gradient flows through the entropies."""
 
     def scores(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [N], natural, in float32 or higher.
+        """Compute the log-probs and entropies of tokens.
 
         Args:
             hidden: [N, H].
             weight: [V, H].
             bias: [V], or None.
             targets: [N] int64.
+
+        Returns:
+            Log-probs [N] and entropies [N] in nats, in float32 or higher.
         """
         # There is no autocast for tensors without memory.
-        with torch.autocast("cpu" if hidden.is_meta else hidden.device.type, enabled=False):
+        device = "cpu" if hidden.is_meta else hidden.device.type
+        with torch.autocast(device, enabled=False):
             scores: tuple[Tensor, Tensor] = _TokenScores.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 hidden, weight, bias, targets, self
             )
         return scores
 
     def gradient(self, products: Tensor, *of_tokens: Tensor) -> Tensor:
-        """The gradient [n, V] at the head's products, which are used up.
+        """Compute the gradient at the head's products.
 
         With p the probabilities and z the logits at the temperature: d logp_t / dz_i =
         [i = t] - p_i, and dH / dz_i = -p_i (log p_i + H).
 
         Args:
-            products: [n, V].
-            of_tokens: [n] each: targets, normalisers, entropies, and the gradients at log-probs
+            products: [n, V]; overwritten.
+            of_tokens: [n] each: targets, normalizers, entropies, and the gradients at log-probs
                 and entropies.
+
+        Returns:
+            [n, V].
         """
         if serves(products):
             curve = self.scaling.curve(self.temperature)
@@ -194,12 +235,17 @@ class LinearHead:
                 return fused.gradient(
                     products, of_tokens, curve, self.dtype, entropies=self.entropy_gradient
                 )
+        # From here on, one tensor [n, V] is turned from products into their gradient in place.
         logits = self.scaling(products, self.temperature)
-        targets, normaliser, entropies, to_logprobs, to_entropies = (t[:, None] for t in of_tokens)
-        factor, cap = self.scaling.factor, self.scaling.cap
-        # d/dx cap tanh(x / cap) = 1 - tanh(x / cap)^2
-        bend = None if cap is None else 1 - (logits * self.temperature / cap).square_()
-        logprobs = logits.sub_(normaliser)
+        columns = (tensor[:, None] for tensor in of_tokens)
+        targets, normalizer, entropies, to_logprobs, to_entropies = columns
+        factor = self.scaling.factor
+        cap = self.scaling.cap
+        cap_slope = None
+        if cap is not None:
+            # d/dx cap tanh(x / cap) = 1 - tanh(x / cap)^2
+            cap_slope = 1 - (logits * self.temperature / cap).square_()
+        logprobs = logits.sub_(normalizer)
         if not self.entropy_gradient:
             gradient = logprobs.exp_().mul_(-to_logprobs)
         else:
@@ -208,8 +254,8 @@ class LinearHead:
         gradient.scatter_add_(1, targets, to_logprobs)
         if self.temperature != 1.0:
             gradient /= self.temperature
-        if bend is not None:
-            gradient *= bend
+        if cap_slope is not None:
+            gradient *= cap_slope
         if factor != 1.0:
             gradient *= factor
         return gradient
@@ -220,27 +266,27 @@ class _TokenScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, *others: Any
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, *targets_and_head: Any
     ) -> tuple[Tensor, Tensor]:
-        targets, head = others
-        matrix, offset = weight.to(head.dtype), None if bias is None else bias.to(head.dtype)
-        logprobs, normalisers, entropies = (
-            torch.empty(len(hidden), dtype=accurate(hidden[:0]).dtype, device=hidden.device)
-            for _ in range(3)
-        )
-        for part in representative(_chunks(hidden, len(weight)), hidden):
-            products = head_product(hidden[part].to(head.dtype), matrix, offset)
+        targets, head = targets_and_head
+        matrix = weight.to(head.dtype)
+        offset = None if bias is None else bias.to(head.dtype)
+        dtype = accurate(hidden[:0]).dtype
+        logprobs = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
+        normalizers = torch.empty_like(logprobs)
+        entropies = torch.empty_like(logprobs)
+        for chunk in representative(_chunks(hidden, len(weight)), hidden):
+            products = head_product(hidden[chunk].to(head.dtype), matrix, offset)
             scores = None
             if serves(products):
                 with contextlib.suppress(Refused):
                     curve = head.scaling.curve(head.temperature)
-                    scores = fused.scores(products, targets[part], curve)
+                    scores = fused.scores(products, targets[chunk], curve)
             if scores is None:
                 logits = head.scaling(products, head.temperature)
-                scores = _scores(logits, targets[part], entropy_gradient=False)
-            for whole, of_part in zip((logprobs, normalisers, entropies), scores, strict=True):
-                whole[part] = of_part
-        ctx.save_for_backward(hidden, weight, bias, targets, normalisers, entropies)
+                scores = _scores(logits, targets[chunk], entropy_gradient=False)
+            logprobs[chunk], normalizers[chunk], entropies[chunk] = scores
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizers, entropies)
         ctx.head = head
         if not head.entropy_gradient:
             ctx.mark_non_differentiable(entropies)
@@ -252,37 +298,49 @@ class _TokenScores(torch.autograd.Function):
         hidden, weight, bias, *scores = ctx.saved_tensors
         of_tokens = (*scores, to_logprobs, to_entropies)
         head: LinearHead = ctx.head
-        inputs = (hidden, weight, bias)
-        to_hidden, to_weight, to_bias = (
-            torch.zeros_like(t, dtype=accurate(t[:0]).dtype) if needed and t is not None else None
-            for t, needed in zip(inputs, ctx.needs_input_grad, strict=False)
-        )
-        matrix, offset = weight.to(head.dtype), None if bias is None else bias.to(head.dtype)
-        for part in representative(_chunks(hidden, len(weight)), hidden):
-            rows = hidden[part].to(head.dtype)
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        to_hidden = _zero_gradient(hidden, needs_hidden)
+        to_weight = _zero_gradient(weight, needs_weight)
+        to_bias = _zero_gradient(bias, needs_bias)
+        matrix = weight.to(head.dtype)
+        offset = None if bias is None else bias.to(head.dtype)
+        for chunk in representative(_chunks(hidden, len(weight)), hidden):
+            rows = hidden[chunk].to(head.dtype)
             products = head_product(rows, matrix, offset)
-            gradient = head.gradient(products, *(tensor[part] for tensor in of_tokens))
+            gradient = head.gradient(products, *(tensor[chunk] for tensor in of_tokens))
             if to_bias is not None:
                 to_bias += gradient.sum(0, dtype=to_bias.dtype)
             gradient = gradient.to(head.dtype)
             if to_hidden is not None:
-                to_hidden[part] = gradient @ matrix
+                to_hidden[chunk] = gradient @ matrix
             if to_weight is not None:
                 if to_weight.dtype == head.dtype:
+                    # Without a tensor [V, H] for the product.
                     to_weight.addmm_(gradient.T, rows)
                 else:
                     to_weight += gradient.T @ rows
-        grads = (
-            None if grad is None else grad.to(t.dtype)
-            for grad, t in zip((to_hidden, to_weight, to_bias), inputs, strict=True)
+        return (
+            None if to_hidden is None else to_hidden.to(hidden.dtype),
+            None if to_weight is None else to_weight.to(weight.dtype),
+            None if to_bias is None else to_bias.to(bias.dtype),
+            None,
+            None,
         )
-        return *grads, None, None
+
+
+def _zero_gradient(tensor: Tensor | None, needed: bool) -> Tensor | None:
+    """Return zeros like a tensor, to sum its gradient in float32 or higher; None if not needed."""
+    if not needed or tensor is None:
+        return None
+    return torch.zeros_like(tensor, dtype=accurate(tensor[:0]).dtype)
 
 
 def _chunks(hidden: Tensor, vocabulary: int) -> list[slice]:
-    """The tokens of each chunk."""
+    """Return the tokens of each chunk."""
     device = device_type(hidden)
-    free = free_memory(hidden.device) if device == "cuda" and has_memory(hidden) else None
+    free = None
+    if device == "cuda" and has_memory(hidden):
+        free = free_memory(hidden.device)
     rows = chunk_rows(vocabulary, device, free)
     return [slice(start, start + rows) for start in range(0, len(hidden), rows)]
 
@@ -296,7 +354,9 @@ def plain_token_scores(
     temperature: float,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The same for any head, through torch's own checkpointing: for heads that are no plain matrix.
+    """Compute log-probs and entropies [N] for a head that is no plain matrix.
+
+    Chunks are computed again in the backward by torch's own checkpointing.
 
     Args:
         logits_of: hidden states [n, H] -> logits [n, V], in float32 or higher.
@@ -307,14 +367,17 @@ def plain_token_scores(
         entropy_gradient: whether a gradient flows through the entropies.
     """
 
-    def score(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        logits = logits_of(part)
-        logits = logits if temperature == 1.0 else logits / temperature
-        logprobs, _, entropies = _scores(logits, wanted, entropy_gradient=entropy_gradient)
+    def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits_of(states)
+        if temperature != 1.0:
+            logits = logits / temperature
+        logprobs, _, entropies = _scores(logits, tokens, entropy_gradient=entropy_gradient)
         return logprobs, entropies
 
-    pieces = [
-        checkpoint(score, hidden[part], targets[part], use_reentrant=False)
-        for part in _chunks(hidden, vocabulary)
-    ]
-    return torch.cat([p[0] for p in pieces]), torch.cat([p[1] for p in pieces])
+    logprobs = []
+    entropies = []
+    for chunk in _chunks(hidden, vocabulary):
+        scores = checkpoint(score, hidden[chunk], targets[chunk], use_reentrant=False)
+        logprobs.append(scores[0])
+        entropies.append(scores[1])
+    return torch.cat(logprobs), torch.cat(entropies)

@@ -1,8 +1,8 @@
-"""Which model a run has trained: a phase's result, its newest checkpoint, or one that is named.
+"""The trained model of a run: a phase's result, its newest checkpoint, or the one that is named.
 
     <run>/grpo/final, else <run>/grpo/checkpoint-<newest>, else the same of sft
 
-The untrained base of a run is never meant: whoever wants it names its folder.
+It is never the untrained base of a run, which has to be named by its folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from grouper.models.folders import (
 
 log = logging.getLogger(__name__)
 
-# The latest first.
+# Phases in the order of preference, the latest first.
 _PHASES = ("grpo", "sft")
 _DAMAGED = "the state of the checkpoint is damaged"
 _UNMARKED = "the mark of the best checkpoint is damaged"
@@ -40,9 +40,9 @@ class Saved:
 
     phase: str
     step: int
-    """Steps of the phase that it has seen."""
+    """Steps of the phase that it has taken."""
     total: int
-    """Steps of the whole phase, as far as was known then."""
+    """Steps of the whole phase, as planned when it was saved."""
     folder: Path
 
     @property
@@ -58,13 +58,13 @@ def model_in(
     checkpoint: str | None = None,
     say: Callable[[str], None] = log.warning,
 ) -> str:
-    """`path` itself; of a run folder, the model that the run has trained.
+    """Return the trained model of a run folder; any other path is returned as it is.
 
     Args:
         path: a run folder, a model or adapter folder, or a Hub name.
         where: the argument that names it.
-        checkpoint: of a run, which of its models; see `trained_model`.
-        say: told where the run has not been finished.
+        checkpoint: a model of the run; see `trained_model`.
+        say: called with a message if the run is not finished.
 
     Raises:
         ConfigError: the run has trained nothing yet, or has no such checkpoint.
@@ -89,17 +89,17 @@ def trained_model(
     checkpoint: str | None = None,
     say: Callable[[str], None] = log.warning,
 ) -> str:
-    """What the run has trained; the recipe's own model where there is no run yet.
+    """Return the model that a run has trained; the recipe's own model if there is no run yet.
 
-    A phase without a result is represented by its newest checkpoint, and `say` is told so. A model
-    folder is meant itself.
+    A phase without a result is represented by its newest checkpoint, and `say` is called. A model
+    folder is returned as it is.
 
     Args:
         recipe: of the run.
         run: the run folder, which may not exist.
         checkpoint: `last`; `best`, by the accuracy in validation; or a step of the last phase that
             has saved it.
-        say: told where the run has not been finished.
+        say: called with a message if the run is not finished.
 
     Raises:
         ConfigError: the run has trained nothing yet, there is no such checkpoint, or there is
@@ -112,8 +112,9 @@ def trained_model(
         return str(run)
     saved = [*_saved(run)]
     if not saved:
-        begun = (run / RECIPE_FILE).is_file()  # or a model was measured before anything was trained
-        if checkpoint is None and not (begun and recipe.phases):
+        # Without it, the folder holds only evaluations of a model before training.
+        started = (run / RECIPE_FILE).is_file()
+        if checkpoint is None and not (started and recipe.phases):
             return _untrained(recipe, run)
         raise _nothing_trained(run)
     if checkpoint is not None:
@@ -133,7 +134,7 @@ def trained_model(
 
 
 def _untrained(recipe: Recipe, run: Path) -> str:
-    """The model of a recipe that trains nothing, or has not been run."""
+    """Return the model of a recipe that trains nothing, or has not been run."""
     if recipe.model.path is not None:
         return recipe.model.path
     if (run / "base").is_dir():
@@ -146,17 +147,21 @@ def _untrained(recipe: Recipe, run: Path) -> str:
 
 
 def _nothing_trained(run: Path) -> ConfigError:
-    lost = [phase for phase in _PHASES if (run / phase / "final").is_dir()]
-    if lost:
-        what = f"its {lost[0]}/final is incomplete (no {STATE_FILE}), and there is no checkpoint"
+    """Return an error for a run that has no complete model."""
+    incomplete = [phase for phase in _PHASES if (run / phase / "final").is_dir()]
+    if incomplete:
+        problem = (
+            f"its {incomplete[0]}/final is incomplete (no {STATE_FILE}), and there is no checkpoint"
+        )
         fix = "Restore the folder from a backup, or name it itself if its weights are all there."
     else:
-        what = "this run has trained nothing yet: it has neither a result nor a checkpoint"
+        problem = "this run has trained nothing yet: it has neither a result nor a checkpoint"
         fix = "Continue it with --resume; its model before training can be named itself."
-    return ConfigError(what, where=str(run), fix=fix)
+    return ConfigError(problem, where=str(run), fix=fix)
 
 
 def _no_run(path: str) -> ConfigError:
+    """Return an error for `--checkpoint` of a folder that is no run."""
     return ConfigError(
         f"{path} is a model itself, and has no checkpoints",
         where="--checkpoint",
@@ -165,17 +170,24 @@ def _no_run(path: str) -> ConfigError:
 
 
 def _saved(run: Path) -> Iterator[Saved]:
-    """Every complete model of a run: later phases and steps first, results before checkpoints."""
+    """Yield every complete model: later phases and steps first, results before checkpoints."""
     for phase in _PHASES:
         folders = [run / phase / "final", *(run / phase).glob("checkpoint-*")]
-        found = [_read(phase, folder) for folder in folders if (folder / STATE_FILE).is_file()]
-        yield from sorted(found, key=lambda one: (one.step, one.is_final), reverse=True)
+        models = [_read(phase, folder) for folder in folders if (folder / STATE_FILE).is_file()]
+        models.sort(key=lambda model: (model.step, model.is_final), reverse=True)
+        yield from models
 
 
 def _read(phase: str, folder: Path) -> Saved:
+    """Read the state of a complete model.
+
+    Raises:
+        RunFolderError: it is damaged.
+    """
     state = read_json(folder / STATE_FILE, _DAMAGED)
-    step, total = state.get("step"), state.get("total")
-    if type(step) is not int or type(total) is not int:  # a truth value is an int, too
+    step = state.get("step")
+    total = state.get("total")
+    if type(step) is not int or type(total) is not int:  # not isinstance: a bool is an int, too
         raise RunFolderError(
             f"{_DAMAGED} (step and total should be whole numbers)",
             where=str(folder / STATE_FILE),
@@ -185,31 +197,45 @@ def _read(phase: str, folder: Path) -> Saved:
 
 
 def _chosen(saved: list[Saved], run: Path, checkpoint: str) -> Saved:
-    """The model of a run that `--checkpoint` names."""
+    """Return the model of a run that `--checkpoint` names."""
     if checkpoint == "last":
         return saved[0]
     if checkpoint == "best":
         phase = saved[0].phase
-        marked = [(_accuracy(one), -one.step, one) for one in saved if one.phase == phase]
-        best = max((one for one in marked if one[0] is not None), key=lambda m: m[:2], default=None)
+        best = _best([model for model in saved if model.phase == phase])
         if best is not None:
-            return best[2]
-        why = f"no checkpoint of {phase} is marked as the best one: nothing was validated"
+            return best
+        problem = f"no checkpoint of {phase} is marked as the best one: nothing was validated"
     else:
-        matching = [one for one in saved if checkpoint == str(one.step)]
-        if matching:
-            return matching[0]
-        why = f"there is no checkpoint {checkpoint!r}"
-    names = ", ".join(dict.fromkeys(f"{one.step} ({one.phase})" for one in saved))
+        for model in saved:
+            if checkpoint == str(model.step):
+                return model
+        problem = f"there is no checkpoint {checkpoint!r}"
+    steps = dict.fromkeys(f"{model.step} ({model.phase})" for model in saved)
     raise ConfigError(
-        why,
+        problem,
         where=f"--checkpoint: {run}",
-        fix=f"This run has last and the steps {names}.",
+        fix=f"This run has last and the steps {', '.join(steps)}.",
     )
 
 
+def _best(models: list[Saved]) -> Saved | None:
+    """Return the marked model of the highest accuracy, the earliest of equals; None if none is."""
+    best = None
+    best_rank: tuple[float, int] | None = None
+    for model in models:
+        accuracy = _accuracy(model)
+        if accuracy is None:
+            continue
+        rank = (accuracy, -model.step)
+        if best_rank is None or rank > best_rank:
+            best = model
+            best_rank = rank
+    return best
+
+
 def _accuracy(saved: Saved) -> float | None:
-    """The accuracy in validation that made a model the best one of its phase, if it is."""
+    """Return the validation accuracy of a model marked as the best of its phase; else None."""
     mark = saved.folder / BEST_FILE
     if not mark.is_file():
         return None

@@ -1,4 +1,4 @@
-"""What every sampler promises: requests in, completions out as each one finishes."""
+"""The interface of every sampler: requests in, completions out as each one finishes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grouper.types import Completion, FinishReason, Prompt, SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """One completion to draw.
+    """One completion to sample.
 
     Example: `SampleRequest(prompt=prompt, params=SamplingParams(), key=draw_seed(0, "grpo", 3,
     "gsm8k/1", 0))`.
@@ -23,13 +23,13 @@ class SampleRequest:
     prompt: Prompt
     params: SamplingParams
     key: int
-    """64-bit address of this draw, from `draw_seed`; position i of the completion uses the i-th
-    uniform number of the stream it names. Equal keys give equal completions."""
+    """64-bit address of this completion, from `draw_seed`; its position i uses the i-th uniform
+    number of the stream that the address names. Equal keys give equal completions."""
 
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Draws completions; evaluation and training know nothing else of how."""
+    """Source of completions; evaluation and training use nothing but this method."""
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
         """Yield (index of the request, its completion) as each finishes, each index once."""
@@ -40,52 +40,59 @@ class ModelSampler(Sampler, Protocol):
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Of all sampling so far, what was not spent on decoding: `prefill`, `push` of weights."""
+        """Seconds of all sampling so far that were not decoding: `prefill`, `push` of weights."""
 
     @property
     def gap(self) -> float | None:
-        """How far log-probs were from the trainer's after the last push of weights.
+        """Distance of the log-probs from the trainer's after the last push of weights.
 
         In nats per token; None where nothing is pushed.
         """
 
     @property
     def update_share(self) -> float | None:
-        """The part of an adapter's change that merged and rounded weights repeat.
+        """Share of an adapter's change that is left in merged and rounded weights.
 
         None where no adapter is merged into weights that are coarser than it.
         """
 
     def rest(self) -> None:
-        """Give back memory that an update needs: nothing is drawn before the weights change."""
+        """Free memory that an update needs: nothing is sampled before the weights change."""
 
     def release(self) -> None:
-        """Free what is held between calls; the next call makes it anew."""
+        """Free everything kept between calls; the next call creates it again."""
 
 
 def check_lengths(requests: Sequence[SampleRequest], limit: int | None) -> None:
-    """Refuse what is longer than the model takes, prompt and completion together.
+    """Check that prompt and completion fit the model's context together.
+
+    Args:
+        requests: the completions to sample.
+        limit: tokens of the context; None: no limit.
 
     Raises:
         PromptError: a prompt and its completion may not fit.
     """
+    if limit is None:
+        return
     for request in requests:
-        tokens, new = len(request.prompt.token_ids), request.params.max_new_tokens
-        if limit is not None and tokens + new > limit:
+        prompt_tokens = len(request.prompt.token_ids)
+        new_tokens = request.params.max_new_tokens
+        if prompt_tokens + new_tokens > limit:
             raise PromptError(
-                f"a prompt of {tokens} tokens and {new} new ones do not fit the model's context "
-                f"of {limit}",
+                f"a prompt of {prompt_tokens} tokens and {new_tokens} new ones do not fit the "
+                f"model's context of {limit}",
                 where=request.prompt.problem_id,
                 fix="Lower sampling.max_new_tokens or prompt.max_prompt_tokens.",
             )
 
 
-def draw_seed(*parts: int | str) -> int:
-    """The 64-bit key of a draw, a pure function of everything that names it.
+def draw_seed(*address: int | str) -> int:
+    """Compute the 64-bit key of a completion, a pure function of its address.
 
-    By convention the parts are (run seed, purpose, step, occurrence within the step, problem id,
-    sample index), so a draw does not depend on the slot, batch or process it runs in, and resuming
-    needs no generator state.
+    By convention the address is (run seed, purpose, step, occurrence within the step, problem id,
+    sample index). So a completion does not depend on the slot, batch or process it is sampled in,
+    and resuming needs no generator state.
 
     >>> draw_seed(0, "grpo", 1, "a/1", 0) == draw_seed(0, "grpo", 1, "a/1", 0)
     True
@@ -93,26 +100,27 @@ def draw_seed(*parts: int | str) -> int:
     False
     """
     # repr keeps ("1",) and (1,) apart; the separator keeps ("ab", "c") and ("a", "bc") apart.
-    text = "\x1f".join(repr(part) for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    text = "\x1f".join(repr(component) for component in address)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 # --- where a completion ends ----------------------------------------------------------------------
 
 
 class Decoder(Protocol):
-    """The part of a tokenizer this file needs."""
+    """The methods of a tokenizer that this file needs."""
 
     def decode(self, token_ids: Sequence[int], **kwargs: bool) -> str: ...
     def __len__(self) -> int: ...
 
 
 class StopStrings:
-    """Watches sequences for any of a few strings.
+    """Finds any of a few strings in sequences of tokens.
 
     Decoding every sequence at every token would cost more than a small model. A token can only
     complete a stop string if its own text contains the string's last character (or is a fragment
-    of a character), so all other tokens are passed over by a table lookup.
+    of a character), so all other tokens are skipped by a table lookup.
 
     Args:
         tokenizer: decodes ids to text.
@@ -125,27 +133,37 @@ class StopStrings:
 
     @cached_property
     def candidates(self) -> list[bool]:
-        """By token id: whether it may complete a stop string."""
+        """For each token id, whether it may complete a stop string."""
         # U+FFFD marks a token that is only part of a character's bytes.
-        lasts = {"\ufffd", *(stop[-1] for stop in self._stops)}
-        # Twice: some tokenizers leave out the space that a text begins with.
-        texts = (self.text([token, token]) for token in range(len(self._tokenizer)))
-        return [any(last in text for last in lasts) for text in texts]
+        last_characters = {"\ufffd"}
+        for stop in self._stops:
+            last_characters.add(stop[-1])
+        candidates = []
+        for token in range(len(self._tokenizer)):
+            # Twice: some tokenizers leave out the space that a text begins with.
+            text = self.text([token, token])
+            candidates.append(any(character in text for character in last_characters))
+        return candidates
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The text of ids, special tokens kept: nothing the model wrote is hidden."""
+        """Decode ids, special tokens included, so that all of the model's output is visible."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def completed(self, token_ids: Sequence[int]) -> bool:
-        """Whether the last token has just completed a stop string."""
+        """Tell whether the text of these tokens contains a stop string."""
         text = self.text(token_ids)
         return any(stop in text for stop in self._stops)
 
     def cut(self, text: str, *, include_stop: bool) -> str:
-        """The text up to the first stop string, of which there is one."""
-        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
-        start, stop = min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
-        return text[: start + len(stop)] if include_stop else text[:start]
+        """Return the text up to the stop string that ends first; it must contain one."""
+        spans = []
+        for stop in self._stops:
+            start = text.find(stop)
+            if start >= 0:
+                spans.append((start + len(stop), start))
+        # Of two that end at the same place, the longer one.
+        end, start = min(spans)
+        return text[:end] if include_stop else text[:start]
 
     def completion(
         self,
@@ -157,8 +175,20 @@ class StopStrings:
         policy_version: int,
         entropies: tuple[float, ...] = (),
     ) -> Completion:
-        """What was drawn, with its text: without the stop token, cut at the stop string."""
-        text = self.text(token_ids[:-1] if reason is FinishReason.STOP_TOKEN else token_ids)
+        """Build a completion with its text, which ends before the stop token or stop string.
+
+        Args:
+            token_ids: all sampled tokens, the stop token included.
+            logprobs: one per token.
+            reason: why the completion ended.
+            include_stop: keep the stop string in the text.
+            policy_version: version of the weights that sampled it.
+            entropies: one per token, or none.
+        """
+        if reason is FinishReason.STOP_TOKEN:
+            text = self.text(token_ids[:-1])
+        else:
+            text = self.text(token_ids)
         if reason is FinishReason.STOP_STRING:
             text = self.cut(text, include_stop=include_stop)
         return Completion(

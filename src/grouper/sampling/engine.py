@@ -1,9 +1,9 @@
 """Engines run the model for the sampler: slots over our cache, or padded rows over a plain cache.
 
-The decoding step needs nothing from the host, so it is recorded where that pays and replayed. It
-reads and writes tensors that never move: the last tokens, how many each row has drawn, the column
-of the ring, the block of new tokens. It is recorded once per bucket of rows, and again when a
-tensor has to grow.
+The decoding step needs nothing from the host, so it is recorded and replayed where that is faster.
+It reads and writes tensors that never move: the last tokens, the number of tokens of each row, the
+column of the ring, the block of new tokens. It is recorded once per bucket of rows, and again when
+a tensor has to grow.
 """
 
 from __future__ import annotations
@@ -39,49 +39,60 @@ PLAIN_WIDTH = 32
 
 
 class BaseEngine(ABC):
-    """Slots that hold sequences: prompts and what has been drawn.
+    """Slots that hold sequences: prompts and the tokens sampled so far.
 
     Args:
         policy: the model.
         size: the capacity.
-        stop_ids: what must not be drawn before `min_new_tokens`.
+        stop_ids: ids that must not be sampled before `min_new_tokens`.
     """
 
     refills = True
-    """Whether a finished slot can be refilled while others go on."""
+    """Whether a finished slot can be refilled while others continue."""
     keeps = False
     """Whether recorded steps are worth their memory until the sampler is called again."""
 
     def __init__(self, policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> None:
         self.policy = policy
         self.slots = size.slots
-        self.asked = size
-        """The capacity wanted; if memory is short, there are fewer slots."""
+        self.capacity = size
+        """The capacity requested; if memory is short, there are fewer slots."""
         self.captured: list[float] = []
         """Seconds that recording took, per step."""
         self._storage = _storage(policy)
         # Heads may score more ids than there are embeddings.
         head: Any = policy.model.get_output_embeddings()
-        self.rows = DecodeRows(size, len(head.weight), stop_ids, policy.device)
+        vocabulary = len(head.weight)
+        self.rows = DecodeRows(size, vocabulary, stop_ids, policy.device)
 
     def serves(self, policy: Policy, size: CacheSize) -> bool:
-        """Whether it can sample from this policy with this capacity."""
-        enough = all(asked <= held for asked, held in zip(size, self.asked, strict=True))
-        return policy is self.policy and enough and self._storage == _storage(policy)
+        """Tell whether it can sample from this policy with this capacity."""
+        if policy is not self.policy:
+            return False
+        for needed, available in zip(size, self.capacity, strict=True):
+            if needed > available:
+                return False
+        return self._storage == _storage(policy)
 
     def begin(self, requests: Sequence[SampleRequest]) -> None:
-        """All slots are free, and these will be asked."""
+        """Free all slots; these requests come next."""
         self.rows.begin(requests)
 
     def admit(self, requests: Sequence[SampleRequest], slots: Sequence[int]) -> Drawn:
-        """Start requests in free slots: run each prompt once, draw the first tokens [1, slots].
+        """Start requests in free slots: run each prompt once and sample the first tokens.
 
         Args:
             requests: one for each slot.
             slots: free ones.
+
+        Returns:
+            Token ids, log-probs and entropies, [1, slots] each.
         """
         prompts: dict[Tokens, int] = {}
-        owners = [prompts.setdefault(r.prompt.token_ids, len(prompts)) for r in requests]
+        owners = []
+        for request in requests:
+            owner = prompts.setdefault(request.prompt.token_ids, len(prompts))
+            owners.append(owner)
         logits = self._prefill(list(prompts), slots, owners)
         self.rows.fill(slots, requests)
         places = torch.tensor(slots, device=self.policy.device)
@@ -92,15 +103,27 @@ class BaseEngine(ABC):
     def _prefill(
         self, prompts: list[Tokens], slots: Sequence[int], owners: Sequence[int]
     ) -> Tensor:
-        """Run each prompt once and assign it to its slots; logits [len(slots), V] in float32."""
+        """Run each prompt once and assign it to its slots.
+
+        Args:
+            prompts: distinct ones.
+            slots: the slots to fill.
+            owners: for each slot, the index of its prompt in `prompts`.
+
+        Returns:
+            Logits of the first new token, [slots, V] float32.
+        """
 
     @abstractmethod
     def advance(self, steps: int, longest: int) -> Drawn:
-        """Draw `steps` more tokens in every slot in use.
+        """Sample `steps` more tokens in every slot in use.
 
         Args:
             steps: decoding steps.
-            longest: tokens drawn by the longest unfinished sequence.
+            longest: tokens of the longest unfinished sequence.
+
+        Returns:
+            Token ids, log-probs and entropies, [steps, slots] each.
         """
 
     def free(self, slots: Sequence[int]) -> None:
@@ -109,14 +132,14 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def should_compact(self, live: int) -> bool:
-        """Whether so few slots are live that `compact` pays."""
+        """Tell whether so few slots are live that compacting them saves time."""
 
     def compact(self, slots: Sequence[int]) -> None:
         """Move these slots to the front, in order; drop the others."""
         self.rows.compact(slots)
 
-    def release(self) -> None:  # noqa: B027 - what is held here goes with the engine
-        """Free what only sampling needs."""
+    def release(self) -> None:  # noqa: B027 - this class has nothing to free
+        """Free the memory that only sampling needs."""
 
 
 class Engine(BaseEngine):
@@ -126,7 +149,7 @@ class Engine(BaseEngine):
         policy: the model.
         size: the capacity.
         stop_ids: as in `BaseEngine`.
-        graphs: how steps are repeated; None: what suits the model and its device.
+        graphs: how steps are repeated; None: chosen by `choose_graphs`.
     """
 
     def __init__(
@@ -141,25 +164,28 @@ class Engine(BaseEngine):
         self._graphs = graphs or choose_graphs(policy, size.completion)
         self.keeps = self._graphs.keeps
         self._recorded: dict[tuple[int, DrawFlags], Step] = {}
-        """Recorded steps, by everything that a step decides on the host."""
+        """Recorded steps, by the values that a step decides on the host: rows and flags."""
         self._shapes = (0, 0, 0)
         """Places, columns of the ring, and most rows of a prompt, as recorded."""
-        self._cache = KVCache(size, KERNEL_WIDTH if has_kernel(policy) else PLAIN_WIDTH, device)
+        width = PLAIN_WIDTH
+        if has_kernel(policy):
+            width = KERNEL_WIDTH
+        self._cache = KVCache(size, width, device)
         self._prompts: dict[Tokens, int] = {}
         """Prompt -> its place in the cache."""
         self._last: dict[Tokens, Tensor] = {}
         """Prompt -> hidden state [H] of its last token."""
         self._owners: list[int | None] = []
         """The place of each slot's prompt; None: the slot is free."""
-        none = torch.zeros(self.slots, dtype=torch.long, device=device)
+        owners = torch.zeros(self.slots, dtype=torch.long, device=device)
         self._state = DecodeState(
             column=self._cache.column,
             lengths=self.rows.drawn,
-            owners=none,
-            prompt_lengths=none[:0],
-            members=none.view(self.slots, 1)[:0],
+            owners=owners,
+            prompt_lengths=owners[:0],
+            members=owners.view(self.slots, 1)[:0],
         )
-        """Of all slots."""
+        """The state of all slots."""
         self._settled = False
         """Whether `_state` has the current owners and members."""
         self._bucket = 0
@@ -167,61 +193,96 @@ class Engine(BaseEngine):
         self._cursor = torch.zeros(1, dtype=torch.long, device=device)
         """[1]: steps since the host last read the block."""
         self._block: Drawn | None = None
-        """[steps, slots]: what has been drawn; no later call asks for more steps than the first."""
+        """The sampled tokens, log-probs and entropies, [steps, slots] each.
+
+        Allocated by the first call of `advance`; no later one has more steps.
+        """
 
     def begin(self, requests: Sequence[SampleRequest]) -> None:
         super().begin(requests)
         # The weights may have changed, so cached prompts are stale.
-        self._prompts, self._last, self._owners, self._bucket = {}, {}, [], 0
+        self._prompts = {}
+        self._last = {}
+        self._owners = []
+        self._bucket = 0
 
     def _prefill(
         self, prompts: list[Tokens], slots: Sequence[int], owners: Sequence[int]
     ) -> Tensor:
-        device = self.policy.device
         places = self._place(prompts, set(slots))
-        fresh = [p for p in prompts if p not in self._last]
+        new_prompts = [prompt for prompt in prompts if prompt not in self._last]
         self._cache.make_places(len(self._prompts))
-        count = prompts_at_once(max(map(len, prompts)))
-        for part in (fresh[start : start + count] for start in range(0, len(fresh), count)):
-            entries = torch.tensor([self._prompts[p] for p in part], device=device)
-            layout = Prefill(self._cache, part, entries)
-            hidden = self.policy.hidden_states(layout, layout.token_ids, layout.position_ids)
-            self._last |= zip(part, hidden.index_select(0, layout.sources), strict=True)
-        self._owners += [None] * (max(slots) + 1 - len(self._owners))
+        longest = max(len(prompt) for prompt in prompts)
+        count = prompts_at_once(longest)
+        for start in range(0, len(new_prompts), count):
+            self._run_prompts(new_prompts[start : start + count])
+
+        new_slots = max(slots) + 1 - len(self._owners)
+        self._owners += [None] * new_slots
         for slot, owner in zip(slots, owners, strict=True):
             self._owners[slot] = places[owner]
         if len(self._owners) > self._bucket:
             self._resize_bucket()
         self._settled = False
-        last = torch.stack([self._last[p] for p in prompts])
-        return self.policy.logits(last)[torch.tensor(owners, device=device)]
+        # The head runs once per prompt; slots that share a prompt share its logits.
+        last_states = [self._last[prompt] for prompt in prompts]
+        hidden = torch.stack(last_states)
+        logits = self.policy.logits(hidden)
+        rows = torch.tensor(owners, device=self.policy.device)
+        return logits[rows]
+
+    def _run_prompts(self, prompts: list[Tokens]) -> None:
+        """Run prompts in one forward; store their keys, values and last hidden states."""
+        places = [self._prompts[prompt] for prompt in prompts]
+        entries = torch.tensor(places, device=self.policy.device)
+        layout = Prefill(self._cache, prompts, entries)
+        hidden = self.policy.hidden_states(layout, layout.token_ids, layout.position_ids)
+        last_states = hidden.index_select(0, layout.sources)
+        for prompt, state in zip(prompts, last_states, strict=True):
+            self._last[prompt] = state
 
     def _place(self, prompts: list[Tokens], slots: set[int]) -> list[int]:
-        """The place of each prompt; new ones take places no longer read, or further ones."""
-        known = self._prompts
-        read = {owner for slot, owner in enumerate(self._owners) if slot not in slots}
-        read |= {known[p] for p in prompts if p in known}
-        unread = [p for p, place in known.items() if place not in read]
+        """Return the place of each prompt in the cache, assigning places to new ones.
+
+        Args:
+            prompts: distinct ones.
+            slots: free ones, which read no place any more.
+        """
+        places = self._prompts
+        # Places in use: those that a running slot reads, and those of prompts that come again.
+        in_use: set[int | None] = set()
+        for slot, place in enumerate(self._owners):
+            if slot not in slots:
+                in_use.add(place)
         for prompt in prompts:
-            if prompt not in known and unread:
-                old = unread.pop()
+            if prompt in places:
+                in_use.add(places[prompt])
+        replaceable = [prompt for prompt, place in places.items() if place not in in_use]
+        for prompt in prompts:
+            if prompt in places:
+                continue
+            if replaceable:
+                old = replaceable.pop()
                 self._last.pop(old, None)
-                known[prompt] = known.pop(old)
-            known.setdefault(prompt, len(known))
-        return [known[p] for p in prompts]
+                places[prompt] = places.pop(old)
+            else:
+                places[prompt] = len(places)
+        return [places[prompt] for prompt in prompts]
 
     def advance(self, steps: int, longest: int) -> Drawn:
-        # The last token drawn is not in the ring yet.
+        # The last token sampled is not in the ring yet.
         self._cache.make_columns(longest - 1 + steps)
         self._settle()
         if self._block is None:
             tokens = self._cursor.new_zeros(steps, self.slots)
             logprobs = torch.zeros(tokens.shape, device=tokens.device)
-            self._block = (tokens, logprobs, torch.zeros_like(logprobs))
+            entropies = torch.zeros_like(logprobs)
+            self._block = (tokens, logprobs, entropies)
         self._cursor.zero_()
         for _ in range(steps):
             self._run_step()
-        tokens, logprobs, entropies = (part[:steps, : self.rows.count] for part in self._block)
+        count = self.rows.count
+        tokens, logprobs, entropies = (tensor[:steps, :count] for tensor in self._block)
         return tokens, logprobs, entropies
 
     def free(self, slots: Sequence[int]) -> None:
@@ -241,7 +302,8 @@ class Engine(BaseEngine):
         self._settled = False
 
     def _resize_bucket(self) -> None:
-        self._bucket = min(self.slots, self._graphs.bucket(len(self._owners)))
+        bucket = self._graphs.bucket(len(self._owners))
+        self._bucket = min(self.slots, bucket)
 
     def release(self) -> None:
         # Recorded steps refer to this engine and it to them: break the cycle.
@@ -253,25 +315,41 @@ class Engine(BaseEngine):
         """Write into `_state` which rows continue which prompt."""
         if self._settled:
             return
-        state, places = self._state, self._cache.places
+        places = self._cache.places
+        # The slots that continue each prompt.
         groups: list[list[int]] = [[] for _ in range(places)]
+        # Free slots read the first place: their output is not used.
+        owners = [0] * self.slots
         for row, place in enumerate(self._owners):
             if place is not None:
                 groups[place].append(row)
-        largest = max(map(len, groups))
-        size = max(state.members.shape[1], 1 << (largest - 1).bit_length())
-        if state.members.shape != (places, size):
+                owners[row] = place
+        largest = max(len(group) for group in groups)
+        # A power of two that never shrinks: a new shape makes recorded steps useless.
+        power = 1 << (largest - 1).bit_length()
+        recorded_size = self._state.members.shape[1]
+        size = max(recorded_size, power)
+        if self._state.members.shape != (places, size):
             members = self._cursor.new_zeros(places, size)
-            self._state = state = replace(state, members=members, prompt_lengths=members[:, 0] + 1)
-        lengths = {place: len(prompt) for prompt, place in self._prompts.items()}
-        owners = [place or 0 for place in self._owners] + [0] * (self.slots - len(self._owners))
-        state.members.copy_(torch.tensor([g + [-1] * (size - len(g)) for g in groups]))
-        state.prompt_lengths.copy_(torch.tensor([lengths.get(p, 1) for p in range(places)]))
-        state.owners.copy_(torch.tensor(owners))
+            prompt_lengths = members[:, 0] + 1
+            self._state = replace(self._state, members=members, prompt_lengths=prompt_lengths)
+
+        lengths = [1] * places
+        for prompt, place in self._prompts.items():
+            lengths[place] = len(prompt)
+        padded_groups = []
+        for group in groups:
+            padding = [-1] * (size - len(group))
+            padded_groups.append(group + padding)
+        self._state.members.copy_(torch.tensor(padded_groups))
+        self._state.prompt_lengths.copy_(torch.tensor(lengths))
+        self._state.owners.copy_(torch.tensor(owners))
         self._settled = True
 
     def _run_step(self) -> None:
-        shapes = (self._cache.places, self._cache.width, self._state.members.shape[1])
+        """Replay the step that was recorded for these rows and flags, or record it now."""
+        members = self._state.members.shape[1]
+        shapes = (self._cache.places, self._cache.width, members)
         if shapes != self._shapes:  # tensors have moved
             self._recorded.clear()
             self._shapes = shapes
@@ -283,21 +361,37 @@ class Engine(BaseEngine):
         recorded = self._graphs.record(self._step)
         self.captured.append(time.perf_counter() - started)
         if recorded is None:
-            self._graphs, recorded = OpByOp(), self._step
+            # No later step will be recorded either.
+            self._graphs = OpByOp()
+            recorded = self._step
         self._recorded[key] = recorded
 
     def _step(self) -> None:
-        """Feed every row its last token and draw the next; no operation waits for the device."""
+        """Feed every row its last token and sample the next; no operation waits for the device."""
         assert self._block is not None
-        rows, count, state = self.rows, self._bucket, self._state
-        state.column.add_(1).remainder_(self._cache.width)
-        state = replace(state, lengths=state.lengths[:count], owners=state.owners[:count])
-        tokens, positions = rows.tokens[None, :count], rows.positions(count)[None]
-        hidden = self.policy.hidden_states(Decode(self._cache, state), tokens, positions)
-        drawn = rows.draw(self.policy.logits(hidden))
-        for held, new in zip(self._block, drawn, strict=True):
-            held[:, :count].index_copy_(0, self._cursor, new[None].to(held.dtype))
+        rows = self.rows
+        count = self._bucket
+        column = self._state.column
+        column.add_(1).remainder_(self._cache.width)
+        lengths = self._state.lengths[:count]
+        owners = self._state.owners[:count]
+        state = replace(self._state, lengths=lengths, owners=owners)
+        # One flat row [1, count], as everywhere in the model's own code.
+        tokens = rows.tokens[None, :count]
+        positions = rows.positions(count)[None]
+        layout = Decode(self._cache, state)
+        hidden = self.policy.hidden_states(layout, tokens, positions)
+        logits = self.policy.logits(hidden)
+        sampled = rows.draw(logits)
+        for block, values in zip(self._block, sampled, strict=True):
+            in_use = block[:, :count]
+            row = values[None].to(block.dtype)
+            in_use.index_copy_(0, self._cursor, row)
         self._cursor.add_(1)
+
+
+# From transformers 5.24 on, every model has the first.
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 
 class PaddedEngine(BaseEngine):
@@ -309,10 +403,13 @@ class PaddedEngine(BaseEngine):
         super().__init__(policy, size, stop_ids)
         self._cache: Any = None
         self._mask = torch.empty(0)
-        known = inspect.signature(policy.decoder.forward).parameters
-        # The first is what all are called from transformers 5.24 on.
-        caches = (n for n in ("cache", "past_key_values", "cache_params") if n in known)
-        self._cache_name = next(caches, "")
+        parameters = inspect.signature(policy.decoder.forward).parameters
+        self._cache_name = ""
+        """The argument of the model's forward that takes the cache; empty if it has none."""
+        for name in _CACHE_NAMES:
+            if name in parameters:
+                self._cache_name = name
+                break
         self._require_sound(size.prompt + size.completion)
 
     @torch.no_grad()
@@ -325,70 +422,109 @@ class PaddedEngine(BaseEngine):
             longest: tokens of a text.
 
         Raises:
-            ModelError: they differ, or there are none.
+            ModelError: the logits differ, or the model takes no cache.
         """
-        policy, rows = self.policy, torch.arange(4, device=self.policy.device)
-        ids = (torch.arange(56, device=rows.device).view(4, 14) * 7919 + 11) % policy.vocabulary
-        lengths = torch.tensor([11, 6, 7, 9], device=rows.device)
-        prompts = [tuple(ids[row, :length].tolist()) for row, length in enumerate(lengths)]
-        what = f"{type(policy.model).__name__} cannot be sampled from in padded rows"
+        policy = self.policy
+        device = policy.device
+        # Four texts of 14 arbitrary ids, cut into prompts of different lengths.
+        rows = torch.arange(4, device=device)
+        numbers = torch.arange(56, device=device).view(4, 14)
+        ids = (numbers * 7919 + 11) % policy.vocabulary
+        lengths = torch.tensor([11, 6, 7, 9], device=device)
+        prompts = []
+        for row, length in enumerate(lengths):
+            token_ids = ids[row, :length]
+            prompts.append(tuple(token_ids.tolist()))
+        problem = f"{type(policy.model).__name__} cannot be sampled from in padded rows"
         fix = "Use another model, or model.attention: native where it has that."
-        with as_model_error(what, fix=fix), short_windows(policy.model, longest):
+        with as_model_error(problem, fix=fix), short_windows(policy.model, longest):
             if not self._cache_name:
                 raise ValueError("it takes no cache of transformers' usual kind")
             with policy.autocast():
-                whole = policy.decoder(input_ids=ids, use_cache=False).last_hidden_state
-            found = [self._prefill(prompts, range(4), range(4))]
-            found += [self._feed(ids[rows, at], at) for at in (lengths, lengths + 1)]
-        expected = policy.logits(whole[rows, torch.stack([lengths - 1, lengths, lengths + 1])])
-        gaps = (torch.stack(found) - expected).abs().amax(-1) / expected.abs().max()
-        # Of the padded rows, the one that moves least: rounding may choose an expert.
-        share = float(gaps[:, 1:].amin(1).max())
-        if not share <= bound_of(policy):  # nor is it where it is no number
-            why = f"logits differ by {share:.2g} of their size from those of whole texts"
-            raise ModelError(f"{what}: {why}", fix=fix)
+                hidden = policy.decoder(input_ids=ids, use_cache=False).last_hidden_state
+            # The last token of each prompt and the two after it, over the cache.
+            padded = [self._prefill(prompts, range(4), range(4))]
+            for position in (lengths, lengths + 1):
+                logits = self._feed(ids[rows, position], position)
+                padded.append(logits)
+        columns = torch.stack([lengths - 1, lengths, lengths + 1])
+        expected = policy.logits(hidden[rows, columns])
+        # [3, 4]: the first row has no padding, since it is the longest.
+        differences = (torch.stack(padded) - expected).abs()
+        gaps = differences.amax(-1) / expected.abs().max()
+        # Rounding may send a token to another expert, so only the padded row that differs least
+        # in each step counts.
+        smallest_gaps = gaps[:, 1:].amin(1)
+        share = float(smallest_gaps.max())
+        if not share <= bound_of(policy):  # written so that a NaN is an error, too
+            reason = f"logits differ by {share:.2g} of their size from those of whole texts"
+            raise ModelError(f"{problem}: {reason}", fix=fix)
 
     def _prefill(
         self, prompts: list[Tokens], slots: Sequence[int], owners: Sequence[int]
     ) -> Tensor:
         device = self.policy.device
-        assert list(slots) == list(range(len(slots))), "a plain cache is filled all at once"
-        width = max(len(p) for p in prompts)
-        ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
-        live = [[0] * (width - len(p)) + [1] * len(p) for p in prompts]
-        self._mask = torch.tensor(live, device=device)
+        all_slots = list(range(len(slots)))
+        assert list(slots) == all_slots, "a plain cache is filled all at once"
+        width = max(len(prompt) for prompt in prompts)
+        padded_ids = []
+        mask = []
+        for prompt in prompts:
+            padding = [0] * (width - len(prompt))
+            padded_ids.append(padding + list(prompt))
+            mask.append(padding + [1] * len(prompt))
+        ids = torch.tensor(padded_ids, device=device)
+        self._mask = torch.tensor(mask, device=device)
         self._cache = DynamicCache(config=self.policy.model.config)
-        logits = self._forward(ids, (self._mask.cumsum(1) - 1).clamp(min=0))
-        owner = torch.tensor(owners, device=device)
-        self._select(owner)
-        return logits[owner]
+        # Positions count the tokens, not the padding.
+        positions = self._mask.cumsum(1) - 1
+        positions = positions.clamp(min=0)
+        logits = self._forward(ids, positions)
+        rows = torch.tensor(owners, device=device)
+        self._select(rows)
+        return logits[rows]
 
     def advance(self, steps: int, longest: int) -> Drawn:
-        del longest
-        rows, n = self.rows, self.rows.count
-        drawn = [rows.draw(self._feed(rows.tokens[:n], rows.positions(n))) for _ in range(steps)]
-        tokens, logprobs, entropies = (torch.stack(parts) for parts in zip(*drawn, strict=True))
+        del longest  # the cache grows by itself
+        rows = self.rows
+        count = rows.count
+        sampled = []
+        for _ in range(steps):
+            positions = rows.positions(count)
+            # Logits have no name: those of this step must not be in memory during the next one.
+            sampled.append(rows.draw(self._feed(rows.tokens[:count], positions)))
+        columns = zip(*sampled, strict=True)
+        tokens, logprobs, entropies = (torch.stack(per_step) for per_step in columns)
         return tokens, logprobs, entropies
 
     def _feed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Run one more token of every row: logits [rows, V]."""
-        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
-        return self._forward(tokens[:, None], positions[:, None])
+        """Run one more token of every row and return logits [rows, V]."""
+        new_column = self._mask.new_ones(len(tokens), 1)
+        self._mask = torch.cat([self._mask, new_column], dim=1)
+        ids = tokens[:, None]
+        return self._forward(ids, positions[:, None])
 
     def should_compact(self, live: int) -> bool:
         return live <= OpByOp.share * self.rows.count
 
     def compact(self, slots: Sequence[int]) -> None:
         super().compact(slots)
-        self._select(torch.tensor(slots, dtype=torch.long, device=self._mask.device))
+        device = self._mask.device
+        rows = torch.tensor(slots, dtype=torch.long, device=device)
+        self._select(rows)
 
     def _select(self, rows: Tensor) -> None:
+        """Let these rows of the cache, in this order, be all of it."""
         self._cache.reorder_cache(rows)
         self._mask = self._mask[rows]
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        # Without attention, what came before is in the cache alone.
-        mask = None if ids.shape[1] == 1 and all(self._cache.is_linear) else self._mask
+        """Run tokens [rows, L] at positions [rows, L]; return the last ones' logits [rows, V]."""
+        mask: Tensor | None = self._mask
+        is_step = ids.shape[1] == 1
+        if is_step and all(self._cache.is_linear):
+            # A recurrence has its past in its state: there are no earlier tokens to mask.
+            mask = None
         with self.policy.autocast():
             output = self.policy.decoder(
                 input_ids=ids,
@@ -397,25 +533,30 @@ class PaddedEngine(BaseEngine):
                 use_cache=True,
                 **{self._cache_name: self._cache},
             )
-        return self.policy.logits(output.last_hidden_state[:, -1])
+        last_states = output.last_hidden_state[:, -1]
+        return self.policy.logits(last_states)
 
 
 def make_engine(policy: Policy, size: CacheSize, stop_ids: Sequence[int]) -> BaseEngine:
-    """The engine for this model, with as many of the slots as a GPU's free memory allows.
+    """Return the engine for this model, with as many slots as a GPU's free memory allows.
 
     Args:
         policy: the model.
-        size: the capacity wanted.
+        size: the capacity to aim at.
         stop_ids: as in `BaseEngine`.
     """
-    room = fitting_size(policy, size)
-    made = (Engine if policy.native else PaddedEngine)(policy, room, stop_ids)
-    made.asked = size
-    return made
+    fitting = fitting_size(policy, size)
+    engine: BaseEngine
+    if policy.native:
+        engine = Engine(policy, fitting, stop_ids)
+    else:
+        engine = PaddedEngine(policy, fitting, stop_ids)
+    engine.capacity = size
+    return engine
 
 
 def _storage(policy: Policy) -> list[int]:
-    """Addresses of the weights, which recorded steps read."""
+    """Return the addresses of the weights, which recorded steps read."""
     return [parameter.data_ptr() for parameter in policy.parameters()]
 
 
@@ -441,11 +582,11 @@ class OpByOp:
     """Whether recorded steps are worth their memory until the sampler is called again."""
 
     def bucket(self, live: int) -> int:
-        """Rows to record a step for, given the number of live ones."""
+        """Return the number of rows to record a step for, given the number of live ones."""
         return live
 
     def record(self, step: Step) -> Step | None:
-        """Run the step once; returns what repeats it, or None if it cannot be recorded."""
+        """Run the step once; return a function that repeats it, or None if there can be none."""
         step()
         return step
 
@@ -457,11 +598,12 @@ class CpuGraphs(OpByOp):
         model: the model, whose weights must not change meanwhile.
     """
 
-    # Recording costs as much as some steps of a small model; rows that are not read cost their
-    # share of every product. At 25 M parameters and ragged lengths, 0.5 to 0.8 are within 6 %.
+    # A trade-off: recording costs as much as some steps of a small model, and rows that are not
+    # read cost their share of every product. At 25 M parameters and ragged lengths, the times for
+    # 0.5 to 0.8 are within 6 %.
     share = 0.7
-    # Tokens of a completion from which on it pays; estimated from what recording a step of the
-    # 0.5 M model takes, some ten steps' savings.
+    # Tokens of the shortest completion that is worth recording for. An estimate: recording a step
+    # of the 0.5 M model takes as long as some ten recorded steps save.
     fewest = 12
 
     def __init__(self, model: nn.Module) -> None:
@@ -469,10 +611,10 @@ class CpuGraphs(OpByOp):
         self._weights = graph.PackedWeights(multiplied(model))
 
     def record(self, step: Step) -> Step | None:
-        played = graph.record(step, self._weights)
-        if played is None:
+        replay = graph.record(step, self._weights)
+        if replay is None:
             log.info(WHY, self._model, "", ".")
-        return played
+        return replay
 
 
 class CudaGraphs(OpByOp):
@@ -497,16 +639,18 @@ class CudaGraphs(OpByOp):
         return 1 << (live - 1).bit_length()
 
     def record(self, step: Step) -> Step | None:
-        here = torch.cuda.current_stream(self._device)
-        self._side.wait_stream(here)
+        current = torch.cuda.current_stream(self._device)
+        self._side.wait_stream(current)
         try:
             with torch.cuda.stream(self._side):
-                step()  # a warm-up, and the step itself
+                # This is the step itself, and the warm-up that a capture needs.
+                step()
                 return self._captured(step)
         finally:
-            here.wait_stream(self._side)
+            current.wait_stream(self._side)
 
     def _captured(self, step: Step) -> Step | None:
+        """Capture the step without running it; return its replay, or None if that fails."""
         # Not `torch.cuda.graph`: where a capture fails it leaves its own stream current, and it
         # empties the allocator's cache every time.
         captured = torch.cuda.CUDAGraph()
@@ -529,17 +673,17 @@ class CudaGraphs(OpByOp):
 
 
 def choose_graphs(policy: Policy, completion: int) -> OpByOp:
-    """How the steps of this model are repeated.
+    """Choose how the steps of this model are repeated.
 
     Args:
         policy: the model.
         completion: tokens of the longest completion.
     """
-    name, device = type(policy.model).__name__, policy.device
-    if SIZED_BY_LENGTH & {rope.get("rope_type") for rope in policy.ropes}:
+    rope_types = {rope.get("rope_type") for rope in policy.ropes}
+    if SIZED_BY_LENGTH & rope_types:
         return OpByOp()
-    if device.type == "cuda":
-        return CudaGraphs(device, name)
+    if policy.device.type == "cuda":
+        return CudaGraphs(policy.device, type(policy.model).__name__)
     # Plain attention reads all columns, and little time passes between operations.
     if has_kernel(policy) and completion >= CpuGraphs.fewest:
         return CpuGraphs(policy.model)
@@ -547,5 +691,5 @@ def choose_graphs(policy: Policy, completion: int) -> OpByOp:
 
 
 def multiplied(model: nn.Module) -> list[Tensor]:
-    """The weights of a model's linear layers."""
-    return [m.weight for m in model.modules() if type(m) is nn.Linear]
+    """Return the weights of a model's linear layers, without subclasses of `nn.Linear`."""
+    return [module.weight for module in model.modules() if type(module) is nn.Linear]

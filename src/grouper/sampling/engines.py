@@ -1,4 +1,4 @@
-"""The samplers that a recipe can name in `sampling.engine`: each a function and a row."""
+"""The samplers that a recipe can name in `sampling.engine`: a function and a row for each."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ STRETCH = 4
 
 @dataclass(slots=True, kw_only=True)
 class Samplers:
-    """Makes the samplers of a recipe; an engine that was started serves all of them.
+    """A factory for the samplers of a recipe, which share one engine.
 
     Args:
         recipe: names the engine.
-        tokenizer: of all its models.
+        tokenizer: of all models of the recipe.
         stop_token_ids: ids that end a completion.
         longest: tokens of the longest completion.
-        processes: those that train; the first starts the engine.
+        processes: the processes that train; the first starts the engine.
     """
 
     recipe: Recipe
@@ -56,82 +56,100 @@ class Samplers:
     longest: int
     processes: ProcessGroup = field(default_factory=ProcessGroup)
     ends: ExitStack = field(default_factory=ExitStack)
-    """What `close` has to end."""
+    """The processes and folders that `close` ends and deletes."""
     _started: Engine | None = None
 
     def over(self, policy: Policy, *, copy_now: bool = False) -> ModelSampler:
-        """A sampler over a policy's weights.
+        """Return a sampler over a policy's weights.
 
         Args:
-            policy: whose weights.
-            copy_now: copy the weights while they are still in one piece, if there is to be a copy.
+            policy: the policy to sample from.
+            copy_now: copy the weights before they are split over processes, if the sampler needs
+                a copy.
         """
         return SAMPLERS[self.recipe.sampling.engine](self, policy, copy_now)
 
     def max_length(self, config: Any) -> int | None:
-        """The longest sequence that an engine has to have room for."""
-        most = self.recipe.prompt.max_prompt_tokens + STRETCH * self.longest
-        return min(most, context_length(config) or most)
+        """Return the tokens of the longest sequence that an engine needs memory for."""
+        longest = self.recipe.prompt.max_prompt_tokens + STRETCH * self.longest
+        context = context_length(config)
+        if not context:
+            return longest
+        return min(longest, context)
 
     def dtype(self, computed: str) -> str:
-        """What vLLM computes in: what the recipe wants of a copy, else what the trainer does."""
-        wanted = self.recipe.sampling.dtype
-        return wanted if wanted in DTYPES else computed
+        """Return vLLM's dtype: the one that the recipe names for sampling, else the trainer's.
+
+        Args:
+            computed: the dtype that the trainer computes in.
+        """
+        named = self.recipe.sampling.dtype
+        return named if named in DTYPES else computed
 
     def pushes_adapter(self, policy: Policy, computed: str) -> bool:
-        """Whether vLLM is given the adapter beside the weights, and not weights with it merged.
+        """Tell whether vLLM gets the adapter and the weights separately, not merged.
 
-        So it is wherever a merge would round a small update away, unless the recipe names a dtype
-        for merged weights or the adapter is of a kind that vLLM does not take.
+        It does if a merge would round a small update away, unless the recipe names a dtype for
+        merged weights or vLLM does not support the adapter.
         """
         if policy.adapter is None or self.recipe.sampling.dtype in DTYPES:
             return False
         if self.recipe.sampling.dtype == "same":
             return True
-        return keeps_adapter(DTYPES[self.dtype(computed)]) and vllm_takes_adapter(policy)
+        dtype = DTYPES[self.dtype(computed)]
+        return keeps_adapter(dtype) and vllm_takes_adapter(policy)
 
     def served(
         self, policy: Policy, folder: Path, *, computed: str, device: str
     ) -> tuple[str, dict[str, Any]]:
-        """The name of a model that vLLM is to serve, and the arguments of its engine.
+        """Return the name of a model that vLLM is to serve, and the arguments of its engine.
 
         Args:
             policy: its configuration is written to `folder` with the tokenizer.
             folder: exists.
             computed: the dtype that the trainer computes in.
-            device: the type of vLLM's.
+            device: the type of vLLM's device.
         """
         name = write_shape(folder, policy.model.config, self.tokenizer)
-        sampling, length = self.recipe.sampling, self.max_length(policy.model.config)
-        dtype = self.dtype(computed)
-        arguments = engine_arguments(sampling, dtype=dtype, device=device, max_length=length)
+        arguments = engine_arguments(
+            self.recipe.sampling,
+            dtype=self.dtype(computed),
+            device=device,
+            max_length=self.max_length(policy.model.config),
+        )
         if self.pushes_adapter(policy, computed):
-            made = policy.adapter.peft_config[ADAPTER]  # a loaded one keeps its own rank
-            rank = max(8, made.r, *made.rank_pattern.values())
-            room = 1 << (rank - 1).bit_length()  # a power of two
-            arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+            # Not the rank of the recipe: an adapter that was loaded keeps its own.
+            config = policy.adapter.peft_config[ADAPTER]
+            layer_ranks = config.rank_pattern.values()
+            rank = max(8, config.r, *layer_ranks)
+            # vLLM takes only certain ranks, among them the powers of two from 8 on.
+            arguments["enable_lora"] = True
+            arguments["max_loras"] = 1
+            arguments["max_lora_rank"] = 1 << (rank - 1).bit_length()
         return name, arguments
 
     def engine_of_vllm(self, policy: Policy) -> Engine:
-        """The engine for models of this shape, started with the first one."""
+        """Return the engine for models of this shape, started at the first call."""
         if self._started is None:
-            folder = tempfile.TemporaryDirectory(prefix="grouper-vllm-")
-            self._started = _start_vllm(self, policy, Path(self.ends.enter_context(folder)))
+            temporary = tempfile.TemporaryDirectory(prefix="grouper-vllm-")
+            folder = Path(self.ends.enter_context(temporary))
+            self._started = _start_vllm(self, policy, folder)
             self.ends.callback(self._started.close)
         return self._started
 
     def for_validation(self) -> Samplers:
-        """Samplers on the servers that only validation uses."""
-        sampling, servers = self.recipe.sampling, self.recipe.evaluation.servers
+        """Return samplers on the servers that only validation uses."""
+        sampling = self.recipe.sampling
+        servers = self.recipe.evaluation.servers
         vllm = sampling.vllm.model_copy(update={"mode": "server", "servers": servers})
         sampling = sampling.model_copy(update={"engine": "vllm", "vllm": vllm})
         recipe = self.recipe.model_copy(update={"sampling": sampling})
-        made = replace(self, recipe=recipe, ends=ExitStack(), _started=None)
-        self.ends.callback(made.close)
-        return made
+        samplers = replace(self, recipe=recipe, ends=ExitStack(), _started=None)
+        self.ends.callback(samplers.close)
+        return samplers
 
     def close(self) -> None:
-        """End what was started."""
+        """End the engine that was started, with its processes and folders."""
         self.ends.close()
         self._started = None
 
@@ -141,15 +159,18 @@ VLLM_MAX_RANK = 512
 
 
 def vllm_takes_adapter(policy: Policy) -> bool:
-    """Whether every adapted layer is a plain LoRA of a linear layer that vLLM can run beside."""
+    """Tell whether every adapted layer is a plain LoRA of a linear layer, which vLLM supports."""
     from peft.tuners.lora import Linear, LoraLayer
 
-    ends = {policy.model.get_input_embeddings(), policy.model.get_output_embeddings()}
+    embeddings = {policy.model.get_input_embeddings(), policy.model.get_output_embeddings()}
     for module in policy.model.modules():
         if not isinstance(module, LoraLayer):
             continue
-        plain = type(module) is Linear and not module.lora_variant and module not in ends
-        if not plain or max(module.r.values()) > VLLM_MAX_RANK:
+        if type(module) is not Linear or module.lora_variant:
+            return False
+        if module in embeddings:
+            return False
+        if max(module.r.values()) > VLLM_MAX_RANK:
             return False
     return True
 
@@ -170,9 +191,12 @@ def _native(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
 
 def _vllm(samplers: Samplers, policy: Policy, _copy_now: bool) -> ModelSampler:
     # No copy: the weights are gathered at every push.
-    sampling, computed = samplers.recipe.sampling, _name(policy)
+    sampling = samplers.recipe.sampling
+    computed = _dtype_name(policy)
     dtype = samplers.dtype(computed)
+    # If both compute in float32, the log-probs have to agree more closely.
     exact = dtype == computed == "float32"
+    rounded = DTYPES[dtype] if keeps_adapter(DTYPES[dtype]) else None
     return VllmSampler(
         policy,
         samplers.engine_of_vllm(policy),
@@ -182,7 +206,7 @@ def _vllm(samplers: Samplers, policy: Policy, _copy_now: bool) -> ModelSampler:
         tolerance=sampling.vllm.tolerance or TOLERANCE[exact],
         temperature=sampling.temperature,
         adapter=samplers.pushes_adapter(policy, computed),
-        rounded=DTYPES[dtype] if keeps_adapter(DTYPES[dtype]) else None,
+        rounded=rounded,
         processes=samplers.processes,
     )
 
@@ -193,7 +217,8 @@ SAMPLERS: dict[EngineName, Callable[[Samplers, Policy, bool], ModelSampler]] = {
 }
 
 
-def _name(policy: Policy) -> str:
+def _dtype_name(policy: Policy) -> str:
+    """Return the name of the dtype that a policy computes its products in."""
     return str(policy.products_dtype).removeprefix("torch.")
 
 
@@ -204,39 +229,46 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
         ConfigError: vLLM is missing or of another version.
         ModelError: it does not start, or serves another model.
     """
-    recipe, settings = samplers.recipe, samplers.recipe.sampling.vllm
+    recipe = samplers.recipe
+    settings = recipe.sampling.vllm
     started = time.perf_counter()
-    places = settings.servers or ("auto",)
-    urls = [place for place in places if "://" in place]
-    if len(urls) < len(places):
+    # Each is the address of a server elsewhere, or a device to start a server on.
+    servers = settings.servers or ("auto",)
+    urls = [server for server in servers if "://" in server]
+    devices = [server for server in servers if "://" not in server]
+    if devices:
         log.info("Starting vLLM %s (%s); this takes a minute.", require_vllm(), settings.mode)
-    config, computed = policy.model.config, _name(policy)
+    config = policy.model.config
+    computed = _dtype_name(policy)
     config.architectures = config.architectures or [type(policy.model).__name__]
-    name, arguments = samplers.served(policy, folder, computed=computed, device=policy.device.type)
+    device_type = policy.device.type
+    name, arguments = samplers.served(policy, folder, computed=computed, device=device_type)
     engine: LocalEngine | ServerEngine
     if settings.mode == "colocate":
         engine = LocalEngine(folder, arguments)
     else:
-        own: list[ServerProcess] = []
+        server_processes: list[ServerProcess] = []
 
         def start() -> tuple[list[str], str]:
+            """Start our servers; return the addresses of all servers, and the shared secret."""
+            # Servers elsewhere have a secret already; among our own, a new one will do.
             secret = shared_secret() if urls else secrets.token_hex(32)
-            for place in places:
-                if place not in urls:
-                    process = ServerProcess(folder, name, arguments, secret=secret, device=place)
-                    samplers.ends.callback(process.close)
-                    own.append(process)
-            return [*urls, *(process.url for process in own)], secret
+            for device in devices:
+                process = ServerProcess(folder, name, arguments, secret=secret, device=device)
+                samplers.ends.callback(process.close)
+                server_processes.append(process)
+            started_urls = [process.url for process in server_processes]
+            return urls + started_urls, secret
 
-        reached, secret = samplers.processes.on_rank0(start)
+        all_urls, secret = samplers.processes.on_rank0(start)
         engine = ServerEngine(
-            reached,
+            all_urls,
             secret,
             name=name,
             dtype=DTYPES[samplers.dtype(computed)],
             settings=settings,
             concurrency=recipe.sampling.max_slots,
-            processes=own,
+            processes=server_processes,
         )
         samplers.processes.on_rank0(engine.require_model)
     log.info("vLLM was ready after %.0f seconds.", time.perf_counter() - started)

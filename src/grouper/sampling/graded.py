@@ -1,7 +1,8 @@
-"""Drawing and grading together: each completion is graded while the next ones are drawn."""
+"""Sampling and grading together: completions are graded while the next ones are sampled."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from grouper.types import Completion, Grade, Verdict
 
 
 class Drawn(NamedTuple):
-    """One request, answered and graded."""
+    """The completion of one request and its grade."""
 
     completion: Completion
     grade: Grade
@@ -30,38 +31,66 @@ def draw_and_grade(
     processes: ProcessGroup | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Drawn], float]:
-    """Answer every request once and grade every answer once, whatever the number of processes.
+    """Sample one completion per request and grade it once, whatever the number of processes.
 
     Args:
-        requests: what to draw.
+        requests: the completions to sample.
         references: the reference answer of each request.
-        sampler: draws the completions.
+        sampler: samples the completions.
         grader: grades each one as it comes in.
         processes: the processes that split the requests among them.
-        progress: called with (completions drawn, completions in all) of this process.
+        progress: called with (completions sampled, completions in all) of this process.
 
     Returns:
-        One per request, in order, on every process; and the seconds this process spent drawing,
-        without the wait for the last grades.
+        One result per request, in order, on every process; and the seconds this process spent
+        sampling, without the wait for the last grades.
     """
     processes = processes or ProcessGroup()
     mine = share_of(requests, processes.rank, processes.size)
+    completions: dict[int, Completion] = {}
+    grades: dict[int, Future[Grade]] = {}
     started = time.perf_counter()
-    drawn: dict[int, tuple[Completion, Future[Grade]]] = {}
-    for place, completion in sampler.sample([requests[i] for i in mine]):
+    my_requests = [requests[index] for index in mine]
+    for place, completion in sampler.sample(my_requests):
         index = mine[place]
-        assert index not in drawn, f"the sampler answered request {index} twice"
-        drawn[index] = completion, grader.submit(completion.text, references[index])
+        assert index not in completions, f"the sampler answered request {index} twice"
+        completions[index] = completion
+        grades[index] = grader.submit(completion.text, references[index])
         if progress is not None:
-            progress(len(drawn), len(mine))
+            progress(len(completions), len(mine))
     seconds = time.perf_counter() - started
-    assert len(drawn) == len(mine), f"the sampler answered {len(drawn)} of {len(mine)} requests"
-    answered = [Drawn(completion=drawn[i][0], grade=drawn[i][1].result()) for i in mine]
-    return [one for part in processes.gather(answered) for one in part], seconds
+    count = len(completions)
+    assert count == len(mine), f"the sampler answered {count} of {len(mine)} requests"
+    results = []
+    for index in mine:
+        grade = grades[index].result()
+        results.append(Drawn(completions[index], grade))
+    shares = processes.gather(results)
+    return list(itertools.chain.from_iterable(shares)), seconds
 
 
-# Completions whose grades are waited for at one time: a slow grader holds up drawing, not memory.
+# Completions that wait for a grade at one time: a slow grader slows sampling down, and the memory
+# for completions stays bounded.
 _WAITING = 1_000
+
+
+class _Pending(NamedTuple):
+    """A completion that waits for a grade."""
+
+    request: int
+    """The index of its request."""
+    completion: Completion
+    future: Future[Grade]
+    """The grade that it waits for: the strict one, then the lenient one."""
+    strict: Grade | None = None
+    """The strict grade, once it is there."""
+
+
+def _is_due(queue: deque[_Pending], limit: int) -> bool:
+    """Tell whether the first grade is ready, or has to be waited for since the queue is full."""
+    if not queue:
+        return False
+    return len(queue) > limit or queue[0].future.done()
 
 
 def grade_as_drawn(
@@ -71,39 +100,44 @@ def grade_as_drawn(
     sampler: Sampler,
     grader: Grader,
 ) -> Iterator[tuple[int, Completion, Grade, Grade]]:
-    """Answer every request, and give each answer away as soon as it is graded.
+    """Sample one completion per request, and yield each as soon as it is graded.
 
     Args:
-        requests: what to draw.
+        requests: the completions to sample.
         references: the reference answer of each request.
-        sampler: draws the completions.
+        sampler: samples the completions.
         grader: grades each one as it comes in.
 
     Yields:
-        The index of the request, its completion, its grade, and its lenient grade: the same one
-        where that is correct, or the reference cannot be read.
+        The index of the request, its completion, its grade, and its lenient grade. The lenient
+        grade is the same one if that is correct, or if the reference cannot be read.
     """
-    waiting: deque[tuple[int, Completion, Future[Grade]]] = deque()
-    again: deque[tuple[int, Completion, Grade, Future[Grade]]] = deque()
+    # Two queues in the order of sampling: for the first grade, and for the lenient one after it.
+    waiting: deque[_Pending] = deque()
+    waiting_lenient: deque[_Pending] = deque()
 
-    def graded(most: int) -> Iterator[tuple[int, Completion, Grade, Grade]]:
-        while waiting and (len(waiting) > most or waiting[0][2].done()):
-            index, completion, future = waiting.popleft()
+    def graded(limit: int) -> Iterator[tuple[int, Completion, Grade, Grade]]:
+        """Yield results that are ready, and wait for more until at most `limit` are queued."""
+        while _is_due(waiting, limit):
+            index, completion, future, _ = waiting.popleft()
             grade = future.result()
             if not grade.correct and grade.verdict is not Verdict.NOT_SCORED:
-                future = grader.submit(completion.text, references[index], lenient=True)
-            again.append((index, completion, grade, future))
-        while again and (len(again) > most or again[0][3].done()):
-            index, completion, grade, future = again.popleft()
-            yield index, completion, grade, future.result()
+                reference = references[index]
+                future = grader.submit(completion.text, reference, lenient=True)
+            waiting_lenient.append(_Pending(index, completion, future, grade))
+        while _is_due(waiting_lenient, limit):
+            pending = waiting_lenient.popleft()
+            assert pending.strict is not None
+            lenient = pending.future.result()
+            yield pending.request, pending.completion, pending.strict, lenient
 
-    seen: set[int] = set()
+    answered: set[int] = set()
     for index, completion in sampler.sample(requests):
-        assert index not in seen, f"the sampler answered request {index} twice"
-        seen.add(index)
-        waiting.append((index, completion, grader.submit(completion.text, references[index])))
+        assert index not in answered, f"the sampler answered request {index} twice"
+        answered.add(index)
+        future = grader.submit(completion.text, references[index])
+        waiting.append(_Pending(index, completion, future))
         yield from graded(_WAITING)
-    assert len(seen) == len(requests), (
-        f"the sampler answered {len(seen)} of {len(requests)} requests"
-    )
+    count = len(answered)
+    assert count == len(requests), f"the sampler answered {count} of {len(requests)} requests"
     yield from graded(0)

@@ -27,15 +27,17 @@ Tokens = tuple[int, ...]
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
-# Tensors [slots, V] of float32 that exist at once while tokens are drawn: logits old and new,
+# Tensors [slots, V] of float32 that exist at once while tokens are sampled: logits old and new,
 # scaled, log-softmax, probabilities, cumulative sums.
 DRAW_COPIES = 6
+
+_FLOAT32_BYTES = 4
 
 # Prompt tokens per forward: with more, the activations between layers would take gigabytes.
 PREFILL_TOKENS = 1 << 14
 
-# Share of a device's free memory that is planned with; the rest is for what is not counted, and for
-# what the allocator cannot use.
+# Share of a device's free memory that the estimates may use; the rest is for what they do not
+# count, and for what the allocator cannot use.
 SHARE_OF_FREE = 0.8
 
 
@@ -45,7 +47,7 @@ class CacheSize(NamedTuple):
     slots: int
     """Concurrent sequences."""
     prompts: int
-    """Distinct prompts held at once."""
+    """Distinct prompts stored at once."""
     prompt: int
     """Tokens of the longest prompt."""
     completion: int
@@ -53,60 +55,87 @@ class CacheSize(NamedTuple):
 
     @classmethod
     def of(cls, requests: Collection[SampleRequest], slots: int) -> CacheSize:
-        """What these requests need with this number of slots."""
-        prompts = {request.prompt.token_ids for request in requests}
-        longest = max(request.params.max_new_tokens for request in requests)
-        return cls(slots, min(slots, len(prompts)), max(map(len, prompts)), longest)
+        """Return the capacity that these requests need with this number of slots."""
+        distinct = {request.prompt.token_ids for request in requests}
+        return cls(
+            slots=slots,
+            prompts=min(slots, len(distinct)),
+            prompt=max(len(prompt) for prompt in distinct),
+            completion=max(request.params.max_new_tokens for request in requests),
+        )
+
+
+def _with_slots(size: CacheSize, slots: int) -> CacheSize:
+    """Return the same size with another number of slots, which have at most one prompt each."""
+    prompts = min(slots, size.prompts)
+    return size._replace(slots=slots, prompts=prompts)
 
 
 def prompts_at_once(longest: int) -> int:
-    """Prompts per forward, where the longest has this many tokens."""
+    """Return the number of prompts per forward, where the longest has this many tokens."""
     return max(1, PREFILL_TOKENS // longest)
 
 
 def cache_bytes(config: Any, dtype: torch.dtype, size: CacheSize) -> int:
-    """Keys and values of all layers of a model with this text configuration."""
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    tokens = size.prompts * size.prompt + size.slots * size.completion
-    return int(2 * config.num_hidden_layers * heads * width * dtype.itemsize * tokens)
+    """Return the bytes of keys and values in all layers of a model.
+
+    Args:
+        config: the model's text configuration.
+        dtype: of keys and values.
+        size: the capacity.
+    """
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    numbers_per_token = 2 * config.num_hidden_layers * kv_heads * head_dim
+    prompt_tokens = size.prompts * size.prompt
+    completion_tokens = size.slots * size.completion
+    tokens = prompt_tokens + completion_tokens
+    return int(numbers_per_token * dtype.itemsize * tokens)
 
 
 def drawing_bytes(slots: int, vocabulary: int) -> int:
-    """Bytes that drawing one token for every slot takes."""
-    return DRAW_COPIES * slots * vocabulary * 4
+    """Return the bytes that sampling one token for every slot takes."""
+    return DRAW_COPIES * slots * vocabulary * _FLOAT32_BYTES
 
 
 def prefill_bytes(config: Any, dtype: torch.dtype, tokens: int) -> int:
-    """Roughly what running prompts takes: hidden states, and the inside of an MLP."""
-    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    return int(tokens * (4 * config.hidden_size + 3 * inner) * dtype.itemsize)
+    """Estimate the bytes that running prompts takes: hidden states, and the inside of an MLP."""
+    hidden = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    numbers_per_token = 4 * hidden + 3 * inner
+    return int(tokens * numbers_per_token * dtype.itemsize)
 
 
 def slots_that_fit(policy: Policy, size: CacheSize, free: int) -> int:
-    """The largest number of slots that fits, at most that of `size` and at least 1.
+    """Return the largest number of slots that fits, at most that of `size` and at least 1.
 
     Args:
         policy: the model.
-        size: what is wanted.
+        size: the capacity to aim at.
         free: bytes, of which `SHARE_OF_FREE` is used.
     """
-    config, dtype = policy.model.config.get_text_config(), policy.products_dtype
+    config = policy.model.config.get_text_config()
+    dtype = policy.products_dtype
     for slots in range(size.slots, 1, -1):
-        part = size._replace(slots=slots, prompts=min(slots, size.prompts))
-        run = size.prompt * min(part.prompts, prompts_at_once(size.prompt))
-        passing = max(drawing_bytes(slots, policy.vocabulary), prefill_bytes(config, dtype, run))
-        if cache_bytes(config, dtype, part) + passing <= SHARE_OF_FREE * free:
+        candidate = _with_slots(size, slots)
+        prompts = min(candidate.prompts, prompts_at_once(size.prompt))
+        prefill = prefill_bytes(config, dtype, size.prompt * prompts)
+        drawing = drawing_bytes(slots, policy.vocabulary)
+        # Prompts are run and tokens are sampled one after the other, never together.
+        temporary = max(drawing, prefill)
+        needed = cache_bytes(config, dtype, candidate) + temporary
+        if needed <= SHARE_OF_FREE * free:
             return slots
     return 1
 
 
 def fitting_size(policy: Policy, size: CacheSize) -> CacheSize:
-    """The same size with as many slots as a GPU's free memory allows."""
+    """Return the same size with as many slots as a GPU's free memory allows."""
     if policy.device.type != "cuda":
         return size
     slots = slots_that_fit(policy, size, free_memory(policy.device))
-    return size._replace(slots=slots, prompts=min(slots, size.prompts))
+    return _with_slots(size, slots)
 
 
 @dataclass(slots=True)
@@ -139,49 +168,84 @@ class KVCache:
         self._size = size
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> LayerCache:
-        """The cache of one layer, shaped after its keys and values [1, Hkv, _, D]."""
+        """Return the cache of one layer, allocated at its first use.
+
+        Args:
+            index: of the layer.
+            key: [1, Hkv, _, D], whose heads and dimensions the cache takes over.
+            value: [1, Hkv, _, D], where D may be another than that of the keys.
+        """
         if index not in self.layers:
-            dtype, (slots, _, prompt, _) = heads_dtype(key), self._size
-            # Zeros, not empty: a masked column still meets the softmax, and 0 * NaN is NaN.
-            stores = [
-                heads.new_zeros((rows, heads.shape[1], columns, heads.shape[3]), dtype=dtype)
-                for rows, columns in ((self.places, prompt), (slots, self.width))
-                for heads in (key, value)
-            ]
-            self.layers[index] = LayerCache((stores[0], stores[1]), (stores[2], stores[3]))
+            heads = (key, value)
+            prompts = _zeros(heads, self.places, self._size.prompt)
+            ring = _zeros(heads, self._size.slots, self.width)
+            self.layers[index] = LayerCache(prompts, ring)
         return self.layers[index]
 
     def make_places(self, prompts: int) -> None:
         """Grow so that at least this many prompts fit."""
         if prompts <= self.places:
             return
-        before, self.places = self.places, max(prompts, min(2 * self.places, self._size.prompts))
+        # Doubled, so that a stream of new prompts does not copy the cache for each of them.
+        doubled = min(2 * self.places, self._size.prompts)
+        places = max(prompts, doubled)
+        added = places - self.places
+        self.places = places
         for layer in self.layers.values():
-            layer.prompts = _padded(layer.prompts, (0, 0, 0, 0, 0, 0, 0, self.places - before))
+            layer.prompts = _grown(layer.prompts, dim=0, added=added)
 
     def make_columns(self, longest: int) -> None:
         """Grow the ring so that sequences of this length fit."""
-        wanted = min(longest, self._size.completion)  # a row writes no further than its budget
-        if wanted <= self.width:
+        # A row writes no further than its budget.
+        needed = min(longest, self._size.completion)
+        if needed <= self.width:
             return
-        oldest_first = torch.arange(self.width, device=self.column.device) + self.column + 1
-        oldest_first %= self.width
+        # New columns have to come after the newest one, so the ring is unrolled: afterwards the
+        # oldest column is the first, and the one that was written last is the last.
+        columns = torch.arange(self.width, device=self.column.device)
+        oldest = self.column + 1
+        oldest_first = (columns + oldest) % self.width
         self.column.fill_(self.width - 1)
-        before, self.width = self.width, min(max(wanted, 2 * self.width), self._size.completion)
+        doubled = max(needed, 2 * self.width)
+        width = min(doubled, self._size.completion)
+        added = width - self.width
+        self.width = width
         for layer in self.layers.values():
-            keys, values = (store.index_select(2, oldest_first) for store in layer.own)
-            layer.own = _padded((keys, values), (0, 0, 0, self.width - before))
+            keys, values = layer.own
+            keys = keys.index_select(2, oldest_first)
+            values = values.index_select(2, oldest_first)
+            layer.own = _grown((keys, values), dim=2, added=added)
 
     def compact(self, slots: Sequence[int]) -> None:
         """Move the keys and values of these slots to the front, in order; drop the others'."""
         moves = [(place, slot) for place, slot in enumerate(slots) if place != slot]
-        moved = torch.tensor(moves, dtype=torch.long, device=self.column.device).view(-1, 2)
-        places, sources = moved.unbind(1)
-        for layer in self.layers.values() if moves else ():
+        if not moves:
+            return
+        indices = torch.tensor(moves, device=self.column.device)
+        places, sources = indices.unbind(1)
+        for layer in self.layers.values():
             for store in layer.own:
                 store[places] = store[sources]
 
 
-def _padded(pair: Pair, widths: tuple[int, ...]) -> Pair:
-    """The pair padded with zeros; `widths` as in `torch.nn.functional.pad`."""
-    return pad(pair[0], widths), pad(pair[1], widths)
+def _zeros(heads: Pair, rows: int, columns: int) -> Pair:
+    """Return stores [rows, Hkv, columns, D] for keys and values like these [1, Hkv, _, D].
+
+    Zeros, not empty: a masked column still meets the softmax, and 0 * NaN is NaN.
+    """
+    key, value = heads
+    dtype = heads_dtype(key)
+    key_shape = (rows, key.shape[1], columns, key.shape[3])
+    value_shape = (rows, value.shape[1], columns, value.shape[3])
+    keys = key.new_zeros(key_shape, dtype=dtype)
+    values = value.new_zeros(value_shape, dtype=dtype)
+    return keys, values
+
+
+def _grown(pair: Pair, *, dim: int, added: int) -> Pair:
+    """Return the pair [_, Hkv, _, D] with this many zeros added at the end of a dimension."""
+    # `pad` takes (before, after) of each dimension, the last one first.
+    widths = [0, 0] * (4 - dim)
+    widths[-1] = added
+    keys, values = pair
+    return pad(keys, widths), pad(values, widths)

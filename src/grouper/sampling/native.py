@@ -1,9 +1,10 @@
 """The native sampler: continuous batching over the module being trained.
 
-One loop: fill free slots from the queue, take a few steps with all slots, yield what has finished.
-On a CPU the host checks every token; on a GPU only every few steps, as each check waits for the
-device. The tokens do not depend on that. An engine runs the model. If memory runs out, unfinished
-requests are sampled again in half the slots: draws are addressed, so the tokens are the same.
+One loop: fill free slots from the queue, run a few steps with all slots, yield the sequences that
+have finished. On a CPU the host checks every token; on a GPU only every few steps, as each check
+waits for the device. The tokens do not depend on that. An engine runs the model. If memory runs
+out, unfinished requests are sampled again in half the slots: each random number has an address, so
+the tokens are the same.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from grouper.types import Completion
 
 log = logging.getLogger(__name__)
 
-# Tokens between two checks by the host, by type of device; elsewhere one.
+# Tokens between two checks by the host, by type of device; 1 on all others.
 STEPS_PER_SYNC = {"cuda": 8}
 
 # Free slots are refilled once they are this share of all: every refill runs prompts op by op.
@@ -44,13 +45,13 @@ class NativeSampler:
     """Samples from the policy's own weights.
 
     Args:
-        weights: what to sample from.
+        weights: the policy to sample from.
         tokenizer: for decoding and stop strings.
         stop_token_ids: ids that end a completion.
         max_slots: concurrent sequences.
         max_length: the longest sequence the model takes (prompt and completion), or None.
-        steps_per_sync: tokens drawn between two checks by the host; None: what suits the device.
-        engine: makes what runs the model, from the policy, the capacity and the stop ids.
+        steps_per_sync: tokens sampled between two checks by the host; None: by `STEPS_PER_SYNC`.
+        engine: creates the engine from the policy, the capacity and the stop ids.
     """
 
     def __init__(
@@ -77,33 +78,35 @@ class NativeSampler:
         self._kept: BaseEngine | None = None
         self.keeps = True
         """Whether an engine may be kept from call to call."""
-        self.watcher = functools.cache(functools.partial(StopStrings, tokenizer))
-        """A set of stop strings -> what finds them."""
+        make_watcher = functools.partial(StopStrings, tokenizer)
+        self.watcher = functools.cache(make_watcher)
+        """A function from a set of stop strings to the object that finds them."""
         self.on_tokens: Callable[[Sequence[int]], None] | None = None
         """Called with the ids of the first slot's sequence so far, every few tokens."""
         self.seconds = {"prefill": 0.0}
-        """Of all sampling so far, those that were spent on prompts."""
+        """Seconds of all sampling so far that were spent on prompts."""
         self.gap = None
-        """The weights are the trainer's own, or a copy made in this process."""
+        """Always None: the weights are the trainer's own, or a copy made in this process."""
         self.update_share = None
-        """No adapter is merged into weights that are coarser than it."""
+        """Always None: no adapter is merged into weights that are coarser than it."""
         self.captured: list[float] = []
-        """Seconds that recording took, of each step recorded so far."""
+        """Seconds that recording took, one number per step recorded so far."""
         _SAMPLERS.add(self)
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
-        """Yield (request index, completion) as each finishes. Zero requests yield nothing.
+        """Yield (request index, completion) as each finishes.
 
         Raises:
             PromptError: a prompt and its completion may not fit the model's context.
             ModelError: not even a single sequence fits into memory.
         """
-        # Without requests, too: where weights are split, every process has a part in the copy.
+        # Also without requests: if weights are sharded, every process takes part in the copy.
         policy = self._weights.current()
         check_lengths(requests, self._max_length)
         unanswered = dict(enumerate(requests))
         while unanswered:
-            size = CacheSize.of(unanswered.values(), min(self.max_slots, len(unanswered)))
+            slots = min(self.max_slots, len(unanswered))
+            size = CacheSize.of(unanswered.values(), slots)
             reason = None
             try:
                 engine = self._engine_for(policy, size)
@@ -116,11 +119,11 @@ class NativeSampler:
                     raise
                 reason = first_line(error)
             if reason is not None:
-                # By now the exception is gone, and with it what its traceback kept alive.
+                # By now the exception is gone, and with it the tensors that its traceback kept.
                 self._halve(policy, size, reason)
 
     def rest(self) -> None:
-        """The cache is kept, which the next step has a use for; `keeps` says whether it may be."""
+        """Do nothing: the next step needs the cache again, and `keeps` says whether it may stay."""
 
     def release(self) -> None:
         """Free the cache and the recorded steps; the next call creates new ones."""
@@ -131,19 +134,21 @@ class NativeSampler:
         torch.cuda.empty_cache()
 
     def _engine_for(self, policy: Policy, size: CacheSize) -> BaseEngine:
-        """The engine of the previous call if it can serve this one, else a new one."""
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            if kept.serves(policy, size):
-                return kept
-            kept.release()
+        """Return the engine of the previous call if it can serve this one, else a new one."""
+        previous = self._kept
+        self._kept = None
+        if previous is not None:
+            if previous.serves(policy, size):
+                return previous
+            previous.release()
         return self._make_engine(policy, size, self._stop_ids)
 
     def _answers(
         self, engine: BaseEngine, requests: dict[int, SampleRequest], size: CacheSize
     ) -> Iterator[tuple[int, Completion]]:
-        """As `sample`, with request numbers; afterwards the engine is kept or released."""
-        steps = self._steps_per_sync or STEPS_PER_SYNC.get(engine.policy.device.type, 1)
+        """Yield (request number, completion) as each finishes; then keep or release the engine."""
+        device_steps = STEPS_PER_SYNC.get(engine.policy.device.type, 1)
+        steps = self._steps_per_sync or device_steps
         log = HostLog(
             size,
             steps=steps,
@@ -152,24 +157,25 @@ class NativeSampler:
             watcher=self.watcher,
         )
         # The longest budgets start first, so that the last sequences to finish are short.
-        queue = deque(sorted(requests, key=lambda number: -requests[number].params.max_new_tokens))
+        longest_first = sorted(requests, key=lambda number: -requests[number].params.max_new_tokens)
+        queue = deque(longest_first)
         run = _Run(engine, requests, log, queue, steps)
         try:
             engine.begin(list(requests.values()))
             while queue or log.live.any():
                 if self.on_tokens is not None:
                     self.on_tokens(log.drawn_so_far(0))
-                for ended in run.step():
-                    params = requests[ended.request].params
+                for sequence in run.step():
+                    params = requests[sequence.request].params
                     completion = self.watcher(params.stop).completion(
-                        ended.token_ids,
-                        ended.logprobs,
-                        ended.reason,
+                        sequence.token_ids,
+                        sequence.logprobs,
+                        sequence.reason,
                         include_stop=params.include_stop,
                         policy_version=engine.policy.version,
-                        entropies=tuple(ended.entropies),
+                        entropies=tuple(sequence.entropies),
                     )
-                    yield ended.request, completion
+                    yield sequence.request, completion
             if engine.keeps and self.keeps:
                 self._kept = engine
         finally:
@@ -180,7 +186,11 @@ class NativeSampler:
                 engine.release()
 
     def _halve(self, policy: Policy, size: CacheSize, reason: str) -> None:
-        """Halve the slots from now on. Raises `ModelError` if there is only one."""
+        """Halve the slots from now on.
+
+        Raises:
+            ModelError: there is only one slot.
+        """
         if size.slots == 1:
             raise ModelError(
                 f"one sequence of {size.prompt + size.completion} tokens cannot be sampled in the "
@@ -194,7 +204,9 @@ class NativeSampler:
         log.warning(
             "Out of memory while sampling %d sequences at a time (%s). What is unanswered is "
             "sampled again %d at a time, and so are later calls; the tokens are the same.",
-            *(size.slots, reason, self.max_slots),
+            size.slots,
+            reason,
+            self.max_slots,
         )
         self.release()
 
@@ -211,11 +223,11 @@ def keep_no_engines() -> None:
 
 @dataclass(slots=True)
 class _Run:
-    """One attempt at some requests: which is in which slot, and what is queued."""
+    """One attempt at some requests: those in the slots, and those in the queue."""
 
     engine: BaseEngine
     requests: dict[int, SampleRequest]
-    """By number."""
+    """Request number -> request."""
     log: HostLog
     queue: deque[int]
     """Requests that have not started."""
@@ -225,51 +237,72 @@ class _Run:
 
     @torch.no_grad()
     def step(self) -> list[Finished]:
-        """Fill free slots, or decode; returns the sequences that have ended."""
-        engine, free = self.engine, self._free() if self.queue else []
-        if free:
+        """Fill free slots, or decode, and return the sequences that have ended."""
+        engine = self.engine
+        slots = self._slots_to_fill()
+        if slots:
             started = time.perf_counter()
-            ended = self.log.write(self._admit(free), np.array(free))
+            block = self._admit(slots)
+            finished = self.log.write(block, np.array(slots))
             self.prefill_seconds += time.perf_counter() - started
         else:
             block = engine.advance(self.steps, self.log.longest())
-            ended = self.log.write(block, np.arange(engine.rows.count))
-        if ended:
-            engine.free([one.slot for one in ended])
+            slots_in_use = np.arange(engine.rows.count)
+            finished = self.log.write(block, slots_in_use)
+        if finished:
+            engine.free([sequence.slot for sequence in finished])
             self._compact()
-        return ended
+        return finished
 
-    def _free(self) -> list[int]:
-        """Slots to fill now, at most as many as requests are queued."""
+    def _slots_to_fill(self) -> list[int]:
+        """Return the slots to fill now, at most as many as requests are queued."""
+        if not self.queue:
+            return []
         live = self.log.live
         free: list[int] = np.flatnonzero(~live).tolist()
-        few = not self.engine.refills or len(free) < REFILL_SHARE * len(live)
-        return [] if few and live.any() else free[: len(self.queue)]
+        # A refill interrupts the live slots, so it waits until enough are free; an engine that
+        # cannot refill waits until all are.
+        wait = not self.engine.refills or len(free) < REFILL_SHARE * len(live)
+        if wait and live.any():
+            return []
+        return free[: len(self.queue)]
 
-    def _admit(self, free: list[int]) -> Drawn:
-        """Fill these slots from the queue and draw the first token of each."""
-        numbers = [self.queue.popleft() for _ in free]
-        requests = [self.requests[number] for number in numbers]
-        for slot, number, request in zip(free, numbers, requests, strict=True):
+    def _admit(self, slots: list[int]) -> Drawn:
+        """Fill these slots from the queue and sample the first token of each."""
+        requests = []
+        for slot in slots:
+            number = self.queue.popleft()
+            request = self.requests[number]
             self.log.begin(slot, number, request.params)
-        return self.engine.admit(requests, free)
+            requests.append(request)
+        return self.engine.admit(requests, slots)
 
     def _compact(self) -> None:
-        """Move unfinished sequences together if no request is queued and it pays."""
-        kept: list[int] = np.flatnonzero(self.log.live).tolist()
-        refill = bool(self.queue) and self.engine.refills
-        if not kept or (not refill and self.engine.should_compact(len(kept))):
-            kept = _closed_up(kept)
-            self.engine.compact(kept)
-            self.log.compact(kept)
+        """Move unfinished sequences together if free slots are not refilled and it saves time."""
+        live: list[int] = np.flatnonzero(self.log.live).tolist()
+        refills = bool(self.queue) and self.engine.refills
+        if not live or (not refills and self.engine.should_compact(len(live))):
+            order = _closed_up(live)
+            self.engine.compact(order)
+            self.log.compact(order)
 
 
-def _closed_up(kept: Sequence[int]) -> list[int]:
-    """The slot for each of the first places: those already there stay, the others fill the gaps.
+def _closed_up(live: Sequence[int]) -> list[int]:
+    """Return the slot whose sequence goes to each of the first places.
+
+    A sequence that is already in one of them stays; the others fill the gaps, so that as few as
+    possible are copied.
 
     >>> _closed_up([1, 2, 5, 7])
     [5, 1, 2, 7]
     """
-    places, live = range(len(kept)), set(kept)
-    movers = iter([slot for slot in kept if slot >= len(kept)])
-    return [place if place in live else next(movers) for place in places]
+    count = len(live)
+    occupied = set(live)
+    movers = iter([slot for slot in live if slot >= count])
+    order = []
+    for place in range(count):
+        if place in occupied:
+            order.append(place)
+        else:
+            order.append(next(movers))
+    return order

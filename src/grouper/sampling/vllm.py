@@ -1,10 +1,11 @@
-"""vLLM behind the sampler protocol: requests and answers, and weights that are proved fresh.
+"""vLLM behind the sampler protocol: requests and answers, and a proof that its weights are fresh.
 
 `VllmSampler` is the adapter. It pushes the policy's weights whenever those of the engine are of
-another version, has the push acknowledged, and then compares log-probs with the trainer's on fixed
-prompts; beyond the tolerance nothing is sampled. An `Engine` is vLLM in this process
-(`LocalEngine`) or behind HTTP (`vllm_server.py`). Engines start with random weights, so that a
-push that was skipped cannot look like an old policy.
+another version, has the engine acknowledge the push, and then compares log-probs with the
+trainer's on fixed prompts; if they differ by more than the tolerance, nothing is sampled.
+
+An `Engine` is vLLM in this process (`LocalEngine`) or behind HTTP (`vllm_server.py`). Engines start
+with random weights, so that a push that was skipped cannot look like an old policy.
 """
 
 from __future__ import annotations
@@ -42,22 +43,24 @@ from grouper.types import Completion, FinishReason, SamplingParams
 if TYPE_CHECKING:
     from grouper.config.schema import SamplingConfig
 
-# Tokens of the fixed prompts: one within a block of the prefix cache (128 tokens on a CPU, 16 on a
-# GPU), and one that shares a block with its last time, so that a stale cache is seen.
+# Tokens of the fixed prompts. The prefix cache keeps whole blocks (128 tokens on a CPU, 16 on a
+# GPU). The short prompt is shorter than a block of a CPU. The long one fills blocks, which a stale
+# cache would still have from the push before, so that its log-probs show it.
 _CANARIES = (24, 200)
 _CANARY_TOKENS = 8
 
 # Allowed mean difference of log-probs, by whether both sides compute in float32.
 TOLERANCE = {True: 1e-5, False: 0.02}
 
-# In bfloat16 two right ways to compute the same differ by what the model makes of rounding: 0.01 to
-# 0.02 nats in Qwen2.5-Coder-0.5B, 0.04 to 0.07 in SmolLM2-135M (both on the fixed prompts). So the
-# trainer's two layouts are compared as well, and this many times their difference is allowed.
+# In bfloat16 two correct ways to compute the same log-probs differ through rounding, by an amount
+# that depends on the model: 0.01 to 0.02 nats in Qwen2.5-Coder-0.5B, 0.04 to 0.07 in SmolLM2-135M
+# (both on the fixed prompts). So the trainer's two layouts are compared as well, and this many
+# times their difference is allowed.
 NOISE_FACTOR = 3.0
 
 # vLLM reads these when it is imported.
 _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
-# What the user may set otherwise.
+# Defaults that the user may override in the environment.
 ENVIRONMENT_DEFAULTS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -66,28 +69,30 @@ ENVIRONMENT_DEFAULTS = {
 
 
 class Ask(NamedTuple):
-    """One completion to draw, in vLLM's words."""
+    """One completion to sample, in vLLM's terms."""
 
     prompt: tuple[int, ...]
     params: dict[str, Any]
     """Arguments of `vllm.SamplingParams`, which are also fields of a request over HTTP."""
     replica: int | None = None
-    """Which one is to draw it; None: any."""
+    """The number of the replica that has to sample it; None: any."""
     adapter: bool = False
-    """With the adapter that was pushed last, beside the weights."""
+    """Whether to apply the adapter that was pushed last to the weights."""
 
 
 Weights = Iterable[tuple[str, Tensor]]
+"""Name and value of each weight."""
 Save = Callable[[str], None]
+"""A function that writes an adapter to a folder."""
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """The sampled completion of an `Ask`."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     stopped: bool
-    """False: cut off at its longest length."""
+    """False: truncated at the maximum length."""
 
 
 class Engine(Protocol):
@@ -104,24 +109,24 @@ class Engine(Protocol):
         """Give every replica these weights, and clear its prefix cache.
 
         Args:
-            weights: None: those of the last push stay, and its temperature.
-            tag: of weights and adapter together.
+            weights: None: keep weights and temperature of the last push.
+            tag: names weights and adapter together.
             temperature: logits are divided by it from then on, before all else.
-            adapter: writes LoRA that is put beside them to a folder, as PEFT does.
+            adapter: writes LoRA that is not merged to a folder, as PEFT does.
         """
 
     def tag(self) -> str | None:
-        """Of the weights that every replica says it has; None if they differ, or have none."""
+        """Return the tag that every replica reports; None if they differ, or have no weights."""
 
     def rest(self) -> None:
-        """Nothing is drawn for a while: give the device's memory back, weights included."""
+        """Free the device's memory, weights included, until the next push."""
 
     def close(self) -> None:
-        """End it."""
+        """End the engine."""
 
 
 class VllmSampler:
-    """Draws completions with vLLM from the weights of a policy.
+    """Samples completions with vLLM from the weights of a policy.
 
     Args:
         policy: the policy being trained, or measured.
@@ -129,13 +134,13 @@ class VllmSampler:
         tokenizer: for decoding and stop strings.
         stop_token_ids: ids that end a completion.
         max_length: the longest sequence the engine takes, or None.
-        tolerance: how far the engine's log-probs may be from the policy's, mean in nats; where it
-            is the default for bfloat16, what the trainer's own two layouts differ by counts, too.
-        temperature: at which log-probs are taken, whatever a completion is drawn at.
-        adapter: LoRA is not merged: it stays beside the weights, and is all that is pushed again.
+        tolerance: mean difference in nats that is allowed between the engine's log-probs and the
+            policy's. The default for bfloat16 is raised if the trainer's own two layouts differ.
+        temperature: at which log-probs are taken, whatever a completion is sampled at.
+        adapter: do not merge LoRA; after the first push, only the adapter is pushed again.
         rounded: the dtype that merged adapters are rounded to; None: nothing is merged, or float32.
-        processes: those that train the policy. The first pushes the weights and has them proved;
-            each draws what it is asked for.
+        processes: the processes that train the policy. The first pushes the weights and compares
+            log-probs; each samples the requests that it is given.
     """
 
     def __init__(
@@ -152,22 +157,27 @@ class VllmSampler:
         rounded: torch.dtype | None = None,
         processes: ProcessGroup | None = None,
     ) -> None:
-        self._policy, self._engine = policy, engine
+        self._policy = policy
+        self._engine = engine
         self._processes = processes or ProcessGroup()
         self._stop_ids = sorted(set(stop_token_ids))
-        self._max_length, self._tolerance = max_length, tolerance
+        self._max_length = max_length
+        self._tolerance = tolerance
         self._temperature = temperature
         self._adapter = adapter and policy.adapter is not None
         merges = policy.adapter is not None and not self._adapter
         self._rounded = rounded if merges else None
         self.update_share: float | None = None
-        """The part of the adapter's change that the pushed weights repeat after rounding; None:
+        """Share of the adapter's change that is left in the pushed weights after rounding; None:
         nothing was merged into coarser weights."""
-        self._watcher = functools.cache(functools.partial(StopStrings, tokenizer))
-        # Another sampler over the same engine must never take its weights for ours.
+        make_watcher = functools.partial(StopStrings, tokenizer)
+        self._watcher = functools.cache(make_watcher)
+        # A random name, so that the tags of another sampler over the same engine differ from ours.
         self._name = self._processes.on_rank0(lambda: secrets.token_hex(4))
         self._proved: str | None = None
+        """The tag of the weights whose log-probs have been compared."""
         self._held: tuple[str, int] | None = None
+        """Tag and version of the weights to use whatever the policy has become; see `held`."""
         self.gap: float | None = None
         self.seconds = {"prefill": 0.0, "push": 0.0}
 
@@ -181,52 +191,64 @@ class VllmSampler:
             ModelError: the engine is gone, or does not have the policy's weights.
         """
         check_lengths(requests, self._max_length)
-        tag, version = self._held or (self._freshen(), self._policy.version)
-        asks = [
-            Ask(r.prompt.token_ids, self._params(r.params, r.key), adapter=self._adapter)
-            for r in requests
-        ]
+        if self._held is not None:
+            tag, version = self._held
+        else:
+            tag = self._freshen()
+            version = self._policy.version
+        asks = []
+        for request in requests:
+            params = self._params(request.params, request.key)
+            asks.append(Ask(request.prompt.token_ids, params, adapter=self._adapter))
         for index, answer in self._engine.answers(asks):
             yield index, self._completion(answer, requests[index].params, version)
         self._require(tag, "lost its weights while it sampled (has a server started again?)")
 
     def held(self) -> VllmSampler:
-        """This sampler with the weights as they are now, whatever becomes of the policy.
+        """Return a sampler that stays with the weights as they are now.
 
-        Another thread of one process may draw with it, as long as nothing else uses the engine.
+        Another thread of one process may sample with it, as long as nothing else uses the engine.
 
         Raises:
             ModelError: the engine is gone, or does not have the policy's weights.
         """
-        held = copy.copy(self)
-        held._held = self._freshen(), self._policy.version  # noqa: SLF001 - a copy of this object
-        return held
+        sampler = copy.copy(self)
+        tag = self._freshen()
+        sampler._held = (tag, self._policy.version)  # noqa: SLF001 - a copy of this object
+        return sampler
 
     def rest(self) -> None:
-        """The engine rests: it is ended with the run."""
+        """Let the engine rest; it is ended with the run, not here."""
         self._engine.rest()
 
     release = rest
 
     def _freshen(self) -> str:
-        """The tag of the policy's weights, once the engine has them and that has been proved."""
+        """Push the policy's weights unless the engine has them, and compare log-probs.
+
+        Returns:
+            The tag of the weights.
+        """
         tag = f"{self._name}-{self._policy.version}"
         on_rank0 = self._processes.on_rank0
-        found, proved = on_rank0(self._engine.tag), self._proved
-        if found == proved == tag:
+        engine_tag = on_rank0(self._engine.tag)
+        if engine_tag == self._proved == tag:
             return tag
+        # If the engine still has our last push, its weights below the adapter are good.
+        has_last_push = engine_tag is not None and engine_tag == self._proved
         started = time.perf_counter()
         self._proved = None
         weights: Weights | None = None
         rounding: Rounding | None = None
         adapter = adapter_saver(self._policy) if self._adapter else None
-        if adapter is None or found is None or found != proved:
+        if adapter is None or not has_last_push:
             if self._rounded is not None:
                 rounding = Rounding(self._rounded, seed=self._policy.version)
                 weights = rounding.weights(self._policy)
             else:
                 weights = whole_weights(self._policy, merged=not self._adapter)
-            if self._processes.rank > 0:  # takes part in gathering them
+            if self._processes.rank > 0:
+                # Run through the weights: each of them is gathered from all processes.
                 collections.deque(weights, maxlen=0)
 
         def push() -> None:
@@ -243,53 +265,60 @@ class VllmSampler:
         return tag
 
     def _require(self, tag: str, otherwise: str) -> None:
-        """Raise `ModelError` if the engine says that it has other weights."""
-        found = self._engine.tag()
-        if found != tag:
+        """Raise `ModelError` if the engine reports other weights; `otherwise` says why it might."""
+        engine_tag = self._engine.tag()
+        if engine_tag != tag:
             raise ModelError(
-                f"vLLM {otherwise}: it has {found or 'none'}, not {tag}",
+                f"vLLM {otherwise}: it has {engine_tag or 'none'}, not {tag}",
                 where="sampling.engine",
                 fix="Nothing of this step was kept: go on with --resume.",
             )
 
     @torch.no_grad()
     def _prove(self) -> None:
-        """Compare log-probs on the fixed prompts, on every replica. Raises `ModelError`.
+        """Compare log-probs on the fixed prompts, on every replica.
 
         Every process computes them, since the weights may be split over all; the first compares.
+
+        Raises:
+            ModelError: they differ by more than the tolerance.
         """
-        room = (self._max_length or max(_CANARIES) + _CANARY_TOKENS) - _CANARY_TOKENS
-        prompts = [
-            tuple(((torch.arange(min(n, room)) * 7919 + 11) % self._policy.vocabulary).tolist())
-            for n in _CANARIES
-        ]
-        quiet = {"stop_token_ids": [], "min_tokens": 0}  # nothing ends early, nothing is masked
-        greedy = SamplingParams(temperature=0.0, max_new_tokens=_CANARY_TOKENS)
-        asks = [
-            Ask(prompt, self._params(greedy, 0) | quiet, replica, self._adapter)
-            for replica in range(self._engine.replicas)
-            for prompt in prompts
-        ]
         on_rank0 = self._processes.on_rank0
-        drawn = on_rank0(lambda: dict(self._engine.answers(asks)))
-        rows = unweighted_rows(
+        prompts = self._canary_prompts()
+        greedy = SamplingParams(temperature=0.0, max_new_tokens=_CANARY_TOKENS)
+        # Nothing ends early, and no token is masked.
+        no_stops = {"stop_token_ids": [], "min_tokens": 0}
+        asks = []
+        for replica in range(self._engine.replicas):
+            for prompt in prompts:
+                params = self._params(greedy, key=0) | no_stops
+                asks.append(Ask(prompt, params, replica, self._adapter))
+        answers = on_rank0(lambda: dict(self._engine.answers(asks)))
+        in_order = [answers[index] for index in range(len(asks))]
+        batch = unweighted_rows(
             [ask.prompt for ask in asks],
-            [drawn[i].token_ids for i in range(len(asks))],
+            [answer.token_ids for answer in in_order],
             range(len(asks)),
         )
-        rows = replace(rows, temperature=self._temperature).to(self._policy.device)
-        # Rounded weights are compared with the same rounded weights: what rounding does to an
-        # update is a matter of `update_share`, and no reason to call the engine's different.
-        merged = self._rounded is not None and not self._is_split()
-        ours = self._logprobs(self._as_pushed() if merged else self._policy, rows)
-        theirs = torch.tensor([drawn[i].logprobs for i in range(len(asks))], dtype=torch.float64)
+        batch = replace(batch, temperature=self._temperature)
+        rows = batch.to(self._policy.device)
+        # Rounded weights are compared with the same rounded weights: the effect of rounding is
+        # reported as `update_share`, and does not mean that the engine's weights are wrong.
+        policy = self._policy
+        if self._rounded is not None and not self._is_split():
+            policy = self._as_pushed()
+        ours = self._logprobs(policy, rows)
+        theirs = torch.tensor([answer.logprobs for answer in in_order], dtype=torch.float64)
+        # One mean per replica and prompt, the prompts of a replica together.
         gaps = on_rank0(lambda: (ours - theirs).abs().mean(1))
         self.gap = float(gaps.max())
-        # What is not finite is found by the update, which says more about it.
+        # A policy that is not finite is reported by the update, with a better message.
         if self.gap <= self._tolerance or not bool(ours.isfinite().all()):
             return
         tolerance = max(self._tolerance, NOISE_FACTOR * self._noise(rows))
         if self.gap > tolerance:
+            # With good log-probs on the short prompts, the weights are right: only the long ones
+            # fill whole blocks of the cache.
             stale = float(gaps[:: len(prompts)].max()) <= tolerance
             raise ModelError(
                 f"after the push of version {self._policy.version} vLLM's log-probs differ from "
@@ -300,17 +329,31 @@ class VllmSampler:
                 "or set sampling.dtype. Else use sampling.engine=native, and please report it.",
             )
 
+    def _canary_prompts(self) -> list[tuple[int, ...]]:
+        """Return the fixed prompts, which differ from each other only in length."""
+        longest = max(_CANARIES)
+        if self._max_length:
+            longest = self._max_length - _CANARY_TOKENS
+        prompts = []
+        for length in _CANARIES:
+            numbers = torch.arange(min(length, longest))
+            token_ids = (numbers * 7919 + 11) % self._policy.vocabulary
+            prompts.append(tuple(token_ids.tolist()))
+        return prompts
+
     def _logprobs(self, policy: Policy, rows: TrainBatch) -> Tensor:
-        """Log-probs [R, T] in float64 on the CPU."""
+        """Compute log-probs [R, T] in float64 on the CPU."""
         logprobs: Tensor = policy(rows).logprobs.double().cpu()
         # Weights that are split stay gathered until a backward, and there is none here.
         getattr(policy, "reshard", lambda: None)()
         return logprobs
 
     def _noise(self, rows: TrainBatch) -> float:
-        """Mean difference in nats of the trainer's two layouts: what rounding alone does here.
+        """Measure how far rounding alone moves log-probs: by the trainer's two layouts.
 
-        Zero where both sides are to agree exactly, and for a model that has one layout only.
+        Returns:
+            Their mean difference in nats. Zero if the tolerance is not the default for bfloat16,
+            and for a model that has one layout only.
         """
         policy = self._policy
         if self._tolerance != TOLERANCE[False] or not policy.native:
@@ -324,16 +367,20 @@ class VllmSampler:
         return float((shared - padded).abs().mean(1).max())
 
     def _is_split(self) -> bool:
-        """Whether the weights are split over processes, so that they cannot be copied."""
-        return any(isinstance(p, DTensor) for p in self._policy.parameters())
+        """Tell whether the weights are split over processes, so that they cannot be copied."""
+        return any(isinstance(parameter, DTensor) for parameter in self._policy.parameters())
 
     def _as_pushed(self) -> Policy:
-        """The policy with its adapter merged and rounded as it was pushed."""
+        """Return the policy with its adapter merged and rounded as it was pushed."""
         assert self._rounded is not None
-        return merged_copy(self._policy, self._rounded, seed=self._policy.version)[0]
+        policy, _ = merged_copy(self._policy, self._rounded, seed=self._policy.version)
+        return policy
 
     def _params(self, params: SamplingParams, key: int) -> dict[str, Any]:
-        """A request: every argument that could change a draw, so that none is inherited."""
+        """Return the arguments of a request.
+
+        All that could change a token are named, so that none comes from vLLM's defaults.
+        """
         return {
             "n": 1,
             "temperature": params.temperature / self._temperature,  # the logits have it already
@@ -349,7 +396,7 @@ class VllmSampler:
             "stop": list(params.stop),
             "stop_token_ids": self._stop_ids,
             "ignore_eos": True,  # the model's own; ours are in stop_token_ids
-            "logprobs": 0,  # of the drawn token alone
+            "logprobs": 0,  # of the sampled token alone
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
             "include_stop_str_in_output": True,
@@ -366,36 +413,38 @@ class VllmSampler:
         )
 
     def _end(self, answer: Answer, params: SamplingParams) -> tuple[int, FinishReason]:
-        """Where a completion ends and why, by the rules of the native sampler.
+        """Return the length of a completion and why it ends, by the rules of the native sampler.
 
-        vLLM looks for stop strings only after `min_tokens`, so some of what it drew may be too
-        much.
+        vLLM looks for stop strings only after `min_tokens`, so it may have sampled too much.
         """
-        ids, watcher = answer.token_ids, self._watcher(params.stop)
+        token_ids = answer.token_ids
+        watcher = self._watcher(params.stop)
         if params.stop:
-            known = watcher.candidates
-            for length, token in enumerate(ids, start=1):
-                may = token >= len(known) or known[token]
-                if token not in self._stop_ids and may and watcher.completed(ids[:length]):
+            candidates = watcher.candidates
+            for length, token in enumerate(token_ids, start=1):
+                if token in self._stop_ids:
+                    continue
+                may_complete = token >= len(candidates) or candidates[token]
+                if may_complete and watcher.completed(token_ids[:length]):
                     return length, FinishReason.STOP_STRING
-        if answer.stopped and ids[-1] in self._stop_ids:
-            return len(ids), FinishReason.STOP_TOKEN
-        # Also where vLLM saw a stop string that is not in the text as we decode it: it was cut off.
-        return len(ids), FinishReason.LENGTH
+        if answer.stopped and token_ids[-1] in self._stop_ids:
+            return len(token_ids), FinishReason.STOP_TOKEN
+        # Also if vLLM saw a stop string that is not in the text as we decode it: truncated there.
+        return len(token_ids), FinishReason.LENGTH
 
 
-# --- what an engine is started with --------------------------------------------------------------
+# --- arguments of an engine ----------------------------------------------------------------------
 
 
 def engine_arguments(
     sampling: SamplingConfig, *, dtype: str, device: str, max_length: int | None
 ) -> dict[str, Any]:
-    """Arguments of vLLM's engine that follow from a recipe.
+    """Return the arguments of vLLM's engine that follow from a recipe.
 
     Args:
-        sampling: how is sampled.
+        sampling: the recipe's settings for sampling.
         dtype: of weights and products.
-        device: its type.
+        device: `cpu`, `cuda` or `mps`.
         max_length: the longest sequence, or None.
 
     Raises:
@@ -416,24 +465,37 @@ def engine_arguments(
         chosen["max_model_len"] = max_length
     if device == "cpu":
         chosen["enforce_eager"] = True
-        # The worker dies where it takes half a prompt of a request with a seed: no generator of the
-        # CPU can be rewound.
+        # With it, the worker crashes when it takes half a prompt of a request with a seed: no
+        # generator of the CPU can be rewound.
         chosen["enable_chunked_prefill"] = False
     else:
         chosen["gpu_memory_utilization"] = sampling.vllm.gpu_memory_utilization
         chosen["enable_sleep_mode"] = sampling.vllm.mode == "colocate"
-    own = sampling.vllm.params
-    if taken := sorted(own.keys() & {*chosen, "model", "tokenizer", "quantization"}):
+    user_params = sampling.vllm.params
+    reserved = {*chosen, "model", "tokenizer", "quantization"}
+    conflicts = sorted(user_params.keys() & reserved)
+    if conflicts:
         raise ConfigError(
-            f"{', '.join(taken)}: this follows from the rest of the recipe",
+            f"{', '.join(conflicts)}: this follows from the rest of the recipe",
             where="sampling.vllm.params",
             fix="Leave it out.",
         )
-    return chosen | own
+    return chosen | user_params
+
+
+# The settings that two models of one shape have in common.
+_SHAPE_SETTINGS = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "vocab_size",
+    "tie_word_embeddings",
+)
 
 
 def write_shape(folder: Path, config: Any, tokenizer: Any) -> str:
-    """Write what vLLM has to know of a model before it has weights.
+    """Write the configuration and tokenizer that vLLM needs before it has weights.
 
     Args:
         folder: exists.
@@ -445,11 +507,12 @@ def write_shape(folder: Path, config: Any, tokenizer: Any) -> str:
     """
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    shape = config.get_text_config()
-    names = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
-    known = [getattr(shape, name, None) for name in (*names, "tie_word_embeddings")]
-    text = json.dumps([known, sorted(tokenizer.get_vocab().items())])
-    return f"grouper-{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
+    text_config = config.get_text_config()
+    shape = [getattr(text_config, name, None) for name in _SHAPE_SETTINGS]
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    text = json.dumps([shape, vocabulary])
+    digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    return f"grouper-{digest}"
 
 
 # --- in this process -----------------------------------------------------------------------------
@@ -467,12 +530,13 @@ class LocalEngine:
 
     def __init__(self, folder: Path, arguments: dict[str, Any]) -> None:
         os.environ |= ENVIRONMENT_DEFAULTS | dict(os.environ) | _ENVIRONMENT
-        threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+        threads = torch.get_num_threads()
+        set_threads = torch.set_num_threads
         importlib.import_module(EXTENSION.rpartition(".")[0])  # before the model is made
         self._vllm = importlib.import_module("vllm")
         with _as_model_error("vLLM does not start"):
             self._llm: Any = self._vllm.LLM(model=str(folder), **arguments)
-        torch.set_num_threads = set_threads  # on a CPU vLLM has switched it off
+        torch.set_num_threads = set_threads  # on a CPU vLLM disables this function
         set_threads(threads)
         self._llm.init_weight_transfer_engine({"init_info": {}})
         self._sleeps = bool(arguments.get("enable_sleep_mode"))
@@ -482,11 +546,12 @@ class LocalEngine:
         self._names = map(str, itertools.count())
 
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
-        engine, whole = self._llm.llm_engine, self._vllm.sampling_params.RequestOutputKind
+        engine = self._llm.llm_engine
+        final_only = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         waiting: dict[str, int] = {}
         try:
             for number, ask in enumerate(asks):
-                params = self._vllm.SamplingParams(**ask.params, output_kind=whole.FINAL_ONLY)
+                params = self._vllm.SamplingParams(**ask.params, output_kind=final_only)
                 name = next(self._names)
                 prompt = {"prompt_token_ids": list(ask.prompt)}
                 lora = self._lora if ask.adapter else None
@@ -495,7 +560,8 @@ class LocalEngine:
             while waiting:
                 for output in engine.step():
                     if output.finished:
-                        yield waiting.pop(output.request_id), _answer(output.outputs[0])
+                        number = waiting.pop(output.request_id)
+                        yield number, _answer(output.outputs[0])
         finally:
             if waiting:  # Ctrl-C, or an error elsewhere
                 engine.abort_request(list(waiting))
@@ -504,14 +570,16 @@ class LocalEngine:
         self, weights: Weights | None, tag: str, temperature: float, adapter: Save | None = None
     ) -> None:
         if self._asleep:
-            torch.cuda.empty_cache()  # what the update has freed is PyTorch's until then
+            # Until then, PyTorch keeps the memory that the update has freed.
+            torch.cuda.empty_cache()
             self._llm.wake_up()
             self._asleep = False
         self._tag = None
         if weights is not None:
             HANDED[tag] = weights
             self._llm.start_weight_update()
-            self._llm.update_weights({"update_info": {"version": tag, "temperature": temperature}})
+            update = {"version": tag, "temperature": temperature}
+            self._llm.update_weights({"update_info": update})
             self._llm.finish_weight_update(tag)
         if adapter is not None:
             with tempfile.TemporaryDirectory(prefix="grouper-") as folder:
@@ -529,7 +597,8 @@ class LocalEngine:
     def rest(self) -> None:
         if self._sleeps and not self._asleep:
             self._llm.sleep(level=2)  # the weights are pushed again when it wakes
-            self._asleep, self._tag = True, None
+            self._asleep = True
+            self._tag = None
 
     def close(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()
@@ -547,7 +616,10 @@ _as_model_error = functools.partial(
 
 
 def _answer(output: Any) -> Answer:
-    ids = tuple(output.token_ids)
-    entries = zip(ids, output.logprobs, strict=True)
-    logprobs = tuple(float(entry[token].logprob) for token, entry in entries)
-    return Answer(ids, logprobs, output.finish_reason == "stop")
+    """Convert vLLM's output of one completion."""
+    token_ids = tuple(output.token_ids)
+    logprobs = []
+    for token, entry in zip(token_ids, output.logprobs, strict=True):
+        logprobs.append(float(entry[token].logprob))
+    stopped = output.finish_reason == "stop"
+    return Answer(token_ids, tuple(logprobs), stopped)

@@ -1,7 +1,7 @@
 """vLLM behind HTTP: one server or several, started by the run or by `grouper serve-rollouts`.
 
 Requests go to the servers in turn, and to the next one when one does not answer. Weights travel as
-a safetensors file in a folder that both sides see. Every route asks for the shared secret.
+a safetensors file in a folder that both sides see. Every route requires the shared secret.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from grouper.sampling.vllm_worker import MIDDLEWARE, SECRET, end_with_parent
 
 Value = TypeVar("Value")
 
-# Seconds between attempts to reach a server; they double.
-_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
-# HTTP statuses of a server that is overloaded, starts again, or ends since its engine has.
+# Seconds between attempts to reach a server: they double from the first to the second.
+_PAUSE = 0.2
+_LONGEST_PAUSE = 5.0
+# HTTP statuses of a server that is overloaded, is starting, or is ending because its engine ended.
 _AWAY = (429, 500, 502, 503, 504)
-# The adapter's name, where a server has one beside the weights.
+# The adapter's name, if a server has one.
 _ADAPTER = "adapter"
 # The environment variable that names the folder for weights, where a server is on another machine.
 _WEIGHTS_DIR = "GROUPER_WEIGHTS_DIR"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - files in it are named by tempfile
-# Lines of a server's log that are shown when it has ended.
+# Lines of a server's log in the error that says it has ended.
 _LAST_LINES = 15
 
-# With these a server would wait for the processes of the trainer.
+# Environment variables of torchrun: with them, a server would wait for the trainer's processes.
 _OF_TORCHRUN = re.compile("^TORCHELASTIC_|^MASTER_|RANK$|WORLD_SIZE$")
 _OPENER = build_opener(ProxyHandler({}))
 
@@ -62,13 +63,13 @@ class ServerEngine:
     """Several servers of one model, as one engine.
 
     Args:
-        urls: of the servers.
-        secret: that they share with us.
+        urls: addresses of the servers.
+        secret: the secret shared with them.
         name: of the model, from `write_shape`.
-        dtype: that weights are sent in.
-        settings: where weights are written, and how long a server may be away.
-        concurrency: requests on their way to each server at a time.
-        processes: the servers, where they are ours.
+        dtype: weights are sent in it.
+        settings: `timeout_seconds` is the time that a server may be unreachable.
+        concurrency: maximum number of open requests per server.
+        processes: the servers that this run has started.
     """
 
     def __init__(
@@ -82,16 +83,26 @@ class ServerEngine:
         concurrency: int,
         processes: Sequence[ServerProcess] = (),
     ) -> None:
-        self._urls, self.replicas = urls, len(urls)
+        self._urls = urls
+        self.replicas = len(urls)
         self._headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
-        self._name, self._dtype, self._timeout = name, dtype, settings.timeout_seconds
-        self._threads, self._processes = concurrency * len(urls), processes
-        self._turn, self._closed = itertools.count(), threading.Event()
+        self._name = name
+        self._dtype = dtype
+        self._timeout = settings.timeout_seconds
+        self._threads = concurrency * len(urls)
+        self._processes = processes
+        self._turn = itertools.count()
+        self._closed = threading.Event()
 
     def require_model(self) -> None:
-        """Wait for the servers. Raises `ModelError` if one has another model or tokenizer."""
+        """Wait for the servers and check their model.
+
+        Raises:
+            ModelError: one has another model or tokenizer.
+        """
         for url in self._urls:
-            served = self._patiently(partial(self._call, url, "/v1/models"))["data"][0]["id"]
+            models = self._patiently(partial(self._call, url, "/v1/models"))
+            served = models["data"][0]["id"]
             if served != self._name:
                 raise ModelError(
                     f"the server has another model or tokenizer than the run ({served}, not "
@@ -101,27 +112,32 @@ class ServerEngine:
                 )
 
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
-        pool = ThreadPoolExecutor(min(len(asks), self._threads) or 1)
+        threads = min(len(asks), self._threads) or 1
+        pool = ThreadPoolExecutor(threads)
         try:
-            waiting = {pool.submit(self._draw, ask): number for number, ask in enumerate(asks)}
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
-        finally:  # Ctrl-C does not wait for what is still on its way
+            numbers = {}
+            for number, ask in enumerate(asks):
+                future = pool.submit(self._draw, ask)
+                numbers[future] = number
+            for future in as_completed(numbers):
+                yield numbers[future], future.result()
+        finally:
+            # After Ctrl-C, open requests are not waited for.
             pool.shutdown(wait=False, cancel_futures=True)
 
     def push(
         self, weights: Weights | None, tag: str, temperature: float, adapter: Save | None = None
     ) -> None:
-        sent = {n: w.detach().to("cpu", self._dtype, copy=True) for n, w in weights or ()}
-        size, memory = sum(w.nbytes for w in sent.values()), _SHARED_MEMORY
-        # A container has 64 MB of it, unless it was given more; an adapter may take a GiB.
-        fits = memory.is_dir() and shutil.disk_usage(memory).free > 2 * size + 2**30
-        place = os.environ.get(_WEIGHTS_DIR) or (memory if fits else None)
-        with tempfile.TemporaryDirectory(prefix="grouper-", dir=place) as folder:
+        tensors = {}
+        for name, weight in weights or ():
+            tensors[name] = weight.detach().to("cpu", self._dtype, copy=True)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        with tempfile.TemporaryDirectory(prefix="grouper-", dir=_folder_for(size)) as folder:
             calls: dict[str, dict[str, Any]] = {}
             if weights is not None:
                 file = Path(folder) / "weights.safetensors"
-                save_file({name: tensor.contiguous() for name, tensor in sent.items()}, file)
+                contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+                save_file(contiguous, file)
                 update = {"version": tag, "temperature": temperature, "path": str(file)}
                 calls["/init_weight_transfer_engine"] = {"init_info": {}}
                 calls["/start_weight_update"] = {}
@@ -130,59 +146,74 @@ class ServerEngine:
             if adapter is not None:
                 adapter(folder)
                 calls["/v1/load_lora_adapter"] = {"lora_name": _ADAPTER, "lora_path": folder}
-            calls |= {"/update_weight_version": {"new_version": tag}, "/reset_prefix_cache": {}}
+            calls["/update_weight_version"] = {"new_version": tag}
+            calls["/reset_prefix_cache"] = {}
             for url in self._urls:
                 self._patiently(partial(self._load, url, calls))
 
     def tag(self) -> str | None:
-        """What all servers have."""
-        asked = [partial(self._call, url, "/weight_info") for url in self._urls]
-        found = {self._patiently(ask)["weight_version"] for ask in asked}
-        return found.pop() if len(found) == 1 else None
+        versions = set()
+        for url in self._urls:
+            info = self._patiently(partial(self._call, url, "/weight_info"))
+            versions.add(info["weight_version"])
+        return versions.pop() if len(versions) == 1 else None
 
     def rest(self) -> None:
-        """Servers have a device of their own."""
+        """Do nothing: servers have a device of their own."""
 
     def close(self) -> None:
-        """Wait for none any longer; those that are ours are ended by whoever has started them."""
+        """Wait for no server any longer; whoever has started a server ends it."""
         self._closed.set()
 
     def _draw(self, ask: Ask) -> Answer:
-        """A completion, of the server whose turn it is, or of those after it."""
+        """Sample a completion on the server whose turn it is, or on the next one that answers."""
         model = _ADAPTER if ask.adapter else self._name
-        body = {**ask.params, "model": model, "prompt": ask.prompt, "return_token_ids": True}
-        first = next(self._turn) if ask.replica is None else ask.replica
-        turns = itertools.count(first, 1 if ask.replica is None else 0)
+        body = dict(ask.params)
+        body["model"] = model
+        body["prompt"] = ask.prompt
+        body["return_token_ids"] = True
+        turns: Iterator[int]
+        if ask.replica is None:
+            turns = itertools.count(next(self._turn))
+        else:
+            turns = itertools.repeat(ask.replica)
 
         def attempt() -> dict[str, Any]:
-            return self._call(self._urls[next(turns) % self.replicas], "/v1/completions", body)
+            url = self._urls[next(turns) % self.replicas]
+            return self._call(url, "/v1/completions", body)
 
         (choice,) = self._patiently(attempt)["choices"]
+        token_ids = tuple(choice["token_ids"])
         logprobs = tuple(map(float, choice["logprobs"]["token_logprobs"]))
-        return Answer(tuple(choice["token_ids"]), logprobs, choice["finish_reason"] == "stop")
+        return Answer(token_ids, logprobs, choice["finish_reason"] == "stop")
 
     def _load(self, url: str, calls: dict[str, dict[str, Any]]) -> None:
+        """Send the calls of one push, {path: body}, to a server."""
         if "/v1/load_lora_adapter" in calls:
-            # Replaced in place it would be read again with every request. There may be none yet.
+            # An adapter that is replaced in place is read again with every request, so the old one
+            # is unloaded first. There may be none yet.
             with contextlib.suppress(ModelError):
                 self._call(url, "/v1/unload_lora_adapter", {"lora_name": _ADAPTER})
         for path, body in calls.items():
             self._call(url, path, body)
 
     def _call(self, url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """A server's answer: to GET without a body, else to POST.
+        """Return a server's answer: to GET without a body, else to POST.
 
         Raises:
-            Unreachable: it gives none.
+            Unreachable: it gives no answer.
             ModelError: it refuses the request.
         """
         data = None if body is None else json.dumps(body).encode()
         request = Request(url + path, data, self._headers)  # noqa: S310 - the recipe's own address
         try:
             with _OPENER.open(request, timeout=self._timeout) as response:
-                found, kind = response.read(), response.headers.get_content_type()
-                # Some routes say in plain text that they have done it, or nothing.
-                return dict(json.loads(found)) if kind == "application/json" else {}
+                content = response.read()
+                content_type = response.headers.get_content_type()
+                # Some routes answer in plain text that they have done their work, or not at all.
+                if content_type != "application/json":
+                    return {}
+                return dict(json.loads(content))
         except HTTPError as error:
             answer = f"{error.code} {error.read(300).decode(errors='replace')}"
             if error.code in _AWAY:
@@ -196,8 +227,13 @@ class ServerEngine:
             raise Unreachable(f"{url}: {error!r}") from error
 
     def _patiently(self, attempt: Callable[[], Value]) -> Value:
-        """What `attempt` returns, tried again while a server is away. Raises `ModelError`."""
-        deadline, pause = time.monotonic() + self._timeout, _PAUSE
+        """Return the result of `attempt`, repeated while a server is unreachable.
+
+        Raises:
+            ModelError: it was unreachable for `timeout_seconds`, or one of our own has ended.
+        """
+        deadline = time.monotonic() + self._timeout
+        pause = _PAUSE
         while True:
             try:
                 return attempt()
@@ -214,48 +250,74 @@ class ServerEngine:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-# --- starting one --------------------------------------------------------------------------------
+def _folder_for(size: int) -> str | Path | None:
+    """Return the folder to write this many bytes of weights in; None: the system's default."""
+    named = os.environ.get(_WEIGHTS_DIR)
+    if named:
+        return named
+    if not _SHARED_MEMORY.is_dir():
+        return None
+    # A container has only 64 MB of shared memory by default, and an adapter may take a GiB.
+    needed = 2 * size + 2**30
+    if shutil.disk_usage(_SHARED_MEMORY).free > needed:
+        return _SHARED_MEMORY
+    return None
+
+
+# --- starting a server ---------------------------------------------------------------------------
 
 
 def server_command(
     folder: Path, name: str, arguments: dict[str, Any], *, host: str, port: int
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line of a server, and its environment.
+    """Return the command line of a server, and its environment.
 
     Args:
-        folder: configuration and tokenizer.
+        folder: the folder of configuration and tokenizer.
         name: of the model.
         arguments: from `engine_arguments`.
-        host: address that it listens on.
-        port: where.
+        host: the address to listen on.
+        port: the port to listen on.
     """
-    options = {"model": str(folder), "served_model_name": name, "host": host, "port": port}
+    options = {
+        "model": str(folder),
+        "served_model_name": name,
+        "host": host,
+        "port": port,
+        "middleware": MIDDLEWARE,
+    }
+    options |= arguments
     # Not `vllm serve`: it looks for a distribution of that name, which the CPU build has not.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    for key, value in {**options, "middleware": MIDDLEWARE, **arguments}.items():
+    for key, value in options.items():
         option = key.replace("_", "-")
         if isinstance(value, bool):
             command.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, dict):
+            command += [f"--{option}", json.dumps(value)]
         else:
-            command += [f"--{option}", json.dumps(value) if isinstance(value, dict) else str(value)]
-    # An engine in this process has set the last one otherwise.
-    names = ("VLLM_SERVER_DEV_MODE", "VLLM_NO_USAGE_STATS", "VLLM_ENABLE_V1_MULTIPROCESSING")
-    fixed = dict.fromkeys(names, "1")
+            command += [f"--{option}", str(value)]
+
+    inherited = {name: value for name, value in os.environ.items() if not _OF_TORCHRUN.search(name)}
+    environment = ENVIRONMENT_DEFAULTS | inherited
+    environment["VLLM_SERVER_DEV_MODE"] = "1"
+    environment["VLLM_NO_USAGE_STATS"] = "1"
+    # An engine in this process has set it to 0.
+    environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     if "enable_lora" in arguments:
-        fixed["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
-    own = {name: value for name, value in os.environ.items() if not _OF_TORCHRUN.search(name)}
-    return command, ENVIRONMENT_DEFAULTS | own | fixed
+        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    return command, environment
 
 
 class ServerProcess:
-    """A server that ends with this process, also where that is killed.
+    """A server that ends with this process, even if this process is killed.
 
     Args:
-        folder: configuration and tokenizer.
+        folder: the folder of configuration and tokenizer.
         name: of the model.
         arguments: from `engine_arguments`.
-        secret: that is shared with it.
-        device: the GPU that it sees, as cuda:1; auto: all.
+        secret: the secret shared with it.
+        device: the GPU that it may use, such as cuda:1; auto: all.
     """
 
     def __init__(
@@ -272,21 +334,23 @@ class ServerProcess:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         command, environment = server_command(folder, name, arguments, host="127.0.0.1", port=port)
-        seen = {} if device == "auto" else {"CUDA_VISIBLE_DEVICES": _card(device)}
+        environment[SECRET] = secret
+        if device != "auto":
+            environment["CUDA_VISIBLE_DEVICES"] = _visible_name(device)
         self._log = folder / f"server-{port}.log"
         with self._log.open("wb") as file:
             self._process = subprocess.Popen(
                 command,
-                env={**environment, **seen, SECRET: secret},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 preexec_fn=end_with_parent,  # noqa: PLW1509 - it takes no lock
-                start_new_session=True,  # Ctrl-C is for the trainer, which ends it
+                start_new_session=True,  # Ctrl-C goes to the trainer only, which ends the server
             )
 
     def require_alive(self) -> None:
-        """Raise `ModelError` with the end of its log if it has ended."""
+        """Raise `ModelError` with the end of the server's log if it has ended."""
         code = self._process.poll()
         if code is not None:
             lines = self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
@@ -298,7 +362,7 @@ class ServerProcess:
             )
 
     def close(self) -> None:
-        """End it."""
+        """End the server; it has 10 seconds to do so itself."""
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
@@ -306,23 +370,27 @@ class ServerProcess:
         self._process.wait()
 
 
-def _card(device: str) -> str:
-    """The name by which a server sees the GPU that this process calls cuda:1.
+def _visible_name(device: str) -> str:
+    """Return the name in CUDA_VISIBLE_DEVICES of the GPU that this process calls cuda:1, say.
 
     Raises:
         ConfigError: there is no such GPU.
     """
-    known = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    require_known("GPU", device, known, where="servers")
+    devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    require_known("GPU", device, devices, where="servers")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",")[known.index(device)] if visible else device.removeprefix("cuda:")
+    if not visible:
+        return device.removeprefix("cuda:")
+    # This process numbers only the GPUs that it may use itself.
+    names = visible.split(",")
+    return names[devices.index(device)]
 
 
 def shared_secret() -> str:
-    """The secret that servers elsewhere have as well.
+    """Return the secret shared with servers that this run has not started.
 
     Raises:
-        ConfigError: none is set.
+        ConfigError: it is not set, or too short.
     """
     secret = os.environ.get(SECRET, "")
     if len(secret) < 16:

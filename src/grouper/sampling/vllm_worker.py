@@ -1,8 +1,8 @@
-"""What Grouper adds to vLLM's own processes: weights by its transfer API, a CPU fix, and a secret.
+"""Additions to vLLM's own processes: weights by its transfer API, a CPU fix, and a secret.
 
-vLLM imports this file where the model is (it is the `worker_extension_cls` of every engine that
-Grouper starts), and in its HTTP server (`RequireSecret` is a middleware). Nothing else of Grouper
-is imported there, and nothing here is imported where vLLM is missing.
+vLLM imports this file in the process of the model (it is the `worker_extension_cls` of every engine
+that Grouper starts), and in its HTTP server (`RequireSecret` is a middleware). Nothing else of
+Grouper is imported there, and nothing of vLLM is imported here if it is not installed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SECRET = "GROUPER_ROLLOUT_SECRET"
 _PR_SET_PDEATHSIG = 1
 
 HANDED: dict[str, Iterable[tuple[str, Tensor]]] = {}
-"""Weights on their way to an engine in this very process, by version."""
+"""Weights to hand over to an engine in this process, by version."""
 
 
 def end_with_parent() -> None:
@@ -45,33 +45,40 @@ def end_with_parent() -> None:
 
 
 def end_with_server() -> None:
-    """Have a worker of vLLM's server end with it, and take the engine between them along (Linux).
+    """Have a worker of vLLM's server end with it, and end the engine between them (Linux).
 
-    The engine's own process imports nothing of ours.
+    The engine's process is the parent of the worker and a child of the server. It imports nothing
+    of ours, so the worker watches the server in its place.
     """
     end_with_parent()
     engine = os.getppid()
     name = Path(f"/proc/{engine}/comm")
     if name.exists() and name.read_text().startswith("VLLM::Engine"):
-        threading.Thread(target=_watch, args=(engine, _parent(engine)), daemon=True).start()
+        server = _parent(engine)
+        threading.Thread(target=_watch, args=(engine, server), daemon=True).start()
 
 
 def _watch(engine: int, server: int) -> None:
+    """Kill the engine once its parent is no longer the server."""
     while _parent(engine) == server:
         time.sleep(1)
     os.kill(engine, signal.SIGKILL)
 
 
 def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    """Return the process id of a process's parent (Linux)."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    # "pid (name) state parent ...", where the name may hold spaces and brackets.
+    _, _, fields = stat.rpartition(")")
+    return int(fields.split()[1])
 
 
 class Extension:
-    """Mixed into vLLM's worker by its name; to have this file imported there is all it is for."""
+    """An empty class that vLLM mixes into its worker by name, so that it imports this file."""
 
 
 class RequireSecret:
-    """ASGI middleware: no route of the server answers without the secret, whatever it does.
+    """ASGI middleware that lets no route of the server answer without the secret.
 
     Args:
         app: the server.
@@ -79,7 +86,7 @@ class RequireSecret:
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app
-        self._wanted = f"Bearer {os.environ[SECRET]}".encode()
+        self._expected = f"Bearer {os.environ[SECRET]}".encode()
 
     async def __call__(
         self,
@@ -87,8 +94,10 @@ class RequireSecret:
         receive: Callable[[], Awaitable[Any]],
         send: Callable[[Any], Awaitable[None]],
     ) -> None:
-        given = dict(scope.get("headers", ())).get(b"authorization", b"")
-        if scope["type"] == "lifespan" or hmac.compare_digest(given, self._wanted):
+        headers = dict(scope.get("headers", ()))
+        authorization = headers.get(b"authorization", b"")
+        authorized = hmac.compare_digest(authorization, self._expected)
+        if scope["type"] == "lifespan" or authorized:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await send({"type": "http.response.start", "status": 401, "headers": []})
@@ -98,16 +107,16 @@ class RequireSecret:
 
 
 def _read(path: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a safetensors file, one by one; nothing of it is ever executed."""
+    """Yield the tensors of a safetensors file by name; nothing in it is ever executed."""
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - it is no mapping
             yield name, file.get_tensor(name)
 
 
 def _plain_linear(layer: Any, remove_weight: bool) -> None:
-    """Keep a linear layer's weight as it is, where vLLM would pack a copy of it (CPU).
+    """Keep a linear layer's weight as it is, instead of the packed copy that vLLM makes on a CPU.
 
-    A packed copy is what makes a reload crash, or, with tied embeddings, go unnoticed.
+    With a packed copy, loading new weights crashes or, with tied embeddings, has no effect.
     """
     del remove_weight
     layer.cpu_linear = torch.nn.functional.linear
@@ -115,7 +124,7 @@ def _plain_linear(layer: Any, remove_weight: bool) -> None:
 
 @dataclass
 class InitInfo:
-    """What a transfer begins with: nothing has to be agreed on."""
+    """The beginning of a transfer: empty, since both sides need to agree on nothing."""
 
 
 @dataclass
@@ -124,7 +133,7 @@ class UpdateInfo:
 
     version: str
     temperature: float
-    """At which completions are drawn: logits are divided by it."""
+    """Temperature of sampling: logits are divided by it."""
     path: str | None = None
     """A safetensors file; None: the weights are handed over within this process."""
 
@@ -146,30 +155,39 @@ class Receiver:
     def shutdown(self) -> None: ...
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load them, and wait until they are there."""
+        """Load weights, and wait until the device has them."""
         self.receive_weights(UpdateInfo(**update_info))
-        if self.device.type != "cpu":  # where there is nothing to wait for
+        if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Load them; an error unless every parameter of the model was among them."""
-        path, held = update_info.path, HANDED.pop(update_info.version, ())
-        loaded = self.model.load_weights(held if path is None else _read(path))
-        named = (name for name, _ in self.model.named_parameters())
-        # Within a layer that may have an adapter beside it, weights have another name.
-        left = {name.replace(".base_layer", "") for name in named} - set(loaded or ())
-        if left:
-            raise ValueError(f"weights did not arrive: {', '.join(sorted(left)[:5])}")
-        # vLLM reports log-probs before the temperature, or after all that cuts the distribution.
-        # What is asked for lies between, so the model's own logits are made to be of it.
+        """Load weights and set the temperature.
+
+        Raises:
+            ValueError: a parameter of the model is not among the weights.
+        """
+        weights = HANDED.pop(update_info.version, ())
+        if update_info.path is not None:
+            weights = _read(update_info.path)
+        loaded = set(self.model.load_weights(weights) or ())
+        missing = set()
+        for parameter_name, _ in self.model.named_parameters():
+            # A layer that can have an adapter keeps its weight in a layer below.
+            name = parameter_name.replace(".base_layer", "")
+            if name not in loaded:
+                missing.add(name)
+        if missing:
+            raise ValueError(f"weights did not arrive: {', '.join(sorted(missing)[:5])}")
+        # vLLM reports log-probs either before the temperature or after all truncation. We need
+        # them after the temperature and before truncation, so the logits themselves are scaled.
         for module in self.model.modules():
             if type(module).__name__ == "LogitsProcessor":
-                plain = vars(module).setdefault("plain_scale", module.scale)
-                module.scale = plain / update_info.temperature
+                original_scale = vars(module).setdefault("plain_scale", module.scale)
+                module.scale = original_scale / update_info.temperature
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
-        """The trainer has a side of its own: `vllm.Engine.push`."""
+        """Raise: the trainer sends weights by `vllm.Engine.push` instead."""
         raise NotImplementedError
 
 
