@@ -594,8 +594,9 @@ def test_a_revision_with_401_in_it_is_not_a_gated_set(monkeypatch):
         raise RuntimeError("revision 4011abc: timeout")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    with pytest.raises(DataError, match="cannot be loaded: revision 4011abc"):
+    with pytest.raises(DataError) as caught:
         list(read_hub("a/b", split="train", subset=None))
+    assert "gated" not in str(caught.value)
 
 
 def test_a_comma_in_a_title_does_not_hide_the_semicolons(tmp_path):

@@ -202,23 +202,28 @@ def _json_reason(error: ValueError | RecursionError) -> str:
     return str(error).split(";")[0]
 
 
-def _delimiter_of(header: str) -> str:
-    """Return what stands between the cells of a header.
+def _delimiter_of(header: str, first_row: str) -> str:
+    """Return what stands between the cells of a file.
 
-    Spreadsheets of some countries put semicolons there. What is in quotes is a title.
+    Spreadsheets of some countries put semicolons there. Of several marks in the header it is the
+    one by which the first row has as many cells.
 
-    >>> _delimiter_of("question;answer, final;level"), _delimiter_of("question,answer")
+    >>> _delimiter_of("question;answer, final", "1+1?;2"), _delimiter_of("question,answer", "1?,2")
     (';', ',')
     """
-    titles = re.sub(r'"[^"]*"', "", header)
-    # The first of those that occur equally often.
-    return max(",\t;", key=titles.count)
+    marks = [mark for mark in "\t,;" if mark in header]
+    for mark in marks:
+        rows = list(csv.reader([header, first_row], delimiter=mark))
+        # A quote that is open at the end of the header makes one row of both.
+        if len(rows) == 2 and len(rows[0]) == len(rows[1]):
+            return mark
+    return marks[0] if marks else ","
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # a cell may hold a long solution
     with path.open(encoding="utf-8-sig", newline="") as file:
-        delimiter = _delimiter_of(file.readline())
+        delimiter = _delimiter_of(file.readline(), file.readline())
         file.seek(0)
         # Strict, because a quote that is never closed would silently swallow the following rows.
         rows = csv.DictReader(file, strict=True, delimiter=delimiter)
