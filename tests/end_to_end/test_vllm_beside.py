@@ -24,10 +24,10 @@ from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.sampling import engines
 from grouper.sampling.engines import Samplers
-from grouper.training import loop
 from grouper.training.hooks import Asked, Hook
 from grouper.training.phases import train
 from grouper.training.run import Run
+from grouper.training.validation import Validation
 
 for folder in ("sampling", "invariants"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / folder))
@@ -204,12 +204,12 @@ def test_a_validation_that_was_running_is_started_again(world: World) -> None:
     blocking = numbers(run(world, "blocking"))
     world.step, world.waits, world.stop_after = 0, True, 3
     world.fails = {2}  # as a run that is closed gives it up
-    settle = loop._Loop.settle_validation
+    settle = Validation.settle
     with pytest.MonkeyPatch.context() as patch:
         # The failure is seen by nobody before the run ends.
         patch.setattr(
-            loop._Loop,
-            "settle_validation",
+            Validation,
+            "settle",
             lambda self, **how: self.state.best.pending == 2 or settle(self, **how),
         )
         with pytest.raises(Interrupted):

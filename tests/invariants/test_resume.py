@@ -21,10 +21,11 @@ from grouper.errors import CheckpointError, Interrupted, RunFolderError
 from grouper.models.folders import STATE_FILE
 from grouper.runs import folder as run_folder
 from grouper.runs.progress import Progress
-from grouper.training import checkpoint, loop
+from grouper.training import checkpoint
 from grouper.training.run import Run
 from grouper.training.saved_state import is_complete
 from grouper.training.stop_signal import StopSignal
+from grouper.training.validation import Validation
 
 OPTIMIZER_FILE = "optimizer/0.safetensors"
 
@@ -144,17 +145,17 @@ def test_a_kill_between_checkpoints_loses_only_what_came_after(
     class Killed(BaseException):
         pass
 
-    honest = loop._Loop.validate_if_due
+    honest = Validation.measure_if_due
 
-    def die(between: loop._Loop) -> bool:
+    def die(between: Validation) -> bool:
         if (between.state.phase, between.state.step) == ("grpo", 5):
             raise Killed
         return honest(between)
 
-    monkeypatch.setattr(loop._Loop, "validate_if_due", die)
+    monkeypatch.setattr(Validation, "measure_if_due", die)
     with pytest.raises(Killed):
         run("cut")
-    monkeypatch.setattr(loop._Loop, "validate_if_due", honest)
+    monkeypatch.setattr(Validation, "measure_if_due", honest)
     assert not (workplace / "cut/demo/grpo/checkpoint-5").exists()
     assert record(run("cut", resume=True)) == whole
 

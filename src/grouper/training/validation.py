@@ -37,14 +37,14 @@ class Validation:
 
     def __init__(self, run: Run, state: TrainState, report: Callable[[str], None]) -> None:
         self._run = run
-        self._state = state
+        self.state = state
         self._report = report
         self._pending: Future[EvaluationResult] | None = None
 
     def measure_if_due(self) -> bool:
         """Measure the policy if that is due; return whether it may be the best so far."""
         run = self._run
-        state = self._state
+        state = self.state
         if not run.prepared.validation or not self._is_due():
             return False
         result = run.folder.read_evaluation(validation_name(state.phase, state.step))
@@ -59,7 +59,7 @@ class Validation:
     def restart(self) -> None:
         """Start the validation again that was going on at the checkpoint, unless it is due now."""
         run = self._run
-        state = self._state
+        state = self.state
         step = state.best.pending
         state.best.pending = None
         if step is None or step == state.step:
@@ -75,7 +75,7 @@ class Validation:
             wait: until it has ended.
         """
         run = self._run
-        state = self._state
+        state = self.state
         pending = self._pending
         if pending is None:
             return
@@ -93,7 +93,7 @@ class Validation:
         tidy(run, state)
 
     def _is_due(self) -> bool:
-        state = self._state
+        state = self.state
         config = state.config(self._run.recipe)
         # The end of a phase comes early where a hook has requested it.
         total = state.step if state.asked.get("stop") else state.total
@@ -105,10 +105,10 @@ class Validation:
     def _begin(self, step: int, policy: Callable[[], Policy]) -> bool:
         """Begin a validation once the one before it has ended; return whether it has begun."""
         self.settle(wait=True)
-        self._state.best.pending = step
+        self.state.best.pending = step
         with self._failure_reported():
             self._pending = begin_validation(
-                self._run, policy(), phase=self._state.phase, step=step
+                self._run, policy(), phase=self.state.phase, step=step
             )
         return self._pending is not None
 
@@ -120,7 +120,7 @@ class Validation:
         try:
             yield
         except reported as error:
-            step = self._state.best.pending
-            self._state.best.pending = None
+            step = self.state.best.pending
+            self.state.best.pending = None
             what = error.paragraph() if isinstance(error, GrouperError) else repr(error)
             self._report(f"validation-failed: no validation at step {step}: {what}")
