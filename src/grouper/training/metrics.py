@@ -225,10 +225,11 @@ def rollout_tallies(
     entropies = [entropy for completion in completions for entropy in completion.entropies]
     logprobs = [logprob for completion in completions for logprob in completion.logprobs]
     rewards = [rollout.reward.total for rollout in rollouts]
-    verdicts = [rollout.grade.verdict for rollout in rollouts]
+    is_timeout = [rollout.grade.verdict is Verdict.TIMEOUT for rollout in rollouts]
     is_all_right = [group.solved == len(group.rollouts) for group in groups]
     is_all_wrong = [group.solved == 0 for group in groups]
-    is_mixed = [0 < group.solved < len(group.rollouts) for group in groups]
+    is_mixed = [group.mixed for group in groups]
+    has_signal = [any(group_advantages) for group_advantages in advantages]
     diversities = [group.diversity for group in groups if group.solved < len(group.rollouts)]
     magnitudes = [abs(value) for group_advantages in advantages for value in group_advantages]
     values: dict[str, Sequence[float]] = {
@@ -237,7 +238,7 @@ def rollout_tallies(
         "groups/all_right": is_all_right,
         "groups/all_wrong": is_all_wrong,
         "groups/mixed": is_mixed,
-        "frac_groups_with_signal": [any(group_advantages) for group_advantages in advantages],
+        "frac_groups_with_signal": has_signal,
         "completion/tokens": [len(completion.token_ids) for completion in completions],
         "completion/truncated": [completion.truncated for completion in completions],
         "completion/repetition": [repetition(completion.token_ids) for completion in completions],
@@ -246,7 +247,7 @@ def rollout_tallies(
         "policy/logprob": logprobs,
         "advantage/abs": magnitudes,
         "rollouts/not_scored": [reward is None for reward in rewards],
-        "grader/timeouts": [verdict is Verdict.TIMEOUT for verdict in verdicts],
+        "grader/timeouts": is_timeout,
     }
     for name in rollouts[0].reward.components:
         scores = [rollout.reward.components[name] for rollout in rollouts]
