@@ -533,8 +533,8 @@ def stale_sampler(record: Record) -> Iterator[Finding]:
         yield found("stale-sampler", numbers, steps=(min(stale), max(stale)))
     gaps = curve(record.grpo, "sampler_logprob_diff")
     if mean_of(gaps) > MAX_GAP:
-        numbers = {"gap_mean": mean_of(gaps), "gap_highest_step": max(gaps)}
-        yield found("disagreeing-sampler", numbers, steps=span(record.grpo))
+        evidence = {"gap_mean": mean_of(gaps), "gap_highest_step": max(gaps)}
+        yield found("disagreeing-sampler", evidence, steps=span(record.grpo))
 
 
 def _lags(record: Record) -> Iterator[tuple[int, int]]:

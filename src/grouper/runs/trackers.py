@@ -325,7 +325,8 @@ class UsersSink:
         self._tracker: Any = None
         self._fallback: Callable[..., Any]
         """Called for methods that the tracker does not have."""
-        if inspect.isclass(function):
+        is_class = inspect.isclass(function)
+        if is_class:
             self._tracker = function(run, **params)
             self._fallback = _ignore
         else:
