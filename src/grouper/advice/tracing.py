@@ -81,9 +81,8 @@ class Tracer:
                 fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
             fakes[id(tensor)] = fake
         for module in policy.modules():
-            # The tables themselves are changed, so that tied weights stay tied.
-            _replace(module._parameters, fakes)  # noqa: SLF001
-            _replace(module._buffers, fakes)  # noqa: SLF001
+            _replace(module._parameters, fakes)  # noqa: SLF001 - tied weights stay tied
+            _replace(module._buffers, fakes)  # noqa: SLF001 - as above
         self._tensors = list(fakes.values())
 
     def update(self, rows: Rows, *, accumulated: bool) -> tuple[int, int]:
