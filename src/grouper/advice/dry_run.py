@@ -1,4 +1,4 @@
-"""What a run would do, from its recipe and data alone: what a dry run prints. Loads no model."""
+"""The dry run: describes a run from its recipe and data, without loading a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a run would do."""
+    """Description of a run that has not been started."""
 
     sizes: tuple[str, ...]
     """One line per phase, measurement and folder."""
@@ -41,19 +41,19 @@ class Plan:
     leaks: tuple[str, ...]
     """The warnings about held-out problems, in a few words each."""
     unchecked: tuple[str, ...]
-    """What could not be checked, and why."""
+    """Checks that were not possible, and why."""
 
 
 def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
-    """Check what can be checked without a model, and work out the sizes.
+    """Run all checks that need no model, and work out the sizes.
 
-    Reads the data, runs the reward functions on a made-up group, and looks at the run folder.
-    Where `model.path` is a local folder its tokenizer is loaded and every prompt is rendered;
-    torch is imported only then, and to look for a device that the recipe names.
+    Reads the data, runs the reward functions on a made-up group, and checks the run folder. If
+    `model.path` is a local folder, its tokenizer is loaded and every prompt is rendered; torch is
+    imported only then, and to look for a device that the recipe names.
 
     Args:
         recipe: of the run.
-        intent: what the run may do with one that is in its folder.
+        intent: permissions about a run that is in its folder already.
 
     Raises:
         GrouperError: everything that would stop the run at its start, all at once.
@@ -68,8 +68,9 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
 
             find_device(recipe.device)
     with collected(problems):
-        model, unchecked = recipe.model, list[str]()
-        if model.path or model.lora or recipe.grpo.start_from:  # torch is needed for nothing more
+        model = recipe.model
+        unchecked: list[str] = []
+        if model.path or model.lora or recipe.grpo.start_from:  # otherwise torch is not imported
             from grouper.training.run import check_models
 
             resume = intent.get("resume", False)
@@ -115,17 +116,19 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
 
 
 def _models_without_weights(recipe: Recipe) -> list[str]:
-    """Model folders that the run would be refused with, once it loads them."""
-    named = {"model.path": recipe.model.path, "grpo.start_from": recipe.grpo.start_from}
-    return [
-        f"{where}: {path} holds no weights (*.safetensors): a run cannot load it."
-        for where, path in named.items()
-        if path is not None and is_model(Path(path).expanduser()) and not weight_files(path)
-    ]
+    """Warn of model folders that a run would refuse once it loads them."""
+    warnings = []
+    paths = {"model.path": recipe.model.path, "grpo.start_from": recipe.grpo.start_from}
+    for where, path in paths.items():
+        if path is not None and is_model(Path(path).expanduser()) and not weight_files(path):
+            warnings.append(
+                f"{where}: {path} holds no weights (*.safetensors): a run cannot load it."
+            )
+    return warnings
 
 
 def _check_rewards(recipe: Recipe, sets: ProblemSets, prepared: Prepared | None) -> list[str]:
-    """Try the rewards on a real problem with its columns, in a chat where the run has one.
+    """Try the rewards on a real problem with its columns, as a chat if the run uses one.
 
     Returns:
         Warnings.
@@ -135,18 +138,25 @@ def _check_rewards(recipe: Recipe, sets: ProblemSets, prepared: Prepared | None)
     if recipe.skip_grpo:
         return []
     assert sets.train is not None
-    fmt, problem = make_format(recipe.prompt), sets.train.problems[0]
-    rewards, prompt = build_rewards(recipe.rewards, fmt), example_prompt(problem, fmt)
-    return rewards.check(problem=problem, prompt=prompt, right=right_completion(problem, fmt))
+    fmt = make_format(recipe.prompt)
+    problem = sets.train.problems[0]
+    rewards = build_rewards(recipe.rewards, fmt)
+    return rewards.check(
+        problem=problem,
+        prompt=example_prompt(problem, fmt),
+        right=right_completion(problem, fmt),
+    )
 
 
 def _folder_line(recipe: Recipe, intent: Intent) -> str:
-    path, run = recipe.run_folder, RunFolder(recipe.run_folder)
-    # A run of this recipe is no mistake to a dry run; one of another recipe is.
+    """Describe the run folder, and what the run would do with a run in it."""
+    path = recipe.run_folder
+    run = RunFolder(path)
+    # An existing run of this recipe is not an error of a dry run; one of another recipe is.
     lenient: Intent = {**intent, "resume": True}
-    found = run.check(recipe_hash(recipe), resolved_yaml(recipe), **lenient)
+    exists = run.check(recipe_hash(recipe), resolved_yaml(recipe), **lenient)
     done = [phase for phase in ("sft", "grpo") if run.has_finished([phase])]
-    if not found:
+    if not exists:
         state = "new"
     elif run.is_untrained() and not intent.get("overwrite"):
         state = "the run that is there has trained nothing yet, and begins again"
@@ -161,32 +171,40 @@ def _folder_line(recipe: Recipe, intent: Intent) -> str:
 
 
 def _start_and_stops(recipe: Recipe, intent: Intent, prepared: Prepared | None) -> Iterator[str]:
-    """What GRPO starts from, where that is not the SFT of this run, and the stop strings."""
+    """Yield the model that GRPO starts from, if it is not this run's SFT, and the stop strings."""
     start = recipe.grpo.start_from
     if not recipe.skip_grpo and (start or recipe.skip_sft):
-        taught = RunFolder(recipe.run_folder).has_finished(["sft"]) and not intent.get("overwrite")
-        made = str(recipe.run_folder / "sft" / "final") if taught else recipe.model.path
-        yield f"GRPO starts from {start or made or 'a new random model'}."
-    # Only the tokenizer says whether prompts are plain text, which has stop strings of its own.
-    fmt = make_format(recipe.prompt) if prepared is None else prepared.format
+        has_sft = RunFolder(recipe.run_folder).has_finished(["sft"])
+        if not start and has_sft and not intent.get("overwrite"):
+            start = str(recipe.run_folder / "sft" / "final")
+        yield f"GRPO starts from {start or recipe.model.path or 'a new random model'}."
+    fmt = make_format(recipe.prompt)
+    if prepared is not None:
+        # With the tokenizer it is known whether prompts are plain text, which has other stop
+        # strings.
+        fmt = prepared.format
     stops = fmt.stop if recipe.sampling.stop is None else recipe.sampling.stop
     if stops:
         yield f"Stop strings: {' '.join(map(json.dumps, stops))}"
 
 
 def _length_lines(prepared: Prepared | None) -> list[str]:
-    """How long prompts and demonstrations are, and where completions end."""
+    """Describe the lengths of prompts and demonstrations, and the end of completions."""
     if prepared is None:
         return []
+    lengths_by_noun = {
+        "Prompts": [len(prompt.token_ids) for _, prompt in prepared.train],
+        "Demonstrations": [len(row.token_ids) for row in prepared.demonstrations],
+    }
     lines = []
-    prompts = [prompt for _, prompt in prepared.train]
-    for what, rows in (("Prompts", prompts), ("Demonstrations", prepared.demonstrations)):
-        lengths = [len(row.token_ids) for row in rows]
+    for noun, lengths in lengths_by_noun.items():
         if lengths:
+            mean = sum(lengths) // len(lengths)
             lines.append(
-                f"{what}: {len(lengths):,} fit, {sum(lengths) // len(lengths)} tokens on average, "
-                f"at most {max(lengths)}"
+                f"{noun}: {len(lengths):,} fit, {mean} tokens on average, at most {max(lengths)}"
             )
-    lines += [] if prepared.budget_note is None else [prepared.budget_note]
-    stops = [prepared.text([i]) for i in prepared.stop_tokens]
-    return [*lines, f"Stop tokens: {' '.join(stops)}"]
+    if prepared.budget_note is not None:
+        lines.append(prepared.budget_note)
+    stop_tokens = [prepared.text([token]) for token in prepared.stop_tokens]
+    lines.append(f"Stop tokens: {' '.join(stop_tokens)}")
+    return lines

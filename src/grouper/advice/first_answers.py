@@ -1,4 +1,4 @@
-"""A few answers of a model that nothing was taught yet, in each format that a recipe might have.
+"""A few answers of an untrained model, in each format that a recipe might have.
 
 For `grouper init`: the model is loaded once, in bfloat16, and nothing is written.
 """
@@ -34,20 +34,20 @@ from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import ProblemSets
 from grouper.types import Completion
 
-# Weights of a model that is loaded to be asked: about 2B parameters in bfloat16.
+# Largest weights of a model that is loaded to be asked: about 2B parameters in bfloat16.
 MOST_BYTES = 4_500_000_000
 # Problems that each format is tried on, and tokens of an answer at most: enough to see whether an
-# answer stands where it should.
+# answer is in the format.
 PROBLEMS = 8
 TOKENS = 256
-# Tokens that a slow machine must have time for: in fewer, hardly an answer comes to its end.
+# Tokens that a slow machine must have time for: with fewer, hardly an answer ends.
 FEWEST_TOKENS = 96
-# Tokens that the speed is measured by.
+# Tokens by which the speed is measured.
 MEASURED_TOKENS = 12
 
 
 def look_at_model(path: str) -> ModelKind:
-    """What a model on this machine is, by its configuration, tokenizer and name.
+    """Tell the type of a model on this machine by its configuration, tokenizer and name.
 
     Args:
         path: a folder, or a Hub name that is in the cache.
@@ -76,14 +76,18 @@ def look_at_model(path: str) -> ModelKind:
 
 
 def stored_bytes(path: str) -> int | None:
-    """Size of the weights of a model, or of an adapter's base; None where they are not here."""
+    """Return the bytes of the weights of a model, or of an adapter's base.
+
+    Returns:
+        None if they are not on this machine.
+    """
     files = weight_files(base_of(path))
     return sum(file.stat().st_size for file in files) or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstAnswers:
-    """What a model answered in one format."""
+    """Answers of a model in one format."""
 
     observation: Observation
     examples: tuple[str, ...]
@@ -103,11 +107,11 @@ def ask(
 
     Args:
         path: a model or adapter folder, or a Hub name that is in the cache.
-        problems: what it is asked.
-        formats: by name, in this order, until the model is found to know one; those for which no
-            time is left are missing in the result, which a slow machine leaves empty.
+        problems: the first ones are asked.
+        formats: by name; tried in this order until the model knows one. Formats without enough time
+            left are missing in the result, so it is empty on a slow machine.
         temperature: as rollouts are sampled.
-        seconds: that all answers may take; they are cut off earlier where the machine is slow.
+        seconds: time for all answers; on a slow machine they are truncated earlier.
         progress: called with (format, answers so far, answers in all).
 
     Raises:
@@ -127,8 +131,8 @@ def ask(
                 temperature=temperature, max_new_tokens=TOKENS, max_slots=PROBLEMS
             ),
         )
-        asked = replace(problems, problems=problems.problems[:PROBLEMS])
-        with Prepared(recipe, ProblemSets(train=asked), quiet=True) as prepared:
+        first_problems = replace(problems, problems=problems.problems[:PROBLEMS])
+        with Prepared(recipe, ProblemSets(train=first_problems), quiet=True) as prepared:
             if policy is None:
                 policy = prepared.load(path)
                 ends_at = time.monotonic() + seconds
@@ -144,7 +148,7 @@ def ask(
 
 
 def _tokens_in_time(prepared: Prepared, sampler: Sampler, ends_at: float) -> int:
-    """How long answers may be to be there in time, at most `TOKENS`."""
+    """Return the length of answers that there is time for, at most `TOKENS` tokens."""
     _sampled(prepared, sampler, 1)  # compiles kernels
     seconds = []
     for tokens in (1, 1 + MEASURED_TOKENS):
@@ -164,7 +168,7 @@ def _sampled(
     name: str = "",
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[int, Completion]:
-    """Completions of at most `tokens` tokens by the index of their problem."""
+    """Sample completions of at most `tokens` tokens; return them by the index of their problem."""
     requests = [
         SampleRequest(
             prompt=prompt,
@@ -182,7 +186,7 @@ def _sampled(
 
 
 def _observed(prepared: Prepared, name: str, answers: dict[int, Completion]) -> FirstAnswers:
-    """What the answers in one format were like."""
+    """Grade the answers in one format, and count those in the format."""
     contract = prepared.format.contract
     right = 0
     for index, completion in answers.items():
@@ -192,9 +196,10 @@ def _observed(prepared: Prepared, name: str, answers: dict[int, Completion]) -> 
     observation = Observation(
         format=name,
         answers=len(completions),
-        held=sum(format_holds(one.text, prepared.format) for one in completions),
+        held=sum(format_holds(answer.text, prepared.format) for answer in completions),
         right=right,
-        ended=sum(not one.truncated for one in completions),
-        tokens=median_low(len(one.token_ids) for one in completions),
+        ended=sum(not answer.truncated for answer in completions),
+        tokens=median_low(len(answer.token_ids) for answer in completions),
     )
-    return FirstAnswers(observation=observation, examples=tuple(one.text for one in completions))
+    examples = tuple(answer.text for answer in completions)
+    return FirstAnswers(observation=observation, examples=examples)

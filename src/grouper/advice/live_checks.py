@@ -29,51 +29,52 @@ from grouper.types import StepReport
 log = logging.getLogger(__name__)
 
 # Prompts that are sampled before GRPO: enough to see whether most completions are truncated, and an
-# eighth of what a usual step samples.
+# eighth of the samples of a usual step.
 PREFLIGHT_PROMPTS = 16
-# Completions that are looked at after SFT.
+# Completions that are sampled after SFT.
 STOP_SAMPLES = 10
 
 
 def usual_hooks(recipe: Recipe) -> tuple[Hook, ...]:
-    """The hooks of every run, and those of the recipe.
+    """Return the hooks of every run, and those of the recipe.
 
     Raises:
-        ConfigError: one of these is not there.
+        ConfigError: a hook of the recipe does not exist.
     """
     return (Preflight(), Rehearsal(), LiveChecks(), *map(UserHook, recipe.hooks))
 
 
 class LiveChecks(Hook):
-    """Reports while a run goes on what goes wrong, and ends it where `on_finding` is `stop`."""
+    """Reports problems during a run, and ends it if `on_finding` is `stop`."""
 
     def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
-        # A metric may be of rank 0 alone: what rewards have logged is.
-        raised = run.processes.on_rank0(lambda: watch(report, state.checks))
-        if not raised:
+        # On rank 0, which alone has the metrics that rewards have logged.
+        findings = run.processes.on_rank0(lambda: watch(report, state.checks))
+        if not findings:
             return Asked()
-        texts = tuple(f"check {name}: {finding}" for name, finding in raised)
+        texts = tuple(f"check {name}: {finding}" for name, finding in findings)
         if run.recipe.on_finding == "warn":
             return Asked(events=texts)
-        phase, before = run.path / state.phase, state.step - WINDOW
-        kept = run.processes.on_rank0(lambda: last_good(phase, before))
+        phase = run.path / state.phase
+        # A checkpoint from before the window that the finding is about.
+        checkpoint_hint = run.processes.on_rank0(lambda: last_good(phase, state.step - WINDOW))
         error = CheckError(
             "; ".join(text.rstrip(".") for text in texts),
             where=f"{state.phase} step {state.step}",
-            fix=f"on_finding is stop: nothing of the last step was saved; {kept}. Go on with "
-            "--resume --allow-changes and another setting.",
+            fix=f"on_finding is stop: nothing of the last step was saved; {checkpoint_hint}. Go on "
+            "with --resume --allow-changes and another setting.",
         )
         return Asked(events=texts, error=error)
 
 
 class Preflight(Hook):
-    """Looks at a few samples: whether GRPO's budget is enough, and whether SFT taught to stop."""
+    """Samples a few completions: does GRPO's budget suffice, and has SFT taught to stop."""
 
     def __init__(self) -> None:
-        self._looked = False
+        self._is_done = False
 
     def run_begins(self, run: Run, policy: Policy) -> None:
-        """Look at once where GRPO begins with the base: measuring that may take far longer.
+        """Sample before the base is measured, which may take far longer, if GRPO begins with it.
 
         Raises:
             PreflightError: as in `phase_begins`.
@@ -81,7 +82,7 @@ class Preflight(Hook):
         recipe = run.recipe
         begun = run.processes.on_rank0(run.has_begun)
         if recipe.phases[:1] == ("grpo",) and recipe.grpo.start_from is None and not begun:
-            self._looked = True
+            self._is_done = True
             _require_room(run, policy, begun=False)
 
     def phase_begins(self, run: Run, state: TrainState) -> None:
@@ -90,58 +91,62 @@ class Preflight(Hook):
         Raises:
             PreflightError: most would be truncated, and the recipe does not allow it.
         """
-        if state.phase == "grpo" and state.step == 0 and not self._looked:
+        if state.phase == "grpo" and state.step == 0 and not self._is_done:
             begun = run.processes.on_rank0(run.has_begun)
             _require_room(run, state.replica.policy, begun=begun)
 
     def phase_ends(self, run: Run, state: TrainState) -> None:
-        """Warn where few samples end by themselves after SFT."""
+        """Warn after SFT if few samples end by themselves."""
         if state.phase != "sft":
             return
         budget = run.prepared.max_new_tokens
-        policy = state.replica.policy
-        completions = list(_sample(run, policy, STOP_SAMPLES, budget, "stop check").values())
-        drawn = SampleSummary(completions=completions, budget=budget)
-        share, count = 1 - drawn.truncated, len(completions)
-        run.display.say(f"Stop check: {share:.0%} of {count} samples end by themselves.")
-        for found in find(drawn):
-            log.warning("%s", found)
+        lengths = _sample(run, state.replica.policy, STOP_SAMPLES, budget, "stop check")
+        summary = SampleSummary(completions=list(lengths.values()), budget=budget)
+        share = 1 - summary.truncated
+        run.display.say(f"Stop check: {share:.0%} of {len(lengths)} samples end by themselves.")
+        for finding in find(summary):
+            log.warning("%s", finding)
 
 
 def _require_room(run: Run, policy: Policy, *, begun: bool) -> None:
-    """Refuse GRPO where its budget truncates most completions of some prompts.
+    """Refuse GRPO if its budget truncates most completions of some prompts.
 
-    Only where it does are the truncated ones sampled again with a larger budget, which says how
-    large it would have to be; draws are addressed, so they begin with the same tokens. Where the
-    recipe allows truncation there is nothing to decide, and nothing is sampled.
+    If it does, the truncated ones are sampled again with a larger budget, to find out which budget
+    would suffice. Sampling is addressed, so that they begin with the same tokens. If the recipe
+    allows truncation, nothing is sampled.
 
     Args:
         run: the open run.
-        policy: what GRPO begins with.
+        policy: the model that GRPO begins with.
         begun: whether anything of the run has been measured or trained.
 
     Raises:
-        PreflightError: most would be truncated.
+        PreflightError: most completions would be truncated.
     """
     if run.recipe.grpo.allow_truncation:
         return
-    budget, purpose = run.prepared.max_new_tokens, "pre-flight"
+    purpose = "pre-flight"
+    budget = run.prepared.max_new_tokens
     lengths = _sample(run, policy, PREFLIGHT_PROMPTS, budget, purpose)
-    drawn = SampleSummary(completions=[*lengths.values()], budget=budget)
-    if drawn.truncated > MOST:
+    summary = SampleSummary(completions=list(lengths.values()), budget=budget)
+    if summary.truncated > MOST:
         truncated = [index for index, (_, ended) in lengths.items() if not ended]
-        train, most = run.prepared.train, STRETCH * budget
-        context = run.prepared.context
-        if context is not None:
-            most = min(most, context - max(len(train[i][1].token_ids) for i in truncated))
-        if most > budget:
-            lengths |= _sample(run, policy, PREFLIGHT_PROMPTS, most, purpose, only=truncated)
-    drawn = SampleSummary(
-        completions=[*lengths.values()], budget=budget, before="grpo", begun=begun
+        larger_budget = STRETCH * budget
+        if run.prepared.context is not None:
+            prompts = [run.prepared.train[index][1] for index in truncated]
+            longest = max(len(prompt.token_ids) for prompt in prompts)
+            larger_budget = min(larger_budget, run.prepared.context - longest)
+        if larger_budget > budget:
+            lengths |= _sample(
+                run, policy, PREFLIGHT_PROMPTS, larger_budget, purpose, only=truncated
+            )
+    summary = SampleSummary(
+        completions=list(lengths.values()), budget=budget, before="grpo", begun=begun
     )
-    run.display.say(f"Pre-flight: of {len(drawn.completions)} samples, {drawn}.")
-    for finding in find(drawn):
-        raise PreflightError(finding.what, where=purpose, fix=finding.fix)
+    run.display.say(f"Pre-flight: of {len(summary.completions)} samples, {summary}.")
+    findings = find(summary)
+    if findings:
+        raise PreflightError(findings[0].what, where=purpose, fix=findings[0].fix)
 
 
 def _sample(
@@ -153,40 +158,48 @@ def _sample(
     *,
     only: Collection[int] | None = None,
 ) -> dict[int, tuple[int, bool]]:
-    """Tokens of completions of the problems that GRPO meets first, and whether each one ended.
+    """Sample completions of the problems that GRPO uses first.
 
     Args:
         run: the open run.
-        policy: what is sampled from.
-        count: how many problems.
+        policy: the model to sample from.
+        count: number of problems.
         limit: tokens of a completion at most.
-        purpose: part of the address of each draw.
-        only: the problems to sample; left out: all of these.
+        purpose: part of the address of each sample.
+        only: indices of the problems to sample; default: all of these problems.
 
     Returns:
-        By the index of the problem.
+        Index of the problem -> (tokens of the completion, whether it ended by itself).
     """
-    train, seed = run.prepared.train, run.recipe.seed
+    train = run.prepared.train
+    seed = run.recipe.seed
     params = run.prepared.training_params(max_new_tokens=limit)
-    met = first_met(len(train), count, seed=seed)
-    indices = [index for index in met if only is None or index in only]
+    indices = first_met(len(train), count, seed=seed)
+    if only is not None:
+        indices = [index for index in indices if index in only]
     requests = []
     for index in indices:
         problem, prompt = train[index]
         key = draw_seed(seed, purpose, problem.id)
         requests.append(SampleRequest(prompt=prompt, params=params, key=key))
-    processes, sampler = run.processes, run.models.sampler(policy)
-    mine = share_of(requests, processes.rank, processes.size)
-    drawn: list[tuple[int, tuple[int, bool]]] = []
+    processes = run.processes
+    sampler = run.models.sampler(policy)
+    # The requests that this process samples.
+    local_numbers = share_of(requests, processes.rank, processes.size)
+    lengths: dict[int, tuple[int, bool]] = {}
     run.stop.raise_if_requested(purpose)
-    with run.display.track(f"{purpose}: sampling", len(mine)) as task:
-        for place, completion in sampler.sample([requests[i] for i in mine]):
-            length = (len(completion.token_ids), not completion.truncated)
-            drawn.append((indices[mine[place]], length))
+    with run.display.track(f"{purpose}: sampling", len(local_numbers)) as task:
+        local_requests = [requests[number] for number in local_numbers]
+        for position, completion in sampler.sample(local_requests):
+            index = indices[local_numbers[position]]
+            lengths[index] = (len(completion.token_ids), not completion.truncated)
             task.advance()
             run.stop.raise_if_requested(purpose)
     sampler.rest()
-    return dict(one for part in processes.gather(drawn) for one in part)
+    all_lengths: dict[int, tuple[int, bool]] = {}
+    for lengths_of_process in processes.gather(lengths):
+        all_lengths.update(lengths_of_process)
+    return all_lengths
 
 
 # --- a rehearsal ----------------------------------------------------------------------------------
@@ -195,8 +208,8 @@ def _sample(
 class Rehearsal(Hook):
     """Runs the largest slice of a phase once, on a GPU, before the first step.
 
-    So what does not fit is known within a minute, and slices are made smaller before anything
-    depends on them. The gradient is discarded; weights, optimizer and random numbers stay.
+    If it does not fit, this is known within a minute, and slices are made smaller before anything
+    depends on them. The gradient is discarded; weights, optimizer and random numbers are unchanged.
     """
 
     # A host that runs out of memory swaps and kills processes: a rehearsal could not catch that.
@@ -208,25 +221,23 @@ class Rehearsal(Hook):
         Raises:
             ModelError: not even one row fits.
         """
-        config, policy = state.config(run.recipe), state.replica.policy
+        config = state.config(run.recipe)
+        policy = state.replica.policy
         if state.step >= state.total or policy.device.type not in self.devices:
             return
         budget = config.tokens_per_micro_batch
         bonus = config.entropy_bonus if isinstance(config, GRPOConfig) else 0.0
         started = time.perf_counter()
-        # The optimizer state appears with the first step: its memory is reserved meanwhile.
-        there = any(part.state for part in state.optimizer.parts)
-        size = 0 if there else state_bytes(config.optimizer, policy)
-        held = torch.empty(size, dtype=torch.uint8, device=policy.device)
-        prepared, longest = run.prepared, run.prepared.max_new_tokens
-        prompts = [prompt for _, prompt in prepared.train]
-        if state.phase == "sft":
-            prompts = [shown.prompt for shown in prepared.demonstrations]
-            longest = max(len(shown.token_ids) for shown in prepared.demonstrations)
-        for kind, most in worst_slices(config, max(len(p.token_ids) for p in prompts), longest):
-            rows = kind.filling(budget, most=most, shared=policy.native)
-            # A second slice meets the gradient of the first, and every process takes part.
-            slices = state.replica.processes.size * (2 if rows.count < most else 1)
+        # The optimizer state is allocated in the first step: until then its memory is reserved.
+        has_state = any(optimizer.state for optimizer in state.optimizer.parts)
+        size = 0 if has_state else state_bytes(config.optimizer, policy)
+        reserved = torch.empty(size, dtype=torch.uint8, device=policy.device)
+        for candidate, most in worst_slices(config, *_longest(run, state.phase)):
+            rows = candidate.filling(budget, most=most, shared=policy.native)
+            slices = state.replica.processes.size  # every process takes part
+            if rows.count < most:
+                # A second slice needs its memory beside the gradient of the first.
+                slices *= 2
             rows = replace(rows, count=rows.count * slices)
             accumulate_gradient(
                 state.replica,
@@ -235,7 +246,7 @@ class Rehearsal(Hook):
                 token_budget=budget,
                 together=False,
             )
-        del held
+        del reserved
         policy.zero_grad(set_to_none=True)
         run.display.say(
             f"Rehearsal of {state.phase}: the largest slice fits "
@@ -243,17 +254,29 @@ class Rehearsal(Hook):
         )
 
 
+def _longest(run: Run, phase: str) -> tuple[int, int]:
+    """Return the tokens of the longest prompt and the longest completion of a phase."""
+    prepared = run.prepared
+    if phase == "sft":
+        prompts = [demonstration.prompt for demonstration in prepared.demonstrations]
+        completion = max(len(demonstration.token_ids) for demonstration in prepared.demonstrations)
+    else:
+        prompts = [prompt for _, prompt in prepared.train]
+        completion = prepared.max_new_tokens
+    return max(len(prompt.token_ids) for prompt in prompts), completion
+
+
 def worst_slices(
     config: SFTConfig | GRPOConfig, prompt: int, completion: int
 ) -> list[tuple[Rows, int]]:
-    """The kinds of rows that may need the most memory, and how many one optimizer step has.
+    """Return the rows that may need the most memory, and how many one optimizer step has.
 
     Args:
         config: of the phase.
-        prompt: tokens of the longest.
-        completion: tokens of the longest.
+        prompt: tokens of the longest prompt.
+        completion: tokens of the longest completion.
     """
     if isinstance(config, SFTConfig):
-        return [(kind, config.batch_size) for kind in worst_rows(prompt, completion, 1)]
-    most = -(-config.prompts_per_step * config.group_size // config.updates_per_batch)
-    return [(kind, most) for kind in worst_rows(prompt, completion, config.group_size)]
+        return [(rows, config.batch_size) for rows in worst_rows(prompt, completion, 1)]
+    rows_per_step = -(-config.prompts_per_step * config.group_size // config.updates_per_batch)
+    return [(rows, rows_per_step) for rows in worst_rows(prompt, completion, config.group_size)]

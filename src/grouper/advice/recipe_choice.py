@@ -1,10 +1,9 @@
-r"""The choices of a new recipe: from what model and problems are to format, phases and rewards.
+r"""The choices of a new recipe: format, phases and rewards for a model and its problems.
 
-Pure: `grouper init` looks at model and problems and, where it can, lets the model answer a few of
-them (`advice.first_answers`); what follows from that is decided here, and nothing is loaded.
+This module loads nothing. `grouper init` inspects model and problems and, if it can, lets the model
+answer a few of them (`advice.first_answers`); the decisions are made here.
 
-What a model does counts more than what it is called. A model whose answers were seen is judged by
-them; one that could not be asked is judged by its kind and size.
+A model that has answered problems is judged by its answers, any other by its name, type and size.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# A share of the finished answers from which a model is said to know a format: GRPO then finds right
-# answers to compare with.
+# Share of the finished answers that must be in a format for a model to know it: GRPO then finds
+# right answers to compare with.
 KNOWN = 0.5
-# A share of all answers, those that were cut off among them, that must show it.
+# Share of all answers, truncated ones included, that must be in the format.
 SEEN = 0.25
-# Parameters below which an instruct model that could not be asked is taught the format first.
+# Parameters below which an instruct model without answers is taught the format first.
 SMALL = 1_000_000_000
 # Tokens of a completion at most: of a model that answers at once, and of one that thinks first.
 COMPLETION = 512
 THINKING_COMPLETION = 2048
-# Problems from which a part is held out at all, the share, and the most that a test needs: a
-# thousand problems show a difference of about four points.
+# Number of problems from which a part is held out, the shares of validation and test, and the
+# largest test: a thousand problems show a difference of about four points.
 ENOUGH = 40
 HELD_OUT = 0.05
 TEST_SHARE = 0.1
@@ -33,32 +32,33 @@ MOST_TESTED = 1000
 
 Kind = Literal["base", "instruct", "thinking"]
 
-# Words of a model's name, set off by what is no letter or digit.
+# Type of a model -> words of its name, which are separated by characters other than letters and
+# digits.
 _NAMES: tuple[tuple[Kind, str], ...] = (
     ("base", r"base|pt|pretrain(?:ed)?|foundation"),
     ("thinking", r"think(?:ing)?|reason(?:ing|er)?|qwq|r1|s1|o1"),
     ("instruct", r"instruct(?:ion)?|it|chat|sft|dpo|rlhf|assistant|tulu|zephyr|hermes"),
 )
-# What only the chat template of a model that thinks first holds.
+# Texts that only the chat template of a model that thinks first contains.
 _THINKS = ("<think>", "enable_thinking", "reasoning_content")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelKind:
-    """What a model is, before it has answered anything.
+    """The type of a model, as far as it is known without its answers.
 
     Example: `ModelKind(kind="instruct", why="its chat template ends turns with its EOS")`.
     """
 
     kind: Kind
     why: str
-    """What it was seen by, as a clause."""
+    """The reason, as a clause."""
     parameters: int | None = None
-    """About; None where its weights are not on this machine."""
+    """Approximate number; None if its weights are not on this machine."""
     plain: bool = False
-    """It has no chat template: prompts are plain text."""
+    """Whether prompts are plain text, because it has no chat template."""
     context: int | None = None
-    """Longest sequence that it takes, in tokens; None where it is not known."""
+    """Longest sequence that it takes, in tokens; None if it is not known."""
 
     def __str__(self) -> str:
         noun = {"base": "a base model", "instruct": "an instruct model"}.get(
@@ -76,20 +76,20 @@ def kind_of(
     context: int | None = None,
     here: bool = True,
 ) -> ModelKind:
-    """Tell the kind of a model by its name, its chat template and the tokens that end its texts.
+    """Tell the type of a model by its name, its chat template and the tokens that end its texts.
 
-    The name goes first: base models are often saved with the chat template of their instruct
-    siblings. Where it is silent, a template whose turns end in another token than the model's
-    texts do was never trained.
+    The name is decisive: base models are often saved with the chat template of their instruct
+    siblings. If the name says nothing, a template whose turns end in another token than the model's
+    texts was never trained.
 
     Args:
         name: a folder or Hub name.
-        template: the tokenizer's chat template; None where there is none.
-        ends_turns: whether the token after a turn of the template ends the model's texts; None
-            where it is not known.
-        parameters: how many there are.
+        template: the tokenizer's chat template; None if there is none.
+        ends_turns: whether the token after a turn of the template ends the model's texts; None if
+            it is not known.
+        parameters: number of parameters.
         context: the longest sequence that it takes, in tokens.
-        here: whether the model could be looked at; else its name says all that is known.
+        here: whether the model is on this machine; otherwise only its name is known.
 
     >>> kind_of("Qwen/Qwen3-4B-Base", "{{ messages }} <think>").kind
     'base'
@@ -108,10 +108,11 @@ def kind_of(
 def _kind_and_reason(
     name: str, template: str | None, *, ends_turns: bool | None, here: bool
 ) -> tuple[Kind, str]:
+    """Return the type of a model, and the reason as a clause."""
     if here and not template:
         return "base", "it has no chat template"
-    last_part = name.rstrip("/").rpartition("/")[2]
-    words = {word.lower() for word in re.split(r"[^A-Za-z0-9]+", last_part)}
+    base_name = name.rstrip("/").rpartition("/")[2]
+    words = {word.lower() for word in re.split(r"[^A-Za-z0-9]+", base_name)}
     kinds_by_name = [
         kind for kind, pattern in _NAMES if any(re.fullmatch(pattern, word) for word in words)
     ]
@@ -123,19 +124,19 @@ def _kind_and_reason(
         return kinds_by_name[0], "by its name"
     if ends_turns is False:
         return "base", "its chat template ends turns with a token that does not end its texts"
-    seen = "it has a chat template" if here else "its name does not say that it is a base model"
-    return "instruct", seen
+    reason = "it has a chat template" if here else "its name does not say that it is a base model"
+    return "instruct", reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataKind:
-    """What the first problems are like.
+    """Properties of the problems that a recipe trains on.
 
     Example: `DataKind(problems=7473, solutions=True)`.
     """
 
     problems: int
-    """How many there are at least; 0 where they could not be read."""
+    """Lower bound of their number; 0 if they could not be read."""
     solutions: bool = False
     """Whether they have worked solutions, which SFT can train."""
     r1_prompts: bool = False
@@ -144,7 +145,7 @@ class DataKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A few answers of a model that was asked in one format.
+    """A few answers of a model in one format.
 
     Example: `Observation(format="boxed", answers=4, held=3, right=1, ended=4, tokens=180)`.
     """
@@ -152,23 +153,23 @@ class Observation:
     format: str
     answers: int
     held: int
-    """Answers that stood where the format wants them."""
+    """Number of answers that are in the format."""
     right: int
     ended: int
-    """Answers that came to an end by themselves; the others were cut off."""
+    """Number of answers that ended by themselves; the others were truncated."""
     tokens: int
-    """Median of an answer."""
+    """Median length of an answer."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether any answer came to where its result stands."""
+        """Whether any answer ended, or got to its result."""
         return self.ended > 0 or self.held > 0
 
     @property
     def is_known(self) -> bool:
         """Whether the model answers in this format without having been taught.
 
-        An answer that was cut off says nothing about where its result would have stood, so it
+        A truncated answer does not show whether its result would have been in the format, so it
         counts for little.
         """
         finished = max(self.ended, self.held)
@@ -177,7 +178,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What a new recipe sets, and why."""
+    """Settings of a new recipe, and the reasons for them."""
 
     format: str
     sft: bool
@@ -194,77 +195,92 @@ def choose(model: ModelKind, data: DataKind, observations: Sequence[Observation]
     """Choose format, phases, rewards and the limit of a completion.
 
     Args:
-        model: what it is.
-        data: what there is to train on.
-        observations: what it did, one per format that it was asked in; none where it was not.
+        model: its type.
+        data: properties of the problems.
+        observations: answers of the model, one per format; empty if it has answered nothing.
 
     >>> told = choose(kind_of("a/b-Instruct", None, here=False), DataKind(problems=100))
     >>> told.format, told.sft, told.max_new_tokens
     ('boxed', False, 512)
     """
     if model.kind != "base":
-        # Cut off while they think, answers say nothing; a base model that never ends says a lot.
-        observations = [one for one in observations if one.is_finished]
-    seen = _best(observations)
+        # Answers that are truncated while a model thinks say nothing about the format; a base
+        # model that never ends has not learned it.
+        observations = [observation for observation in observations if observation.is_finished]
     reasons: dict[str, str] = {}
-    if data.r1_prompts:
-        name = "r1-zero"
-        reasons["prompt.format"] = "The rows are whole prompts in this format."
-        seen = next((one for one in observations if one.format == name), None)
-    elif seen is not None and seen.is_known:
-        name = seen.format
-        held = f"{seen.held} of {seen.answers} answers stood where it wants them"
-        reasons["prompt.format"] = f"The model knows it: {held}."
+    name, reasons["prompt.format"] = _choose_format(data, observations)
+    in_format = next((o for o in observations if o.format == name), None)
+    sft, reasons["skip_sft"] = _sft_first(model, data, in_format)
+    if sft:
+        knows_format = True
+    elif in_format is not None:
+        knows_format = in_format.is_known
     else:
-        name = "boxed"
-        seen = next((one for one in observations if one.format == name), None)
-        if seen is None:
-            reasons["prompt.format"] = "Most models have met it in training."
-        else:
-            held = f"{seen.held} of {seen.answers} answers stood in a box"
-            reasons["prompt.format"] = f"The model knows none yet ({held}); this is the shortest."
-    sft, reasons["skip_sft"] = _sft_first(model, data, seen)
-    taught = sft or (model.kind != "base" if seen is None else seen.is_known)
-    reasons["grpo.require_correct_in_group"] = (
-        "A group without a right answer teaches nothing."
-        if taught
-        else "The format has to be learned from its reward, so groups without a right answer count."
-    )
-    wanted = THINKING_COMPLETION if model.kind == "thinking" else COMPLETION
-    limit = wanted if model.context is None else min(wanted, model.context // 2)
+        knows_format = model.kind != "base"
+    if knows_format:
+        reason = "A group without a right answer teaches nothing."
+    else:
+        reason = (
+            "The format has to be learned from its reward, so groups without a right answer count."
+        )
+    reasons["grpo.require_correct_in_group"] = reason
+    limit = THINKING_COMPLETION if model.kind == "thinking" else COMPLETION
+    if model.context is not None:
+        limit = min(limit, model.context // 2)
     return Choices(
         format=name,
         sft=sft,
         rewards=rewards_for(name),
-        needs_correct=taught,
+        needs_correct=knows_format,
         max_new_tokens=limit,
         reasons=reasons,
     )
 
 
+def _choose_format(data: DataKind, observations: Collection[Observation]) -> tuple[str, str]:
+    """Choose a format, and give the reason in a sentence."""
+    if data.r1_prompts:
+        return "r1-zero", "The rows are whole prompts in this format."
+    best = _best(observations)
+    if best is not None and best.is_known:
+        count = f"{best.held} of {best.answers} answers stood where it wants them"
+        return best.format, f"The model knows it: {count}."
+    boxed = next((o for o in observations if o.format == "boxed"), None)
+    if boxed is None:
+        return "boxed", "Most models have met it in training."
+    count = f"{boxed.held} of {boxed.answers} answers stood in a box"
+    return "boxed", f"The model knows none yet ({count}); this is the shortest."
+
+
 def _best(observations: Collection[Observation]) -> Observation | None:
-    """The format with most right answers, then most answers in it, then the first asked."""
-    return max(observations, key=lambda one: (one.is_known, one.right, one.held), default=None)
+    """Return a format that is known, with most right answers, then most answers in it."""
+    return max(observations, key=lambda o: (o.is_known, o.right, o.held), default=None)
 
 
-def _sft_first(model: ModelKind, data: DataKind, seen: Observation | None) -> tuple[bool, str]:
-    """Whether SFT comes first, and why or why not."""
+def _sft_first(model: ModelKind, data: DataKind, in_format: Observation | None) -> tuple[bool, str]:
+    """Return whether SFT comes first, and the reason.
+
+    Args:
+        model: its type.
+        data: properties of the problems.
+        in_format: answers in the format of the recipe, if there are any.
+    """
     if not data.solutions:
         return False, "There are no worked solutions for SFT."
     if model.kind == "thinking":
         return False, "No SFT: solutions without thoughts would unteach the model to think."
     small = model.parameters is not None and model.parameters < SMALL
-    if seen is None:
+    if in_format is None:
         return _sft_first_by_kind(model.kind, small=small)
-    if not seen.is_known:
+    if not in_format.is_known:
         return True, "SFT first: the model does not answer in the format yet."
-    if seen.right == 0 and (small or model.kind == "base"):
+    if in_format.right == 0 and (small or model.kind == "base"):
         return True, "SFT first: none of its answers was right, and GRPO needs some that are."
     return False, "No SFT: the model answers in the format by itself."
 
 
 def _sft_first_by_kind(kind: Kind, *, small: bool) -> tuple[bool, str]:
-    """The same for a model that could not be asked."""
+    """Return whether SFT comes first for a model without answers, and the reason."""
     if kind == "base":
         return True, "SFT first: a base model was not taught to answer, nor to stop."
     if small:
@@ -273,10 +289,10 @@ def _sft_first_by_kind(kind: Kind, *, small: bool) -> tuple[bool, str]:
 
 
 def rewards_for(fmt: str) -> tuple[dict[str, Any], ...]:
-    r"""Correctness, and a little for the format, of which a part is paid for a part.
+    r"""Return the rewards of a format: correctness, and a little for the format, also in part.
 
     All-or-nothing format rewards are equal within a group, and teach nothing, as long as no answer
-    of it is in the format.
+    of the group is in the format.
 
     >>> [reward["name"] for reward in rewards_for("boxed")]
     ['correctness', 'boxed_format']
@@ -291,5 +307,5 @@ def rewards_for(fmt: str) -> tuple[dict[str, Any], ...]:
     return (correct, *layout)
 
 
-# Formats that a model is asked in, the first that is to be preferred.
+# Formats in which a model is asked, in order of preference.
 CANDIDATES = ("boxed", "xml")

@@ -1,7 +1,7 @@
-"""The plan of a run: memory of every part, what fits on which card, steps, tokens and time.
+"""The plan of a run: memory of every part, the GPUs that it fits on, steps, tokens and time.
 
 No weight is loaded. Weights, gradients, optimizer states and the cache are counted; activations are
-traced (`tracing`): the model's own code runs on tensors without content. The formulas are in
+traced (`tracing`): the model's code runs on tensors without content. The formulas are in
 docs/memory.md.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -52,10 +52,10 @@ from grouper.training.problem_sets import ProblemSets, load_problem_sets
 
 GIB = 2**30
 
-# GiB of common cards.
+# Memory of common GPUs in GiB.
 CARDS = (24, 40, 80, 141)
 
-# GiB of a card that nothing can be put into: the context, kernels, and fragmentation.
+# GiB of a GPU that are not available: the context, kernels, and fragmentation.
 RESERVE = 1.25
 
 # GiB that vLLM takes beside weights and cache: activations and its graphs. Not measured on a GPU.
@@ -65,12 +65,12 @@ VLLM_ITSELF = 1.5
 FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 
-# --- what a model takes in each part of a run -----------------------------------------------------
+# --- memory of a model in each part of a run ------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes of one part of a run at its worst moment; they add up to `peak`."""
+    """Peak memory of one part of a run in bytes; the entries add up to `peak`."""
 
     name: str
     weights: int
@@ -79,66 +79,69 @@ class Memory:
     gradients: int = 0
     optimizer: int = 0
     activations: int = 0
-    """All that comes and goes: what the backward needs, temporary tensors, logits."""
+    """Temporary memory: tensors that the backward needs, intermediate tensors, logits."""
     logits_chunk: int = 0
-    """The part of `activations` that a chunk of logits is, at most; not added again."""
+    """Bytes of `activations` that a chunk of logits takes at most; not added again."""
     cache: int = 0
     """Keys and values of the sampler."""
     sampling_copy: int = 0
 
     @property
     def peak(self) -> int:
-        parts = (self.weights, self.reference, self.gradients, self.optimizer)
-        return sum(parts) + self.activations + self.cache + self.sampling_copy
+        training = self.weights + self.reference + self.gradients + self.optimizer
+        return training + self.activations + self.cache + self.sampling_copy
 
 
 class ModelMemory:
-    """What one model takes in each part of a run.
+    """Computes the memory of one model in each part of a run.
 
     Args:
-        config: how it would be loaded.
+        config: how the model would be loaded.
         policy: on the meta device; its tensors are replaced.
         device: `cpu`, `cuda` or `mps`: which kernels and optimizer loops are counted.
-        copy: dtype of the sampler's own weights; None samples those of training.
+        copy: dtype of the sampler's copy of the weights; None: it uses those of training.
     """
 
     def __init__(
         self, config: ModelConfig, policy: Policy, device: str, copy: torch.dtype | None = None
     ) -> None:
-        self._config, self._policy, self._device = config, policy, device
+        self._config = config
+        self._policy = policy
+        self._device = device
         self._shape: Any = policy.model.config.get_text_config()
         self.sampler = policy
         """The policy that samples."""
-        self._copied = 0
+        self._copy_bytes = 0
         if copy is not None:
             # Before a tracer replaces the tensors.
             self.sampler = SamplingWeights(policy, copy).current()
-            shared = {n for n, p in policy.named_parameters() if is_shared(p, copy)}
-            own = (p for n, p in self.sampler.named_parameters() if n not in shared)
-            self._copied = _bytes(own)
+            shared = {
+                name for name, parameter in policy.named_parameters() if is_shared(parameter, copy)
+            }
+            copied = [
+                parameter
+                for name, parameter in self.sampler.named_parameters()
+                if name not in shared
+            ]
+            self._copy_bytes = _bytes(copied)
         tracer = Tracer(policy, device)
-        sampling = tracer if copy is None else Tracer(self.sampler, device)
-        # A plan asks for the same rows several times, and a trace takes seconds.
+        sampling_tracer = tracer if copy is None else Tracer(self.sampler, device)
+        # Cached: a plan needs the same rows several times, and a trace takes seconds.
         self._update = functools.cache(tracer.update)
-        self._prefill = functools.cache(sampling.forward)
+        self._prefill = functools.cache(sampling_tracer.forward)
         trained = policy.trainable().values()
-        self.parameters = sum(p.numel() for p in policy.parameters())
-        self.trainable = sum(p.numel() for p in trained)
+        self.parameters = sum(parameter.numel() for parameter in policy.parameters())
+        self.trainable = sum(parameter.numel() for parameter in trained)
         self._gradients = _bytes(trained)
         self.weights = _bytes(policy.parameters()) + _bytes(policy.buffers())
-        self._largest = max((_bytes([p]) for p in trained), default=0)
-        self._dequantised = 0
+        self._largest = max((_bytes([parameter]) for parameter in trained), default=0)
+        self._dequantized = 0
         if config.quantization is not None:
-            # Linear layers, but for the head.
-            head = policy.model.get_output_embeddings()
-            linear = [
-                module.weight
-                for name, module in policy.model.named_modules()
-                if isinstance(module, nn.Linear) and module is not head and ".lora_" not in name
-            ]
-            linear = [p for p in linear if not p.requires_grad]
-            self.weights += sum(round(p.numel() * FOUR_BITS) for p in linear) - _bytes(linear)
-            self._dequantised = max(_bytes([p]) for p in linear)
+            quantized = _quantized_weights(policy)
+            four_bit_bytes = sum(round(weight.numel() * FOUR_BITS) for weight in quantized)
+            self.weights += four_bit_bytes - _bytes(quantized)
+            # One layer at a time is dequantized.
+            self._dequantized = max(_bytes([weight]) for weight in quantized)
 
     def update(
         self,
@@ -149,24 +152,29 @@ class ModelMemory:
         accumulated: bool,
         reference: bool = False,
     ) -> Memory:
-        """A step: the worse of a forward and backward of its largest slice and the optimizer.
+        """Compute the memory of a step.
+
+        It is the larger one of a forward and backward of the largest slice, and the optimizer step.
 
         Args:
             name: of the part.
             rows: the largest slice.
-            optimizer: its states are there from the second step on.
+            optimizer: its states exist from the second step on.
             accumulated: whether earlier slices of the step have left their gradient.
-            reference: whether a frozen copy of the trainable weights is held.
+            reference: whether there is a frozen copy of the trainable weights.
         """
-        kept, peak = self._update(rows, accumulated=accumulated)
-        gradients, vocabulary = self._gradients, self._policy.vocabulary
-        peak += gradients if accumulated else 0
+        for_backward, peak = self._update(rows, accumulated=accumulated)
+        gradients = self._gradients
+        vocabulary = self._policy.vocabulary
+        if accumulated:
+            peak += gradients
         if self._config.activation_offload and self._device != "cpu":
             # One layer at a time comes back from the host.
             layers = int(self._shape.num_hidden_layers)
-            peak -= kept * (layers - 1) // layers
-        # Fused AdamW needs nothing for itself, others a tensor or two.
-        stepping = gradients + (0 if optimizer.name == "adamw" else 2 * self._largest)
+            peak -= for_backward * (layers - 1) // layers
+        stepping = gradients
+        if optimizer.name != "adamw":  # fused AdamW needs no temporary tensors
+            stepping += 2 * self._largest
         targets = min(rows.count * rows.completion, chunk_rows(vocabulary, self._device))
         return Memory(
             name=name,
@@ -174,9 +182,9 @@ class ModelMemory:
             reference=gradients if reference else 0,
             gradients=gradients,
             optimizer=state_bytes(optimizer, self._policy),
-            activations=max(peak, stepping) + self._dequantised - gradients,
+            activations=max(peak, stepping) + self._dequantized - gradients,
             logits_chunk=targets * vocabulary * 4,
-            sampling_copy=self._copied,
+            sampling_copy=self._copy_bytes,
         )
 
     def sampling(
@@ -188,35 +196,50 @@ class ModelMemory:
         optimizer: int = 0,
         reference: bool = False,
     ) -> Memory:
-        """Drawing completions, at the moment all slots are filled.
+        """Compute the memory of sampling when all slots are filled.
 
         Args:
             name: of the part.
             size: of the cache.
-            together: different prompts that begin together.
-            optimizer: bytes of optimizer states that lie there meanwhile.
+            together: number of different prompts that begin together.
+            optimizer: bytes of optimizer states that are in memory at the same time.
             reference: as in `update`.
         """
-        run = min(together, prompts_at_once(size.prompt))
-        prefill = self._prefill(Rows(prompt=size.prompt, completion=1, count=run))
-        vocabulary, copied = self._policy.vocabulary, self._copied
+        prompts = min(together, prompts_at_once(size.prompt))
+        prefill = self._prefill(Rows(prompt=size.prompt, completion=1, count=prompts))
+        vocabulary = self._policy.vocabulary
+        sampling_copy = self._copy_bytes
         if self._device == "cpu" and library() is not None and size.completion >= CpuGraphs.fewest:
-            # Recorded steps hold the weights once more, in another order.
-            copied += _bytes(packable(multiplied(self.sampler.model)))
+            # Recorded steps have a second copy of the weights, in another order.
+            sampling_copy += _bytes(packable(multiplied(self.sampler.model)))
+        decode = drawing_bytes(size.slots, vocabulary)
         return Memory(
             name=name,
             weights=self.weights,
             reference=self._gradients if reference else 0,
             optimizer=optimizer,
-            activations=max(prefill, drawing_bytes(size.slots, vocabulary)) + self._dequantised,
+            activations=max(prefill, decode) + self._dequantized,
             logits_chunk=size.slots * vocabulary * 4,
             cache=cache_bytes(self._shape, self.sampler.products_dtype, size),
-            sampling_copy=copied,
+            sampling_copy=sampling_copy,
         )
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
+    """Return the bytes of all tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _quantized_weights(policy: Policy) -> list[Tensor]:
+    """Return the weights that quantization stores in 4 bits: frozen linear layers but the head."""
+    head = policy.model.get_output_embeddings()
+    weights = []
+    for name, module in policy.model.named_modules():
+        if not isinstance(module, nn.Linear) or module is head or ".lora_" in name:
+            continue
+        if not module.weight.requires_grad:
+            weights.append(module.weight)
+    return weights
 
 
 # --- a whole run ----------------------------------------------------------------------------------
@@ -224,33 +247,33 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasePlan:
-    """How long a phase is."""
+    """Length of a phase."""
 
     name: str
     steps: int | None
-    """None where the data are not on this machine."""
+    """None if the data are not on this machine."""
     tokens_per_step: int
-    """Trained or sampled, prompts included; of GRPO at most."""
+    """Tokens trained or sampled, prompts included; of GRPO at most."""
     seconds: float | None
     tokens: int | None
-    """Of all steps."""
+    """Tokens of all steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardPlan:
-    """What fits on one card."""
+    """Settings that fit on a GPU."""
 
     gib: int
     fits: bool
     tokens_per_micro_batch: dict[str, int | None]
-    """Phase -> the largest that fits; None: not even one row."""
+    """Phase -> the largest setting that fits; None: not even one row."""
     max_slots: int | None
-    """As many as a run takes there at most; None: not even one."""
+    """The most slots that a run takes there; None: not even one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What a run takes."""
+    """Memory, length and time of a run."""
 
     device: str
     parameters: int
@@ -260,11 +283,11 @@ class RunPlan:
     phases: tuple[PhasePlan, ...]
     notes: tuple[str, ...]
     peak: int
-    """Bytes, at the worst moment of the whole run."""
+    """Peak memory of the whole run in bytes."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: bytes, tokens and seconds."""
-        memory = [{**asdict(part), "peak": part.peak} for part in self.memory]
+        """Return the plan as JSON values: bytes, tokens and seconds."""
+        memory = [{**asdict(entry), "peak": entry.peak} for entry in self.memory]
         return {**asdict(self), "memory": memory}
 
 
@@ -278,40 +301,34 @@ def plan_run(
     """Plan a run without loading weights and without a network.
 
     Args:
-        recipe: the run.
-        device: what to plan for; left out: as the recipe says.
+        recipe: of the run.
+        device: device to plan for; default: that of the recipe.
         tokens_per_second: measured speed, for the times of the phases.
-        with_cards: also find what fits on each card, which takes twice as long as everything else.
+        with_cards: also find what fits on each GPU, which takes twice as long as everything else.
 
     Raises:
         ModelError: the configuration of the model is not on this machine.
     """
     if device is None:
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
-        device = auto if recipe.device == "auto" else recipe.device
+        device = recipe.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
     planner = _Planner(recipe, device)
-    own = recipe.sampling.max_slots
     updates = {name: planner.update(name) for name in planner.slices}
-    sampling = [planner.sampling(name, own) for name in planner.sampled]
+    sampling = [planner.sampling(name, recipe.sampling.max_slots) for name in planner.sampled]
     memory = [*updates.values(), *sampling]
     if device == "cuda" and planner.policy.native and not recipe.skip_grpo:
-        # There the sampler keeps its cache from step to step; where an update runs out of memory,
-        # it is given back.
+        # On CUDA the sampler keeps its cache from step to step; if an update runs out of memory,
+        # the cache is freed.
         memory[len(updates) - 1] = replace(updates["grpo"], cache=sampling[0].cache)
-    curves = {name: planner.token_curve(name) for name in planner.slices if with_cards}
-    cards = []
-    for gib in CARDS if with_cards else ():
-        room = int((gib - RESERVE) * GIB)
-        slots = [planner.slots(name, 4 * own, room) for name in planner.sampled]
-        # While sampling a run takes fewer slots where memory is short.
-        fits = all(part.peak <= room for part in updates.values()) and all(slots)
-        tokens = {name: _largest(curve, room) for name, curve in curves.items()}
-        most = min(slots, default=0) or None
-        cards.append(CardPlan(gib=gib, fits=fits, tokens_per_micro_batch=tokens, max_slots=most))
-    # What `auto` means there; elsewhere all is in model.dtype.
-    notes = [describe_dtypes(recipe.sampling, recipe.model)] if device == "cuda" else []
-    notes += [*planner.share_of_vllm(), *planner.notes]
-    notes += [] if planner.policy.native else [str(found("padded-rows"))]
+    cards = _card_plans(planner, updates.values()) if with_cards else []
+    notes = []
+    if device == "cuda":  # other devices compute in model.dtype
+        notes.append(describe_dtypes(recipe.sampling, recipe.model))
+    notes += planner.share_of_vllm()
+    notes += planner.notes
+    if not planner.policy.native:
+        notes.append(str(found("padded-rows")))
     phases = [planner.phase(name, tokens_per_second) for name in planner.slices]
     return RunPlan(
         device=device,
@@ -321,133 +338,212 @@ def plan_run(
         cards=tuple(cards),
         phases=tuple(phases),
         notes=tuple(notes),
-        peak=max(part.peak for part in memory),
+        peak=max(entry.peak for entry in memory),
     )
 
 
+def _card_plans(planner: _Planner, updates: Collection[Memory]) -> list[CardPlan]:
+    """Find the settings that fit on each GPU of `CARDS`.
+
+    Args:
+        planner: of the run.
+        updates: memory of the update of each phase.
+    """
+    curves = {name: planner.token_curve(name) for name in planner.slices}
+    most_slots = 4 * planner.recipe.sampling.max_slots
+    cards = []
+    for gib in CARDS:
+        room = int((gib - RESERVE) * GIB)
+        slots = [planner.slots(name, most_slots, room) for name in planner.sampled]
+        # If memory is short, a run samples with fewer slots; it needs at least one.
+        fits = all(update.peak <= room for update in updates) and all(slots)
+        card = CardPlan(
+            gib=gib,
+            fits=fits,
+            tokens_per_micro_batch={name: _largest(curves[name], room) for name in curves},
+            max_slots=min(slots, default=0) or None,
+        )
+        cards.append(card)
+    return cards
+
+
 class _Planner:
-    """Everything that is known of one run: its problems, the lengths of its rows, its model."""
+    """Computes the parts of a plan from a run's problems, row lengths and model."""
 
     def __init__(self, recipe: Recipe, device: str) -> None:
         self.recipe = recipe
         self.sets = ProblemSets()
         self.prepared: Prepared | None = None
-        path, new = named_base(recipe), recipe.model.new
-        revision = recipe.model.revision if path == recipe.model.path else None
-        # First of all: this refuses a model that is not here.
-        shape = None if path is None else shape_of(path, revision, cached=True)
         self.notes: list[str] = []
-        # What is planned may be meant for another machine.
-        planned = recipe.override("device=cpu", "threads=null", "grading.symbolic=false")
-        with tempfile.TemporaryDirectory(prefix="grouper-plan-") as folder:
-            try:
-                self.sets = load_problem_sets(recipe)
-                if path is None and new is not None:
-                    self._fit(new, folder)
-                # A dry run lists what is left out, a plan only counts.
-                self.prepared = Prepared(planned, self.sets, model=path or folder, quiet=True)
-            except GrouperError as error:  # not on this machine, or not in order
-                why = error.paragraph().removesuffix(".")
-                self.notes.append(str(found("unmeasured", why=why)))
-        if path is None and new is not None:
-            fitted = new.vocab_size if self.prepared is None else len(self.prepared.tokenizer)
-            shape = new_model_config(new, vocabulary=fitted)
-        assert shape is not None, "a recipe has a path or a new model"
-        self.sampled = [] if recipe.skip_grpo else ["grpo sample"]
+        shape = self._prepare(recipe)
+        self.sampled: list[str] = []
+        """Names of the parts of the run that sample."""
+        if not recipe.skip_grpo:
+            self.sampled.append("grpo sample")
         data = recipe.data
-        measured = data.test or data.test_share or data.validation or data.validation_share
-        self.sampled += ["evaluation"] if measured else []
-        copy = copy_dtype(recipe.sampling, recipe.model, device) if self.sampled else None
+        if data.test or data.test_share or data.validation or data.validation_share:
+            self.sampled.append("evaluation")
+        copy = None
+        if self.sampled:
+            copy = copy_dtype(recipe.sampling, recipe.model, device)
         self.policy = weightless_policy(recipe.model, shape, device)
         self.model = ModelMemory(recipe.model, self.policy, device, copy)
         self.prompts, self.demonstrations, self.completion = self._lengths()
         self.slices: dict[str, list[tuple[Rows, int]]] = {}
-        """Phase -> the kinds of rows that may take the most memory, and how many a step has."""
+        """Phase -> the rows that may take the most memory, and how many of them a step has."""
         if not recipe.skip_sft:
-            longest = (max(lengths) for lengths in zip(*self.demonstrations, strict=True))
-            self.slices["sft"] = worst_slices(recipe.sft, *longest)
+            prompt_lengths, completion_lengths = zip(*self.demonstrations, strict=True)
+            self.slices["sft"] = worst_slices(
+                recipe.sft, max(prompt_lengths), max(completion_lengths)
+            )
         if not recipe.skip_grpo:
             self.slices["grpo"] = worst_slices(recipe.grpo, max(self.prompts), self.completion)
 
-    def _fit(self, new: NewModelConfig, folder: str) -> None:
-        """Everything of a new model but its weights, in a folder."""
-        fmt, problems = make_format(self.recipe.prompt), self.sets.for_fitting
+    def _prepare(self, recipe: Recipe) -> Any:
+        """Load the data and prepare them, if they are on this machine.
+
+        Returns:
+            The configuration of the model.
+
+        Raises:
+            ModelError: it is not on this machine.
+        """
+        path = named_base(recipe)
+        new = recipe.model.new
+        shape = None
+        if path is not None:
+            revision = recipe.model.revision if path == recipe.model.path else None
+            # Before the data: this refuses a model that is not on this machine.
+            shape = shape_of(path, revision, cached=True)
+        # The plan may be meant for another machine.
+        local_recipe = recipe.override("device=cpu", "threads=null", "grading.symbolic=false")
+        with tempfile.TemporaryDirectory(prefix="grouper-plan-") as folder:
+            try:
+                self.sets = load_problem_sets(recipe)
+                if path is None and new is not None:
+                    self._save_new_model(new, folder)
+                # Quiet: a dry run lists the problems that are left out, a plan only counts.
+                self.prepared = Prepared(local_recipe, self.sets, model=path or folder, quiet=True)
+            except GrouperError as error:  # data that are missing or damaged
+                reason = error.paragraph().removesuffix(".")
+                self.notes.append(str(found("unmeasured", why=reason)))
+        if path is None and new is not None:
+            vocabulary = new.vocab_size
+            if self.prepared is not None:
+                vocabulary = len(self.prepared.tokenizer)
+            shape = new_model_config(new, vocabulary=vocabulary)
+        assert shape is not None, "a recipe has a path or a new model"
+        return shape
+
+    def _save_new_model(self, new: NewModelConfig, folder: str) -> None:
+        """Save a new model without its weights."""
+        fmt = make_format(self.recipe.prompt)
+        problems = self.sets.for_fitting
         with torch.device("meta"):
             model, tokenizer = make_new_model(new, problems, fmt, seed=self.recipe.seed)
-        for part in (model.config, model.generation_config, tokenizer):
-            part.save_pretrained(folder)
+        model.config.save_pretrained(folder)
+        model.generation_config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
     def _lengths(self) -> tuple[list[int], list[tuple[int, int]], int]:
-        """Tokens of GRPO's prompts, of demonstrations (prompt and completion), of a completion.
+        """Return tokens of GRPO's prompts, of demonstrations (prompt, completion), of a completion.
 
-        Measured where data and tokenizer are on this machine, else as long as the recipe allows.
+        Measured if data and tokenizer are on this machine, else as long as the recipe allows.
         """
-        known, recipe = self.prepared, self.recipe
-        if known is not None:
-            solved = [(len(d.prompt.token_ids), len(d.token_ids)) for d in known.demonstrations]
-            tokens = [len(prompt.token_ids) for _, prompt in known.train]
-            return tokens, solved, known.max_new_tokens
-        new, total = recipe.sampling.max_new_tokens, recipe.sampling.max_total_tokens
-        limit, context = recipe.prompt.max_prompt_tokens, context_length(self.policy.model.config)
+        prepared = self.prepared
+        if prepared is not None:
+            prompts = [len(prompt.token_ids) for _, prompt in prepared.train]
+            demonstrations = [
+                (len(demonstration.prompt.token_ids), len(demonstration.token_ids))
+                for demonstration in prepared.demonstrations
+            ]
+            return prompts, demonstrations, prepared.max_new_tokens
+        recipe = self.recipe
+        completion = recipe.sampling.max_new_tokens
+        prompt = recipe.prompt.max_prompt_tokens
+        total = recipe.sampling.max_total_tokens
+        context = context_length(self.policy.model.config)
         if total is not None:
             # Prompts may be as short as one token, or as long as allowed.
-            new, limit = total - 1, min(limit, total - 1)
+            completion = total - 1
+            prompt = min(prompt, total - 1)
         elif context is not None:
-            limit = max(1, min(limit, context - new))
-        if recipe.sft.max_tokens is None:
-            return [limit], [(limit, new)], new
-        # The longest demonstration, all but the shortest prompt of it trained.
-        return [limit], [(1, max(1, min(limit + new, recipe.sft.max_tokens) - 1))], new
+            prompt = max(1, min(prompt, context - completion))
+        demonstration = (prompt, completion)
+        if recipe.sft.max_tokens is not None:
+            # The longest demonstration with the shortest prompt, which trains the most tokens.
+            longest = min(prompt + completion, recipe.sft.max_tokens)
+            demonstration = (1, max(1, longest - 1))
+        return [prompt], [demonstration], completion
 
     def phase(self, name: str, speed: float | None) -> PhasePlan:
-        """A phase at `speed` tokens per second, where it is known."""
-        config, grpo = getattr(self.recipe, name), self.recipe.grpo
+        """Plan a phase at `speed` tokens per second, if it is known."""
+        config = getattr(self.recipe, name)
+        grpo = self.recipe.grpo
         if name == "sft":
-            part, per_step = "sft", self.recipe.sft.batch_size
-            each = _mean([sum(lengths) for lengths in self.demonstrations])
+            per_step = self.recipe.sft.batch_size
+            tokens_per_item = _mean([sum(lengths) for lengths in self.demonstrations])
         else:
-            part, per_step = "train", grpo.prompts_per_step
-            each = _mean(self.prompts) + grpo.group_size * self.completion
-        steps, tokens = config.steps, per_step * each
+            per_step = grpo.prompts_per_step
+            tokens_per_item = _mean(self.prompts) + grpo.group_size * self.completion
+        steps = config.steps
         if self.prepared is not None:
-            steps = total_steps(config, size=self.prepared.sizes[part], per_step=per_step)
+            size = self.prepared.sizes["sft" if name == "sft" else "train"]
+            steps = total_steps(config, size=size, per_step=per_step)
+        tokens_per_step = per_step * tokens_per_item
+        tokens = None
+        seconds = None
+        if steps is not None:
+            tokens = steps * tokens_per_step
+            if speed is not None:
+                seconds = tokens / speed
         return PhasePlan(
             name=name,
             steps=steps,
-            tokens_per_step=tokens,
-            seconds=None if steps is None or speed is None else steps * tokens / speed,
-            tokens=None if steps is None else steps * tokens,
+            tokens_per_step=tokens_per_step,
+            seconds=seconds,
+            tokens=tokens,
         )
 
     def update(self, name: str, budget: int | None = None) -> Memory:
-        """The update of a phase at `tokens_per_micro_batch`, with the worst kind of rows."""
+        """Compute the memory of a phase's update, with the rows that take the most.
+
+        Args:
+            name: of the phase.
+            budget: replaces `tokens_per_micro_batch`.
+        """
         config = getattr(self.recipe, name)
-        options = []
-        for kind, most in self.slices[name]:
-            rows = kind.filling(
+        candidates = []
+        for worst_rows, most in self.slices[name]:
+            rows = worst_rows.filling(
                 budget or config.tokens_per_micro_batch, most=most, shared=self.policy.native
             )
-            part = self.model.update(
+            memory = self.model.update(
                 f"{name} update",
                 rows,
                 config.optimizer,
                 accumulated=rows.count < most,
                 reference=name == "grpo" and self.recipe.grpo.beta > 0,
             )
-            options.append(part)
-        return max(options, key=lambda part: part.peak)
+            candidates.append(memory)
+        return max(candidates, key=lambda memory: memory.peak)
 
     def token_curve(self, name: str) -> list[tuple[int, int]]:
-        """(setting, peak) at one row, at the recipe's setting, and where more changes nothing."""
-        slices, own = self.slices[name], getattr(self.recipe, name).tokens_per_micro_batch
-        one = max(replace(kind, count=1).tokens for kind, _ in slices)
-        whole = max(replace(kind, count=most).tokens for kind, most in slices)
-        points = sorted({one, min(own, whole), whole})
-        return [(n, self.update(name, n).peak) for n in points if one <= n]
+        """Return (tokens_per_micro_batch, peak) of a phase's update at up to three settings.
+
+        They are one row, the recipe's setting, and all rows, above which the peak is constant.
+        """
+        slices = self.slices[name]
+        setting = getattr(self.recipe, name).tokens_per_micro_batch
+        one_row = max(replace(rows, count=1).tokens for rows, _ in slices)
+        all_rows = max(replace(rows, count=most).tokens for rows, most in slices)
+        points = sorted({one_row, min(setting, all_rows), all_rows})
+        return [(tokens, self.update(name, tokens).peak) for tokens in points if tokens >= one_row]
 
     def sampling(self, name: str, slots: int) -> Memory:
-        """The part with at most this many slots."""
-        recipe, (samples, size) = self.recipe, self._sizes(name, slots)
+        """Compute the memory of a part that samples, with at most `slots` slots."""
+        recipe = self.recipe
+        samples, size = self._sizes(name, slots)
         optimizer = recipe.sft.optimizer if recipe.skip_grpo else recipe.grpo.optimizer
         return self.model.sampling(
             name,
@@ -458,16 +554,17 @@ class _Planner:
         )
 
     def slots(self, name: str, most: int, room: int) -> int:
-        """How many of `most` slots a run takes with `room` bytes for all; 0: not even one."""
+        """Return how many of `most` slots fit into `room` bytes; 0: not even one."""
         if self.sampling(name, 1).peak > room:
             return 0
-        part, (_, size) = self.sampling(name, most), self._sizes(name, most)
-        free = room - (part.peak - part.activations - part.cache)
+        memory = self.sampling(name, most)
+        _, size = self._sizes(name, most)
+        free = room - (memory.peak - memory.activations - memory.cache)
         fitting = slots_that_fit(self.model.sampler, size, free)
         return most if fitting == size.slots else fitting
 
     def share_of_vllm(self) -> list[str]:
-        """What to set `gpu_memory_utilization` to, by card; nothing where vLLM does not sample."""
+        """Return a note on `gpu_memory_utilization` by GPU; empty if vLLM does not sample."""
         sampling = self.recipe.sampling
         if sampling.engine != "vllm" or not self.sampled:
             return []
@@ -476,45 +573,56 @@ class _Planner:
         dtype = DTYPES.get(sampling.dtype, self.policy.products_dtype)
         cache = cache_bytes(self.policy.model.config.get_text_config(), dtype, size)
         needed = self.model.parameters * dtype.itemsize + cache + VLLM_ITSELF * GIB
-        shares = {gib: math.ceil(20 * needed / (gib * GIB)) / 20 for gib in CARDS}
-        cards = [f"{share:.2f} on {gib} GB" for gib, share in shares.items() if share < 1]
-        return [
-            str(found("vllm-share", gib=f"{needed / GIB:.1f}", shares=", ".join(cards) or "none"))
-        ]
+        cards = []
+        for gib in CARDS:
+            share = math.ceil(20 * needed / (gib * GIB)) / 20  # in steps of 5 %
+            if share < 1:
+                cards.append(f"{share:.2f} on {gib} GB")
+        shares = ", ".join(cards) or "none"
+        return [str(found("vllm-share", gib=f"{needed / GIB:.1f}", shares=shares))]
 
     def _sizes(self, name: str, slots: int) -> tuple[int, CacheSize]:
-        """Completions of a prompt, and what at most so many slots hold."""
-        recipe, completion, prompts = self.recipe, self.completion, self.prompts
+        """Return the completions of a prompt, and the cache size of at most `slots` slots."""
+        recipe = self.recipe
+        completion = self.completion
+        prompts = self.prompts
         samples = recipe.grpo.group_size
-        most = recipe.grpo.prompts_per_step * samples
+        completions = recipe.grpo.prompts_per_step * samples
         if name == "evaluation":
-            samples, test = recipe.evaluation.samples, self.sets.test
+            samples = recipe.evaluation.samples
             completion = recipe.evaluation.max_new_tokens or completion
-            most = slots if test is None else len(test) * samples
-            if (known := self.prepared) is not None:
-                prompts = [len(p.token_ids) for _, p in (*known.validation, *known.test)]
-        slots = min(slots, most)
-        # Slots that are refilled bit by bit end up with a prompt each.
-        return samples, CacheSize(slots, min(slots, -(-most // samples)), max(prompts), completion)
+            completions = slots
+            if self.sets.test is not None:
+                completions = len(self.sets.test) * samples
+            if self.prepared is not None:
+                items = (*self.prepared.validation, *self.prepared.test)
+                prompts = [len(prompt.token_ids) for _, prompt in items]
+        slots = min(slots, completions)
+        # Slots are refilled one by one, so each may have another prompt.
+        different_prompts = min(slots, -(-completions // samples))
+        return samples, CacheSize(slots, different_prompts, max(prompts), completion)
 
 
 def _mean(lengths: list[int]) -> int:
-    """Rounded up."""
+    """Return the mean, rounded up."""
     return -(-sum(lengths) // len(lengths))
 
 
 def _largest(curve: list[tuple[int, int]], room: int) -> int | None:
-    """The largest setting at which the peak fits; None: not even the least.
+    """Return the largest setting at which the peak fits; None: not even the smallest.
 
-    Peaks grow in straight lines: every row takes the same.
+    Between two points of the curve the peak is linear: every row takes the same memory.
 
     >>> [_largest([(1, 10), (11, 110)], room) for room in (5, 10, 65, 200)]
     [None, 1, 6, 11]
     """
     largest = None
-    for (x0, y0), (x1, y1) in zip(curve, [*curve[1:], curve[-1]], strict=True):
-        if y0 > room:
+    next_points = [*curve[1:], curve[-1]]
+    for (tokens, peak), (next_tokens, next_peak) in zip(curve, next_points, strict=True):
+        if peak > room:
             break
-        share = 1.0 if y1 <= room else (room - y0) / (y1 - y0)
-        largest = int(x0 + share * (x1 - x0))
+        share = 1.0
+        if next_peak > room:
+            share = (room - peak) / (next_peak - peak)
+        largest = int(tokens + share * (next_tokens - tokens))
     return largest

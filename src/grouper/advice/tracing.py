@@ -1,9 +1,9 @@
-"""The peak of a forward and backward, measured on tensors that have shapes and no content.
+"""Peak memory of a forward and backward, traced on tensors that have shapes and no content.
 
-The model's own code runs, with our attention, our head, LoRA and checkpointing, on `FakeTensor`s:
+The model's code runs, with Grouper's attention and head, LoRA and checkpointing, on `FakeTensor`s:
 every operation returns the shape it would return and computes nothing. Each storage is counted
-from the operation that makes it until nothing refers to it any more, the way an allocator without
-rounding would.
+from the operation that makes it until nothing refers to it any more, as an allocator without
+rounding would count it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from grouper.models.policy import Policy
 
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Bytes of all storages that are alive, and their peak."""
+    """Counts the bytes of all storages that are alive, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.bytes = 0
         self.peak = 0
-        self._known: dict[int, weakref.ref[Any]] = {}
+        self._counted: dict[int, weakref.ref[Any]] = {}
+        """Id of each live storage -> a reference that reports its end."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # two of three calls, slow if dispatched
+        if func is torch.ops.prim.device.default:  # two thirds of all calls, slow if dispatched
             return args[0].fake_device
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
@@ -44,18 +45,20 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         return result
 
     def count(self, tensor: Tensor) -> None:
+        """Count the storage of a tensor until it is freed, once."""
         storage = tensor.untyped_storage()
-        key, size = id(storage), storage.nbytes()
-        if key in self._known:
+        key = id(storage)
+        size = storage.nbytes()
+        if key in self._counted:
             return
         self.bytes += size
         self.peak = max(self.peak, self.bytes)
 
-        def gone(_: object) -> None:
+        def subtract(_: object) -> None:
             self.bytes -= size
-            del self._known[key]
+            del self._counted[key]
 
-        self._known[key] = weakref.ref(storage, gone)
+        self._counted[key] = weakref.ref(storage, subtract)
 
 
 class Tracer:
@@ -63,7 +66,7 @@ class Tracer:
 
     Args:
         policy: on the meta device; its tensors are replaced.
-        device: the kind of device to count for: it decides which attention kernel runs.
+        device: type of the device to count for, which decides which attention kernel runs.
     """
 
     def __init__(self, policy: Policy, device: str) -> None:
@@ -71,30 +74,29 @@ class Tracer:
         self._device = device
         self.mode = FakeTensorMode()
         # Give every parameter and buffer a device; shared ones stay shared.
-        made: dict[int, Tensor] = {}
+        fakes: dict[int, Tensor] = {}
         for tensor in (*policy.parameters(), *policy.buffers()):
             fake: Tensor = FakeTensor(self.mode, tensor.detach(), torch.device("cpu"))
             if isinstance(tensor, nn.Parameter):
                 fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-            made[id(tensor)] = fake
-        for part in policy.modules():
-            tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)  # noqa: SLF001 - tied weights stay tied
-            for table in tables:
-                table.update({name: made[id(t)] for name, t in table.items() if t is not None})
-        self._owned = list(made.values())
+            fakes[id(tensor)] = fake
+        for module in policy.modules():
+            _replace(module._parameters, fakes)  # noqa: SLF001 - tied weights stay tied
+            _replace(module._buffers, fakes)  # noqa: SLF001 - as above
+        self._tensors = list(fakes.values())
 
     def update(self, rows: Rows, *, accumulated: bool) -> tuple[int, int]:
-        """One slice of an update.
+        """Trace one slice of an update.
 
         Args:
             rows: the slice.
             accumulated: whether earlier slices of the step have left their gradient.
 
         Returns:
-            Bytes that the forward leaves for the backward, and the most there are at a time beside
-            the weights and the gradients of earlier slices.
+            Bytes that the forward leaves for the backward, and peak bytes without the weights and
+            the gradients of earlier slices.
         """
-        hidden_states = self._prepared(rows.batch(self.policy.vocabulary))
+        hidden_states = self._prepare(rows.batch(self.policy.vocabulary))
         with self._run() as live:
             trainable = list(self.policy.trainable().values())
             for parameter in trainable:
@@ -104,34 +106,36 @@ class Tracer:
             targets = torch.empty(rows.count * rows.completion, dtype=torch.int64)
             logprobs, _ = self.policy.score(hidden, targets, 1.0, entropy_gradient=False)
             del hidden
-            kept = live.bytes - base
-            (logprobs * torch.empty_like(logprobs)).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return kept, live.peak - base
+            for_backward = live.bytes - base
+            loss = (logprobs * torch.empty_like(logprobs)).sum()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return for_backward, live.peak - base
 
     def forward(self, rows: Rows) -> int:
-        """The peak in bytes beside the weights of running prompts without a gradient."""
-        hidden_states = self._prepared(rows.batch(self.policy.vocabulary))
+        """Trace running prompts without a gradient; return the peak in bytes without weights."""
+        hidden_states = self._prepare(rows.batch(self.policy.vocabulary))
         with self._run() as live, torch.no_grad():
             base = live.bytes
             hidden_states()
         return live.peak - base
 
-    def _prepared(self, batch: TrainBatch) -> Callable[[], Tensor]:
-        """What gives the hidden states of all targets.
+    def _prepare(self, batch: TrainBatch) -> Callable[[], Tensor]:
+        """Return a function that computes the hidden states of all targets.
 
-        Everything that depends on contents is worked out here, on real tensors.
+        Everything that depends on contents is computed here, on real tensors.
         """
         policy = self.policy
         if not policy.native:
-            last = int(batch.completion_lengths.max())
-            shape = (batch.rows, int(batch.prompt_lengths.max()) + last)
+            completion = int(batch.completion_lengths.max())
+            prompt = int(batch.prompt_lengths.max())
+            shape = (batch.rows, prompt + completion)
 
             def padded() -> Tensor:
                 ids = torch.empty(shape, dtype=torch.int64)
                 with policy.autocast():
                     output = policy.decoder(input_ids=ids, position_ids=ids, use_cache=False)
                 states: Tensor = output.last_hidden_state
-                return states[:, -last:].flatten(0, 1)
+                return states[:, -completion:].flatten(0, 1)
 
             return padded
 
@@ -151,9 +155,17 @@ class Tracer:
 
     @contextlib.contextmanager
     def _run(self) -> Iterator[_Live]:
+        """Run a `with` block on fake tensors as on the device, and count its storages."""
         live = _Live()
         fused = switched_off() if self._device == "mps" else contextlib.nullcontext()
         with planned(self._device), fused, self.mode, live:
-            for tensor in self._owned:
+            for tensor in self._tensors:
                 live.count(tensor)
             yield live
+
+
+def _replace(table: dict[str, Any], fakes: dict[int, Tensor]) -> None:
+    """Replace the tensors of a module by their fakes."""
+    for name, tensor in table.items():
+        if tensor is not None:
+            table[name] = fakes[id(tensor)]

@@ -1,4 +1,4 @@
-"""The model card: what a model is, how well it does and how sure that is, from the run's record."""
+"""The model card: origin and accuracy of a model, with its confidence, from a run's record."""
 
 from __future__ import annotations
 
@@ -33,37 +33,45 @@ def model_card(
     adapter: bool = False,
     license_id: str | None = None,
 ) -> str:
-    """The text of README.md, with the metadata that the Hub reads.
+    """Write the text of README.md, with the metadata that the Hub reads.
 
     Args:
         source: the model folder that is exported.
-        record: the content of `grouper.json`; None where the model's recipe is not known.
+        record: the content of `grouper.json`; None if the model's recipe is not known.
         place: the folder or Hub name that it will be loaded from.
         run: the run that trained it, if there is one.
-        base: the model it was trained from; left out: that of the record, or its own.
-        adapter: what is published is the adapter alone.
-        license_id: the Hub's name of a licence; left out: that of the base model's card.
+        base: the model it was trained from; default: that of the record, or of `source`.
+        adapter: whether the adapter alone is published.
+        license_id: the Hub's name of a license; default: that of the base model's card.
     """
     recipe = record["recipe"] if record else {}
     model = recipe.get("model", {})
     base = base or model.get("path") or base_of(source)
-    made = made_by(source) if run is not None else None
-    tested = [result for result in results_of(source, run) if result.split == "test"]
-    of_itself = [result for result in tested if (result.phase, result.step) == made]
-    skipped = {"sft": recipe.get("skip_sft"), "grpo": recipe.get("skip_grpo")}
-    last = PHASES.index(made[0] if made else PHASES[-1])
-    phases = [name for name in PHASES[1 : last + 1] if recipe and not skipped[name]]
+    test_results = [result for result in results_of(source, run) if result.split == "test"]
+    own_results = []
+    last_phase = PHASES[-1]
+    if run is not None:
+        last_phase, step = made_by(source)
+        own_results = [r for r in test_results if r.phase == last_phase and r.step == step]
+    phases = _trained_phases(recipe, last_phase)
     name = recipe.get("name") or Path(source).name
-    data = {part: rows for part, rows in recipe.get("data", {}).items() if isinstance(rows, dict)}
+    data = {
+        part_name: settings
+        for part_name, settings in recipe.get("data", {}).items()
+        if isinstance(settings, dict)
+    }
+    tags = ["grouper", "math"]
+    if "grpo" in phases:
+        tags.append("grpo")
     metadata = ModelCardData(
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
-        tags=["grouper", "math", *(["grpo"] if "grpo" in phases else [])],
+        tags=tags,
         base_model=None if looks_local(base) else base,
         license=license_id or license_of(base),
         datasets=sorted(_hub_sets(data)) or None,
         model_name=name,
-        eval_results=[_measured(of_itself[-1], data)] if of_itself else None,
+        eval_results=[_eval_result(own_results[-1], data)] if own_results else None,
     )
     environment = Environment(  # noqa: S701 - Markdown, not HTML
         loader=PackageLoader("grouper.publish", ""),
@@ -83,14 +91,22 @@ def model_card(
         checkpoint=checkpoint_line(source),
         data=data,
         info=None if run is None else RunFolder(run).read_info(),
-        results=[*compared(tested)] if tested else [],
+        results=list(compared(test_results)) if test_results else [],
         curves=CURVES_FILE,
         version=version("grouper-rl"),
     )
 
 
+def _trained_phases(recipe: Mapping[str, Any], last_phase: str) -> list[str]:
+    """Return the phases of a recipe up to the one that a model is of; none without a recipe."""
+    if not recipe:
+        return []
+    last = PHASES.index(last_phase)
+    return [phase for phase in PHASES[1 : last + 1] if not recipe.get(f"skip_{phase}")]
+
+
 def made_by(source: str) -> tuple[str, int]:
-    """The phase that made a model of a run, and the step of it; `base` and 0 before training."""
+    """Return the phase that made a model of a run, and its step; `base` and 0 before training."""
     folder = Path(source).expanduser()
     if not is_complete(folder):
         return PHASES[0], 0
@@ -99,57 +115,68 @@ def made_by(source: str) -> tuple[str, int]:
 
 
 def checkpoint_line(source: str) -> str | None:
-    """Which checkpoint of its run a model is; None for the result of a phase and any other."""
+    """Describe which checkpoint of its run a model is; None for the result of a phase.
+
+    Models that are of no run have no line either.
+    """
     folder = Path(source).expanduser()
     if not is_complete(folder) or folder.name == "final":
         return None
     state = read_state(folder)
-    phase, step, total = state["phase"], state["step"], state["total"]
-    line = f"This is checkpoint {step} of the {total} steps of {phase.upper()}"
+    phase = state["phase"].upper()
+    line = f"This is checkpoint {state['step']} of the {state['total']} steps of {phase}"
     if is_complete(folder.parent / "final"):
         return f"{line}, not the result of its run."
     return f"{line}, in a run that has not been finished."
 
 
 def results_of(source: str, run: Path | None) -> list[EvaluationResult]:
-    """What a run measured up to this model: nothing of a phase or step that came after it."""
+    """Return the results of a run up to this model, without later phases and steps."""
     if run is None:
         return []
     phase, step = made_by(source)
-    made = PHASES.index(phase), step
+    position = (PHASES.index(phase), step)
     results = RunFolder(run).read_evaluations()
-    return [result for result in results if (PHASES.index(result.phase), result.step) <= made]
+    return [result for result in results if (PHASES.index(result.phase), result.step) <= position]
 
 
 def license_of(base: str) -> str | None:
-    """The licence that the card of a local or cached base model names, or None."""
+    """Return the license that the card of a local or cached base model names, or None."""
     try:
-        file = Path(base).expanduser() / "README.md"
-        found = ModelCard.load(file if looks_local(base) else base).data.license
+        card: str | Path = base
+        if looks_local(base):
+            card = Path(base).expanduser() / "README.md"
+        license_id = ModelCard.load(card).data.license
     except Exception:  # noqa: BLE001 - no card, no network, or metadata of any other kind
         return None
-    return found if isinstance(found, str) else None
+    return license_id if isinstance(license_id, str) else None
 
 
 def _hub_sets(data: Mapping[str, Any]) -> set[str]:
-    """The Hub names of the data sets that a recipe reads."""
-    rows = [row for part in data.values() for row in (part.get("mixture") or [part])]
-    named = {SOURCES[row["source"]].hub if row["source"] in SOURCES else None for row in rows}
-    own = {row["path"] for row in rows if row["source"] == "hub"}
-    return {name for name in named | own if name}
+    """Return the Hub names of the data sets that a recipe reads."""
+    names = set()
+    for settings in data.values():
+        for source in settings.get("mixture") or [settings]:
+            if source["source"] in SOURCES:
+                names.add(SOURCES[source["source"]].hub)
+            if source["source"] == "hub":
+                names.add(source["path"])
+    return {name for name in names if name}
 
 
-def _measured(last: EvaluationResult, data: Mapping[str, Any]) -> EvalResult:
-    """An evaluation as the Hub's `model-index` has it."""
-    rows, interval = data.get("test") or {}, last.interval
-    source = str(rows.get("path") or rows.get("source") or "test")
+def _eval_result(result: EvaluationResult, data: Mapping[str, Any]) -> EvalResult:
+    """Convert an evaluation to an entry of the Hub's `model-index`."""
+    test_settings = data.get("test") or {}
+    source = str(test_settings.get("path") or test_settings.get("source") or "test")
+    interval = result.interval
     return EvalResult(
         task_type="text-generation",
         dataset_type=source,
         dataset_name=source,
-        dataset_split=rows.get("split") or "test",
+        dataset_split=test_settings.get("split") or "test",
         metric_type="accuracy",
-        metric_value=round(last.accuracy, 4),
+        metric_value=round(result.accuracy, 4),
         metric_name=f"accuracy ({CONFIDENCE:.0%} interval {interval.low:.4f} to "
-        f"{interval.high:.4f}, {last.overall.problems} problems, {last.samples} sample(s) each)",
+        f"{interval.high:.4f}, {result.overall.problems} problems, "
+        f"{result.samples} sample(s) each)",
     )

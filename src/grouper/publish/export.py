@@ -1,6 +1,6 @@
-"""Exporting: one folder that any program can load and prompt, checked against what it came from.
+"""Exporting: one folder that any program can load and prompt, checked against its source.
 
-config.json, *.safetensors     whole weights, or adapter_config.json and the adapter alone
+config.json, *.safetensors     merged weights, or adapter_config.json and the adapter alone
 tokenizer*, chat_template      a user message alone gives the prompt that the model was trained on
 generation_config.json         stop tokens and sampling, as the model was measured
 grouper.json                   recipe, prompt, stop strings, evaluation results
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,28 +51,28 @@ from grouper.runs.records import evaluation_summary
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import ProblemSets
 from grouper.training.saved_state import require_intact
-from grouper.types import Problem
+from grouper.types import AnswerFormat, Message, Problem
 
 log = logging.getLogger(__name__)
 
-# How far log-probs may be from the source's: merging adds two products in another order, and
-# bfloat16 rounds every weight to 8 bits.
+# Largest difference of log-probs, in nats, from those of the source: merging adds two products in
+# another order, and bfloat16 rounds every weight to 8 bits.
 BOUNDS = {"float32": 1e-3, "bfloat16": 0.5}
-# Of one file of weights.
+# Largest size of a file of weights.
 SHARD_BYTES = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written, and how well it agrees with what it was made from."""
+    """Properties of an export, and how well it agrees with its source."""
 
     gap: float
     """The largest difference between log-probs of source and export on the probe, in nats; 0 for
     an adapter alone, which is copied."""
     dtype: str
-    """Of the saved weights."""
+    """Dtype of the saved weights."""
     larger: bool
-    """Whether they take twice what those of the base take, in bfloat16."""
+    """Whether they take twice the memory of the base's, which are in bfloat16."""
     prompts_alone: bool
     """Whether a user message alone, through the chat template, gives the prompt of training."""
 
@@ -87,19 +88,19 @@ def export_model(
 ) -> Exported:
     """Write `source` as one folder that other programs load and prompt as it was trained.
 
-    Whole weights are loaded again and compared with the source, base and adapter side by side.
+    Merged weights are loaded again and compared with the source, which keeps its adapter separate.
 
     Args:
         source: a model or adapter folder, or a Hub name.
         target: must not exist yet.
         dtype: of the saved weights, `float32` or `bfloat16`; `auto` is that of the source, and
-            float32 where an adapter is merged, whose small changes bfloat16 rounds away.
+            float32 if an adapter is merged, whose small changes bfloat16 rounds away.
         adapter: write the adapter alone instead of merging it into its base.
-        place: where others will load it from, for the card; left out: the name of `target`.
-        license_id: on the card; left out: that of the base model's card, if it can be read.
+        place: where others will load it from, for the card; default: the name of `target`.
+        license_id: on the card; default: that of the base model's card, if it can be read.
 
     Raises:
-        ModelError: nothing loadable there, the target exists, or the two disagree; then nothing
+        ModelError: `source` cannot be loaded, the target exists, or the two disagree; then nothing
             is left behind.
     """
     require_model_folder(source, where="SOURCE")
@@ -108,27 +109,33 @@ def export_model(
             f"{target} exists already", where="export", fix="Name a folder that does not exist."
         )
     require_intact(source)
-    settings = read_adapter(source)
-    stored = shape_of(source).dtype
+    adapter_settings = read_adapter(source)
+    source_dtype = shape_of(source).dtype
     if dtype == "auto":
-        dtype = "bfloat16" if settings is None and stored is torch.bfloat16 else "float32"
+        is_bfloat16 = adapter_settings is None and source_dtype is torch.bfloat16
+        dtype = "bfloat16" if is_bfloat16 else "float32"
     if adapter:
-        _require_portable_adapter(source, settings)
-    lora = None if settings is None else LoraConfig(rank=settings["r"])
+        _require_portable_adapter(source, adapter_settings)
+    lora = None
+    if adapter_settings is not None:
+        lora = LoraConfig(rank=adapter_settings["r"])
     original = _load(source, lora)
     expected = _probe(original)
-    saved = original if adapter else _merged(source, original, DTYPES[dtype])
-    del original
-    tokenizer, gap, alone, record = load_tokenizer(source), 0.0, False, None
-    run, recipe = run_of(source), recipe_of(source)
+    exported = original if adapter else _merged(source, original, DTYPES[dtype])
+    del original  # frees its memory where it has been merged
+    tokenizer = load_tokenizer(source)
+    run = run_of(source)
+    recipe = recipe_of(source)
+    record = None
+    prompts_alone = False
     if recipe is not None:
         with Prepared(recipe, ProblemSets(), model=source, quiet=True) as prepared:
-            alone = _make_portable(prepared, tokenizer)
-            _set_generation(prepared, saved)
-            record = _record(prepared, source, in_template=alone)
+            prompts_alone = _make_portable(prepared, tokenizer)
+            _set_generation(prepared, exported)
+            record = _record(prepared, source, in_template=prompts_alone)
     with whole_folder(target) as folder:
-        save_policy(saved, tokenizer, folder, shard_bytes=SHARD_BYTES)
-        del saved
+        save_policy(exported, tokenizer, folder, shard_bytes=SHARD_BYTES)
+        del exported  # before it is loaded again
         if record is not None:
             text = json.dumps(record, indent=2, ensure_ascii=False, default=dict) + "\n"
             (folder / EXPORT_FILE).write_text(text, encoding="utf-8")
@@ -147,37 +154,44 @@ def export_model(
             license_id=license_id,
         )
         (folder / "README.md").write_text(card, encoding="utf-8")
+        gap = 0.0
         if not adapter:
             gap = float((_probe(_load(str(folder))) - expected).abs().max())
-        if not gap <= BOUNDS[dtype]:
-            raise ModelError(
-                f"the exported model disagrees with {source}: log-probs differ by {gap:.3g}, "
-                f"allowed {BOUNDS[dtype]:g}",
-                where="export",
-                fix="Export as float32; if it disagrees there, too, please report it.",
-            )
-    larger = dtype == "float32" and not adapter and stored is torch.bfloat16
-    return Exported(gap=gap, dtype=dtype, larger=larger, prompts_alone=alone)
+        _require_agreement(source, gap, dtype)
+    larger = dtype == "float32" and not adapter and source_dtype is torch.bfloat16
+    return Exported(gap=gap, dtype=dtype, larger=larger, prompts_alone=prompts_alone)
+
+
+def _require_agreement(source: str, gap: float, dtype: str) -> None:
+    """Raise `ModelError` if log-probs of export and source differ by more than rounding."""
+    if not gap <= BOUNDS[dtype]:  # NaN is refused as well
+        raise ModelError(
+            f"the exported model disagrees with {source}: log-probs differ by {gap:.3g}, "
+            f"allowed {BOUNDS[dtype]:g}",
+            where="export",
+            fix="Export as float32; if it disagrees there, too, please report it.",
+        )
 
 
 def _merged(source: str, original: Policy, dtype: torch.dtype) -> Policy:
-    """The whole model in this dtype, an adapter merged into it.
+    """Return the model in a dtype, with an adapter merged into it.
 
-    In bfloat16 it is rounded at random: to the nearest number most of a small update would be gone.
+    In bfloat16 it is rounded at random: with rounding to the nearest number most of a small update
+    would be lost.
     """
     if original.adapter is not None and keeps_adapter(dtype) and can_be_added(original):
         merged, _ = merged_copy(original, dtype, seed=0)
         return merged
-    whole = _load(source)
-    whole.model.to(dtype)
-    return whole
+    policy = _load(source)
+    policy.model.to(dtype)
+    return policy
 
 
 def recipe_of(source: str) -> Recipe | None:
-    """How a model is prompted; None where nothing is known of it.
+    """Return the recipe of a model, which tells how to prompt it; None if it is not known.
 
     Raises:
-        ConfigError: it lies in a run whose recipe is damaged.
+        ConfigError: it is in a run whose recipe is damaged.
     """
     try:
         return recipe_for(source)
@@ -207,21 +221,23 @@ def _require_portable_adapter(source: str, settings: dict[str, Any] | None) -> N
 
 
 def _load(path: str, lora: LoraConfig | None = None) -> Policy:
-    # Nothing is trained or sampled: any attention will do, whatever the run had to use.
+    """Load a model for a probe and for saving."""
+    # Nothing is trained or sampled, so the attention of the run is not needed.
     config = ModelConfig(path=path, dtype="float32", attention="sdpa", lora=lora)
     return load_policy(config, path, seed=0)
 
 
 @torch.no_grad()
 def _probe(policy: Policy) -> Tensor:
-    """Log-probs [rows, tokens, V] in float32 on token ids spread over the vocabulary."""
+    """Compute log-probs [rows, tokens, V] in float32 on token ids spread over the vocabulary."""
     ids = (torch.arange(128).view(4, 32) * 7919 + 11) % policy.vocabulary
     logprobs: Tensor = policy.model(ids, use_cache=False).logits.float().log_softmax(-1)
     return logprobs
 
 
-# --- how the model is prompted -------------------------------------------------------------------
+# --- chat template, generation config and record -------------------------------------------------
 
+# Questions on which the chat template is checked.
 _QUESTIONS = ("What is 3 + 4?", 'Let $x^2 = 9$.\nFind the "larger" x, in {x}.')
 
 
@@ -229,70 +245,97 @@ def _make_portable(prepared: Prepared, tokenizer: Any) -> bool:
     """Give the tokenizer a chat template that writes the whole prompt of training.
 
     Returns:
-        Whether it does, token by token; where it does not, the template stays as it was.
+        Whether it does, token by token; if it does not, the template is not changed.
     """
-    fmt, before = prepared.format, tokenizer.chat_template
-    problems = [Problem(id="q", question=q, answer="?", source="export") for q in _QUESTIONS]
+    fmt = prepared.format
+    original_template = tokenizer.chat_template
+    problems = [
+        Problem(id="q", question=question, answer="?", source="export") for question in _QUESTIONS
+    ]
     prompts = [render(problem, fmt, prepared.tokenizer) for problem in problems]
     install_template(fmt, tokenizer)
-    chat = tokenizer.chat_template
     if not uses_chat(fmt, prepared.tokenizer):
         tokenizer.chat_template = own_chat_template(fmt, tokenizer, fmt.plain)
-    elif fmt.chat == "install" or not isinstance(chat, str):
+    elif fmt.chat == "install" or not isinstance(tokenizer.chat_template, str):
         tokenizer.chat_template = prepared.tokenizer.chat_template
     else:
-        first = f"[{{'role': 'system', 'content': {json.dumps(fmt.system, ensure_ascii=False)}}}]"
-        instructed = (
-            "{%- if messages[0]['role'] != 'system' -%}"
-            f"{{%- set messages = {first} + messages -%}}{{%- endif -%}}"
-        )
         messages = prompts[0].messages or ()
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        if [message["role"] for message in messages] == ["user"]:
-            # An instruction that is given, by us as well, goes where that of training went.
-            joined = "messages[0]['content'] + '\n\n' + messages[1]['content']"
-            first = f"[{{'role': 'user', 'content': {joined}}}]"
-            instructed += f"{{%- set messages = {first} + messages[2:] -%}}"
-        template = instructed + chat if fmt.system else chat
-        opened = OPENED_THINKING.search(text)
-        if opened and not fmt.template_kwargs:  # which training leaves out
-            shut = f"written.removesuffix({json.dumps(opened[0])}) if add_generation_prompt"
-            template = f"{{% set written %}}{template}{{% endset %}}{{{{- {shut} else written -}}}}"
-        if fmt.prefix:
-            prefix = f"{{{{- {json.dumps(fmt.prefix, ensure_ascii=False)} -}}}}"
-            template += f"{{%- if add_generation_prompt -%}}{prefix}{{%- endif -%}}"
-        tokenizer.chat_template = template
+        tokenizer.chat_template = _extended_template(fmt, tokenizer, messages)
     for problem, prompt in zip(problems, prompts, strict=True):
         turn = [{"role": "user", "content": problem.question}]
         ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
         if tuple(ids) != prompt.token_ids:
-            tokenizer.chat_template = before
+            tokenizer.chat_template = original_template
             return False
     return True
 
 
+def _extended_template(fmt: AnswerFormat, tokenizer: Any, messages: Sequence[Message]) -> str:
+    """Add system message and prefix of a format to the tokenizer's chat template.
+
+    Args:
+        fmt: the format of training.
+        tokenizer: has the chat template to extend.
+        messages: those of a prompt of training.
+    """
+    template = str(tokenizer.chat_template)
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    if fmt.system:
+        system = json.dumps(fmt.system, ensure_ascii=False)
+        first = f"[{{'role': 'system', 'content': {system}}}]"
+        instruction = (
+            "{%- if messages[0]['role'] != 'system' -%}"
+            f"{{%- set messages = {first} + messages -%}}{{%- endif -%}}"
+        )
+        if [message["role"] for message in messages] == ["user"]:
+            # Training put the instruction into the user message, so a system message, given or
+            # added here, is put there as well.
+            joined = "messages[0]['content'] + '\n\n' + messages[1]['content']"
+            first = f"[{{'role': 'user', 'content': {joined}}}]"
+            instruction += f"{{%- set messages = {first} + messages[2:] -%}}"
+        template = instruction + template
+    thinking = OPENED_THINKING.search(text)
+    if thinking and not fmt.template_kwargs:
+        # The template opens a block of thinking, which training leaves out.
+        shortened = f"written.removesuffix({json.dumps(thinking[0])}) if add_generation_prompt"
+        template = (
+            f"{{% set written %}}{template}{{% endset %}}{{{{- {shortened} else written -}}}}"
+        )
+    if fmt.prefix:
+        prefix = f"{{{{- {json.dumps(fmt.prefix, ensure_ascii=False)} -}}}}"
+        template += f"{{%- if add_generation_prompt -%}}{prefix}{{%- endif -%}}"
+    return template
+
+
 def _set_generation(prepared: Prepared, policy: Policy) -> None:
-    """Stop tokens and sampling, for programs that read them; nothing else that the base had."""
-    params, drawn = prepared.evaluation_params(), {}
-    if params.temperature > 0:  # what is not set would be transformers' own, a cut at 50 tokens
-        drawn = {name: getattr(params, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-    settings = {"max_new_tokens": params.max_new_tokens, "do_sample": bool(drawn), **drawn}
+    """Set stop tokens and sampling for programs that read them; drop other settings of the base."""
+    params = prepared.evaluation_params()
+    settings: dict[str, Any] = {
+        "max_new_tokens": params.max_new_tokens,
+        "do_sample": params.temperature > 0,
+    }
+    if params.temperature > 0:
+        # All are set: the default top_k of transformers is 50.
+        for name in ("temperature", "top_p", "top_k", "min_p"):
+            settings[name] = getattr(params, name)
     prepared.set_generation(policy, **settings)
 
 
 def recipe_record(recipe: Recipe) -> dict[str, Any]:
-    """What `grouper.json` has of every pushed model, without the folders of this machine."""
+    """Return the entries that every `grouper.json` has, without the folders of this machine."""
     excluded = {"output_dir", "save_path"}
     settings = recipe.model_dump(mode="json", exclude=excluded)
     return {"format": 1, "recipe": without_folders(settings)}
 
 
 def _record(prepared: Prepared, source: str, *, in_template: bool) -> dict[str, Any]:
-    """The content of `grouper.json`."""
-    run, fmt, recipe = run_of(source), prepared.format, prepared.recipe
+    """Return the content of `grouper.json`."""
+    run = run_of(source)
+    fmt = prepared.format
+    recipe = prepared.recipe
     if recipe.prompt.template == "auto":  # the export has a chat template in any case
-        chat = uses_chat(fmt, prepared.tokenizer)
-        recipe = recipe.override(f"prompt.template={'chat' if chat else 'plain'}")
+        template = "chat" if uses_chat(fmt, prepared.tokenizer) else "plain"
+        recipe = recipe.override(f"prompt.template={template}")
     return {
         **recipe_record(recipe),
         "prompt": {

@@ -1,8 +1,8 @@
-"""Pushing to the Hub: a folder on request, and checkpoints while a run goes on.
+"""Pushing to the Hub: a folder on request, and the checkpoints of a run in progress.
 
-The token comes from the environment or the Hub's own login (`hf auth login`), is never written, and
-is masked in messages. The Hub knows files by their content, so that a push that was cut off uploads
-only what is missing when it is repeated.
+The token comes from the environment or the Hub's login (`hf auth login`), is never written, and is
+masked in messages. The Hub knows files by their content, so that an interrupted push uploads only
+the missing files when it is repeated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from grouper.training.state import TrainState
 
 log = logging.getLogger(__name__)
 
-# What a new repository holds by itself.
+# Files that the Hub creates in a new repository.
 _EMPTY = {".gitattributes", "README.md"}
 # Seconds that the end of a run waits for a checkpoint's upload.
 CLOSING_SECONDS = 600.0
@@ -56,11 +56,11 @@ def push(
     """Upload a model folder, and return the address of the commit.
 
     Args:
-        folder: of an export or a checkpoint; what only training needs is left out.
-        repo: `owner/name`, or `name` of the token's owner; made if it is not there.
-        private: whether a repository that is made can be seen by its owner alone.
-        revision: a branch to push to, made if it is not there; left out: main.
-        tag: a name for this commit: that of a checkpoint.
+        folder: of an export or a checkpoint; files that only training needs are left out.
+        repo: `owner/name`, or `name` of the token's owner; created if it does not exist.
+        private: whether a new repository is visible to its owner alone.
+        revision: a branch to push to, created if it does not exist; default: main.
+        tag: a tag for this commit: the name of a checkpoint.
 
     Raises:
         ModelError: there is no token or no right, the Hub cannot be reached, or the repository
@@ -77,11 +77,11 @@ def push(
     api = HfApi(token=token)
     try:
         repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
-        there = {*api.list_repo_files(repo)}
-        if there - _EMPTY and EXPORT_FILE not in there:
+        existing = set(api.list_repo_files(repo))
+        if existing - _EMPTY and EXPORT_FILE not in existing:
             raise ModelError(
                 f"{repo} exists, and holds something that Grouper did not push "
-                f"({', '.join(sorted(there - _EMPTY)[:3])})",
+                f"({', '.join(sorted(existing - _EMPTY)[:3])})",
                 where="push",
                 fix="Choose another name.",
             )
@@ -93,11 +93,11 @@ def push(
             revision=revision,
             commit_message=f"Checkpoint {tag}" if tag else "Upload by Grouper",
             ignore_patterns=[f"{OPTIMIZER_FOLDER}/*", STATE_FILE, BEST_FILE],
-            # Of an earlier push: other shards, or the adapter of what is merged now.
+            # Files of an earlier push: other shards, or an adapter that is merged now.
             delete_patterns=["*.safetensors*", "*config.json"],
         )
         if tag is not None:
-            with contextlib.suppress(RevisionNotFoundError):  # the Hub moves no tag
+            with contextlib.suppress(RevisionNotFoundError):  # the Hub cannot move a tag
                 api.delete_tag(repo, tag=tag)
             api.create_tag(repo, tag=tag, revision=commit.oid)
     except _REFUSALS as error:
@@ -105,7 +105,8 @@ def push(
     return str(commit.commit_url)
 
 
-# What the Hub refuses, and what keeps it from being reached; a broken upload is a RuntimeError.
+# Errors of refusals by the Hub, and of a Hub that cannot be reached; a broken upload is a
+# RuntimeError.
 _REFUSALS = (HFValidationError, HTTPError, OSError, OfflineModeIsEnabled, RuntimeError)
 _FIXES = {
     401: "The token is not valid: run `hf auth login`, or set HF_TOKEN to a new one.",
@@ -116,18 +117,25 @@ _AGAIN = "push again: what has arrived is not sent twice."
 
 
 def _refusal(error: Exception, repo: str) -> ModelError:
-    """What went wrong, and what to do."""
+    """Return the error for the user of an exception of the Hub's library."""
     if isinstance(error, HFValidationError):
-        what = f"{repo!r} is not a name that the Hub has ({first_line(error)})"
-        fix = "Write OWNER/NAME, of letters, digits, -, _ and dots."
-    elif isinstance(error, HfHubHTTPError):
+        return ModelError(
+            f"{repo!r} is not a name that the Hub has ({first_line(error)})",
+            where="push",
+            fix="Write OWNER/NAME, of letters, digits, -, _ and dots.",
+        )
+    if isinstance(error, HfHubHTTPError):
         status = error.response.status_code
-        what = f"the Hub refuses to let {repo} be pushed to (status {status})"
-        fix = _FIXES.get(status, f"Wait a little, and {_AGAIN}")
-    else:
-        what = f"the Hub cannot be reached ({first_line(error)})"
-        fix = f"Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and {_AGAIN}"
-    return ModelError(what, where="push", fix=fix)
+        return ModelError(
+            f"the Hub refuses to let {repo} be pushed to (status {status})",
+            where="push",
+            fix=_FIXES.get(status, f"Wait a little, and {_AGAIN}"),
+        )
+    return ModelError(
+        f"the Hub cannot be reached ({first_line(error)})",
+        where="push",
+        fix=f"Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and {_AGAIN}",
+    )
 
 
 def export_and_push(
@@ -139,7 +147,7 @@ def export_and_push(
     revision: str | None = None,
     license_id: str | None = None,
 ) -> str:
-    """Push a model: an exported folder as it is, any other as `export_model` would write it.
+    """Push a model: an exported folder as it is, any other one after exporting it.
 
     Raises:
         ModelError: as `export_model` and `push`.
@@ -153,14 +161,14 @@ def export_and_push(
                 fix="Give the option to `grouper export`, or push the run.",
             )
         return push(folder, repo, private=private, revision=revision)
-    with tempfile.TemporaryDirectory(prefix="grouper-push-") as place:
-        target = Path(place) / "model"
+    with tempfile.TemporaryDirectory(prefix="grouper-push-") as parent:
+        target = Path(parent) / "model"
         export_model(source, target, adapter=adapter, place=repo, license_id=license_id)
         return push(target, repo, private=private, revision=revision)
 
 
 class PushCheckpoints(Hook):
-    """Pushes every checkpoint as a revision while training goes on; a failure is only reported.
+    """Pushes every checkpoint as a revision during training; a failure is only reported.
 
     Args:
         repo: as in `push`.
@@ -171,27 +179,28 @@ class PushCheckpoints(Hook):
         self._last: threading.Thread | None = None
 
     def checkpoint_saved(self, run: Run, state: TrainState, folder: Path) -> None:
-        """Push a checkpoint in the background, unless the one before is still on its way."""
+        """Push a checkpoint in the background, unless the previous one is still being uploaded."""
         if run.processes.rank != 0:
             return
         tag = f"{state.phase}-{state.step:06d}"
         if self._last is not None and self._last.is_alive():
             log.warning("%s is not pushed: the one before is still being uploaded.", tag)
             return
-        place = Path(tempfile.mkdtemp(dir=run.path, prefix=".push-", suffix=".tmp"))
+        copy = Path(tempfile.mkdtemp(dir=run.path, prefix=".push-", suffix=".tmp"))
         with _reported(tag):
-            # Old checkpoints are removed while the upload goes on; links keep what they hold.
-            shutil.copytree(folder, place, copy_function=os.link, dirs_exist_ok=True)
-            write_atomic(place / EXPORT_FILE, dumps(recipe_record(run.recipe)).encode())
-            _forget_folders(place / ADAPTER_FILE)
-            self._last = threading.Thread(target=self._push, args=(place, tag), daemon=True)
+            # Hard links, because the checkpoint may be removed during the upload.
+            shutil.copytree(folder, copy, copy_function=os.link, dirs_exist_ok=True)
+            write_atomic(copy / EXPORT_FILE, dumps(recipe_record(run.recipe)).encode())
+            _forget_folders(copy / ADAPTER_FILE)
+            self._last = threading.Thread(target=self._push, args=(copy, tag), daemon=True)
             self._last.start()
 
-    def _push(self, place: Path, tag: str) -> None:
+    def _push(self, copy: Path, tag: str) -> None:
+        """Push the copy of a checkpoint, and delete it."""
         with _reported(tag):
-            push(place, self._repo, tag=tag)
+            push(copy, self._repo, tag=tag)
             log.info("Pushed %s to %s.", tag, self._repo)
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(copy, ignore_errors=True)
 
     def run_ends(self, run: Run) -> None:
         """Push the trained model with its card, after the last checkpoint."""
@@ -200,8 +209,9 @@ class PushCheckpoints(Hook):
         if self._last is not None:
             self._last.join(CLOSING_SECONDS)
         with _reported("The model", f"\nTry again: grouper push {run.path} {self._repo}"):
-            trained = model_in(str(run.path))
-            run.display.say(f"Pushed {trained}: {export_and_push(trained, self._repo)}")
+            model = model_in(str(run.path))
+            address = export_and_push(model, self._repo)
+            run.display.say(f"Pushed {model}: {address}")
 
 
 def _forget_folders(settings: Path) -> None:
@@ -213,9 +223,9 @@ def _forget_folders(settings: Path) -> None:
 
 
 @contextlib.contextmanager
-def _reported(what: str, more: str = "") -> Iterator[None]:
-    """Warn of what fails: nothing that a push does may end a run."""
+def _reported(name: str, hint: str = "") -> Iterator[None]:
+    """Log an exception of a `with` block as a warning: a failed push must not end a run."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - whatever it is
-        log.warning("%s was not pushed: %s%s", what, error, more)
+    except Exception as error:  # noqa: BLE001 - any failure of a push
+        log.warning("%s was not pushed: %s%s", name, error, hint)

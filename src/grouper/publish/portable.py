@@ -1,4 +1,4 @@
-"""What leaves this machine names no folder of it: a path becomes the name of its file."""
+"""Removal of this machine's folders from published settings: a path becomes its file's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TEXTS = {"system", "prefix", "note", "description", "prompt_of_item_0", "stop"}
 
 
 def without_folders(value: Any) -> Any:
-    """Nested settings with every absolute path replaced by the name of its file or folder.
+    """Replace every absolute path in nested settings by the name of its file or folder.
 
     >>> without_folders({"path": "/home/me/data/mine.jsonl", "rewards": ["/home/me/mine.py:f"]})
     {'path': 'mine.jsonl', 'rewards': ['mine.py:f']}
@@ -27,14 +27,15 @@ def without_folders(value: Any) -> Any:
 
 
 def without_folder(text: str) -> str:
-    """The name of an absolute path, with the function behind it if there is one.
+    """Return the name of an absolute path, with the function after it if there is one.
 
     >>> without_folder("~/models/mine"), without_folder("owner/model"), without_folder("./a.py:f")
     ('mine', 'owner/model', './a.py:f')
     """
     if not text.startswith(("/", "~")) or "\n" in text:
         return text
-    file, function = text, ""
+    file = text
+    function = ""
     if ".py:" in text:
         file, _, function = text.rpartition(":")
     path = Path(file)

@@ -24,24 +24,27 @@ class RunLock:
     """Holds a run folder until it is released, or the process ends, however it ends.
 
     The operating system keeps the lock, so that a killed run leaves no lock. The file names the
-    holder; the folder is locked as well, so that deleting the file admits nobody. Where the
-    file system knows no locks, the process named in the file is looked for instead.
+    holder; the folder is locked as well, so that deleting the file does not admit another process.
+    If the file system does not support locks, the process named in the file is looked for instead.
 
     Args:
         run: the run folder, or any other; made if it is missing.
-        what: is in it, in the refusal.
+        noun: for the content of the folder, in error messages.
 
     Raises:
         RunFolderError: another process holds it, or the folder cannot be written.
     """
 
-    def __init__(self, run: Path, what: str = "run") -> None:
-        self._path, self._what = run.absolute() / LOCK_FILE, what
-        self.pid, self._host = os.getpid(), platform.node()
-        self._handle = self._folder = -1
-        mine = _HELD.pop(self._path, None)
-        if mine is not None and mine.pid == self.pid:
-            mine.release()  # a run that was left open, as in a notebook
+    def __init__(self, run: Path, noun: str = "run") -> None:
+        self._path = run.absolute() / LOCK_FILE
+        self._noun = noun
+        self.pid = os.getpid()
+        self._host = platform.node()
+        self._handle = -1
+        self._folder = -1
+        earlier = _HELD.pop(self._path, None)
+        if earlier is not None and earlier.pid == self.pid:
+            earlier.release()  # a run that was left open, as in a notebook
         try:
             while self._handle < 0:
                 run.mkdir(parents=True, exist_ok=True)
@@ -55,23 +58,29 @@ class RunLock:
         if self._handle < 0:
             return
         os.close(self._folder)
-        if _holder(self._path) == (self.pid, self._host):  # else of a run that has taken its place
+        # Otherwise the file is of a run that has replaced this one.
+        if _holder(self._path) == (self.pid, self._host):
             with contextlib.suppress(OSError):
                 self._path.unlink()
         os.close(self._handle)
-        self._handle = self._folder = -1
+        self._handle = -1
+        self._folder = -1
         if _HELD.get(self._path) is self:
             del _HELD[self._path]
 
     def _open(self) -> int:
-        """The open and locked file, with this process named in it; -1: to be tried again."""
+        """Open and lock the file, and write this process into it.
+
+        Returns:
+            The handle of the file; -1 if another attempt is needed.
+        """
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         folder = -1
         try:
-            locked = _flock(handle)
-            if not locked and _is_alive(_holder(self._path)):
+            is_locked = _flock(handle)
+            if not is_locked and _is_alive(_holder(self._path)):
                 self._refuse(surely=False)
-            # Whoever held it may have removed the file before we got the lock on it.
+            # The previous holder may have removed the file before this process locked it.
             if not self._path.exists() or os.fstat(handle).st_ino != self._path.stat().st_ino:
                 os.close(handle)
                 return -1
@@ -79,15 +88,16 @@ class RunLock:
             _flock(folder)
             os.ftruncate(handle, 0)
             os.pwrite(handle, json.dumps({"pid": self.pid, "host": self._host}).encode(), 0)
-            if not locked:  # of those that began at once, only the last to write finds itself
+            if not is_locked:
+                # Of processes that begin at the same time, the last one to write holds the folder.
                 os.fsync(handle)
-                time.sleep(1)  # by then they have written
+                time.sleep(1)  # until all of them have written
                 if _holder(self._path) != (self.pid, self._host):
                     self._refuse(surely=False)
-        except BaseException as error:  # close both, whatever it is
-            for opened in (folder, handle):
+        except BaseException as error:  # Ctrl-C included
+            for descriptor in (folder, handle):
                 with contextlib.suppress(OSError):
-                    os.close(opened)
+                    os.close(descriptor)
             if isinstance(error, BlockingIOError):
                 self._refuse()
             raise
@@ -95,19 +105,25 @@ class RunLock:
         return handle
 
     def _refuse(self, *, surely: bool = True) -> None:
-        """Raise, naming the holder.
+        """Raise `RunFolderError` with the name of the holder.
 
         Args:
-            surely: the operating system says that it is running; otherwise the process may have
-                ended on another machine, or its number may be another's by now.
+            surely: the operating system says that the holder is running; otherwise the process may
+                have ended on another machine, or another program may have its number.
         """
         holder = _holder(self._path)
-        who = "another process" if holder is None else f"process {holder[0]} on {holder[1]}"
+        process = "another process"
+        if holder is not None:
+            pid, host = holder
+            process = f"process {pid} on {host}"
         fix = "Wait for it or stop it, or choose another name or output_dir."
         if not surely:
             fix += f" If that process has ended, or is another program by now, delete {self._path}."
-        what = f"{who} is writing this {self._what}"
-        raise RunFolderError(what, where=str(self._path.parent), fix=fix)
+        raise RunFolderError(
+            f"{process} is writing this {self._noun}",
+            where=str(self._path.parent),
+            fix=fix,
+        )
 
 
 # The locks of this process, by their files.
@@ -115,20 +131,21 @@ _HELD: dict[Path, RunLock] = {}
 
 
 def is_running(run: Path) -> bool:
-    """Whether a process that may still write holds a run folder."""
+    """Return whether a process that may still write holds a run folder."""
     return _is_alive(_holder(run.absolute() / LOCK_FILE))
 
 
 def _holder(file: Path) -> tuple[int, str] | None:
+    """Read (process id, host) from a lock file; None if it is missing or damaged."""
     try:
-        there = json.loads(file.read_text(encoding="utf-8"))
-        return int(there["pid"]), str(there["host"])
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return int(content["pid"]), str(content["host"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _flock(handle: int) -> bool:
-    """Lock the file; False where the file system knows no locks."""
+    """Lock the file; return False if the file system does not support locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -139,7 +156,10 @@ def _flock(handle: int) -> bool:
 
 
 def _is_alive(holder: tuple[int, str] | None) -> bool:
-    """Whether that process may still write; one of another machine cannot be checked, so it may."""
+    """Return whether a process may still write.
+
+    A process of another machine cannot be checked, so it may.
+    """
     if holder is None or holder == (os.getpid(), platform.node()):
         return False
     pid, host = holder
@@ -147,6 +167,6 @@ def _is_alive(holder: tuple[int, str] | None) -> bool:
         return True
     try:
         os.kill(pid, 0)
-    except OSError as error:  # one of another user may not be asked
+    except OSError as error:  # a process of another user runs, but refuses the signal
         return not isinstance(error, ProcessLookupError)
     return True

@@ -27,16 +27,20 @@ if TYPE_CHECKING:
 
     from grouper.algorithms.batching import TrainBatch
 
+# (number of the group, number of the sample in it).
+RolloutId = tuple[int, int]
+
 Parameters = ParamSpec("Parameters")
 Value = TypeVar("Value")
 
 log = logging.getLogger(__name__)
 
-# Of the time of a run, what drawing its pictures may take before its end.
+# Share of a run's time that drawing pictures may take before its end.
 DRAWING_SHARE = 0.05
-# Trackers get a table of completions every so many steps, unless the recipe prints them more often,
-# with at most so many rows.
-TABLE_EVERY, TABLE_ROWS = 25, 16
+# Steps between two tables of completions for trackers, unless the recipe prints them more often.
+TABLE_EVERY = 25
+# Rows of such a table at most.
+TABLE_ROWS = 16
 TABLE_COLUMNS = ("problem_id", "prompt", "completion", "extracted", "answer", "verdict", "reward")
 
 
@@ -46,10 +50,10 @@ _GONE = "the folder was deleted, moved or replaced while the run went on"
 def _on_rank0(
     method: Callable[Concatenate[Any, Parameters], Value],
 ) -> Callable[Concatenate[Any, Parameters], Value]:
-    """A method that every process calls and rank 0 runs; all get its result.
+    """Make a method that every process calls and rank 0 runs; all get its result.
 
-    It raises `RunFolderError` where the folder is no longer there: what follows would be half a run
-    that nothing can continue, or stand among the files of another one.
+    The method raises `RunFolderError` if the folder of this run is gone. Otherwise its records
+    would be half a run that nothing can continue, or would be among the files of another one.
     """
 
     @functools.wraps(method)
@@ -66,20 +70,20 @@ def _on_rank0(
 
 
 class Recorder(RunFolder):
-    """Opens a run folder, new or continued, and keeps the record of the run in it.
+    """Opens a run folder, new or continued, and writes the record of the run into it.
 
-    Every process of the run has one. What is wrapped in `_on_rank0` is called by all of them, and
+    Every process of the run has one. Methods wrapped in `_on_rank0` are called by all of them, and
     never from work that rank 0 does alone. Trackers get each record once it is written. They are
     opened by the first record: a run that is refused at its start opens none.
 
     Pictures are drawn by rank 0 at evaluations and on closing, whatever ends the run: `draw` is
-    called with the folder. It may fail without stopping anything.
+    called with the folder. A failure of it stops nothing.
 
     Args:
         recipe: of the run; names the folder and the trackers.
         processes: of the run.
         intent: `resume`, `overwrite` and `allow_changes` of `RunFolder.create`.
-        info: what the run is.
+        info: description of the run.
 
     Raises:
         RunFolderError: as `RunFolder.create`, or another process is writing the folder.
@@ -94,25 +98,29 @@ class Recorder(RunFolder):
         self._is_new = False
         self._lock: RunLock | None = None
         self._host: Mapping[str, str | int] = {}
-        """Where and when the run began; no other run has the same."""
+        """Machine and time of the run's begin, which identify it."""
         self._builders: dict[str, Callable[[], Sink]] = {}
         self._open: list[Background] | None = None
-        self._weights = {reward_label(one.name): one.weight for one in recipe.rewards}
+        """The trackers, once they are opened."""
+        self._weights = {reward_label(reward.name): reward.weight for reward in recipe.rewards}
         self._sampled: list[Mapping[str, Any]] = []
-        """The rollouts of the step that comes next, for trackers."""
+        """The rollouts of the step that is recorded next, for trackers."""
         self._table_every = recipe.tracking.print_every_steps or TABLE_EVERY
         self.draw: Callable[[RunFolder], object] | None = None
         self._undrawn = False
+        """Whether something was recorded since the last drawing."""
         self._draw_from = 0.0
+        """Time from which pictures may be drawn again."""
         try:
             processes.on_rank0(lambda: self._begin_record(recipe, intent, info))
-        except BaseException:  # the lock is given back, whatever went wrong
+        except BaseException:  # Ctrl-C, too, must release the lock
             self.close()
             raise
 
     def _begin_record(self, recipe: Recipe, intent: Intent, info: RunInfo) -> None:
+        """Check, lock and open the folder, and find the trackers."""
         text = resolved_yaml(recipe)
-        # Before the lock, which makes the folder: one that is refused stays as it was.
+        # Before the lock, which makes the folder: a refused folder is not touched.
         self._is_new = not self.check(info.recipe_hash, text, **intent)
         self._lock = RunLock(self.path)
         RunFolder.create(self.path, info, recipe_yaml=text, **intent)
@@ -130,11 +138,9 @@ class Recorder(RunFolder):
     def append_metrics(self, report: StepReport) -> None:
         super().append_metrics(report)
         self._undrawn = True
-        shown = report.step == 1 or report.step % self._table_every == 0
-        # A few rollouts of as many problems as possible.
-        rows = sorted(self._sampled, key=lambda row: (row["sample"], row["group"])) if shown else []
-        few = rows[:TABLE_ROWS]
-        table = [{name: printable(str(row[name]))[-END:] for name in TABLE_COLUMNS} for row in few]
+        table = []
+        if report.step == 1 or report.step % self._table_every == 0:
+            table = _completions_table(self._sampled)
         self._send(Record.of_step(report, _rewards(self._sampled), self._weights, table))
         self._sampled = []
 
@@ -152,7 +158,7 @@ class Recorder(RunFolder):
             self.redraw()
 
     def _load_evaluation(self, name: str) -> EvaluationResult | None:
-        """Treat one whose items were lost as none: a run measures it again."""
+        """Read an evaluation; None if its items were lost, so that the run measures it again."""
         try:
             return super()._load_evaluation(name)
         except LostItemsError as error:
@@ -160,7 +166,7 @@ class Recorder(RunFolder):
             return None
 
     def redraw(self) -> None:
-        """Draw the pictures anew, on rank 0, if anything was recorded since the last time."""
+        """Draw the pictures again, on rank 0, if anything was recorded since the last time."""
         if self.draw is None or self.processes.rank > 0 or not self._undrawn:
             return
         started = time.monotonic()
@@ -175,11 +181,11 @@ class Recorder(RunFolder):
                 error,
                 self.path,
             )
-        now = time.monotonic()
-        self._draw_from = now + (now - started) * (1 / DRAWING_SHARE - 1)
+        ended = time.monotonic()
+        self._draw_from = ended + (ended - started) * (1 / DRAWING_SHARE - 1)
 
     def discard(self) -> None:
-        """As `RunFolder.discard`, where this process has made the folder."""
+        """Discard the folder as `RunFolder.discard` does, if this process has made it."""
         if self._is_new:
             super().discard()
 
@@ -187,40 +193,52 @@ class Recorder(RunFolder):
         """Draw, end the trackers (within `CLOSING_SECONDS`), and let another process write."""
         try:
             self.redraw()
-        finally:  # Ctrl-C while it draws
+        finally:  # also on Ctrl-C while it draws
             close_all(self._open or [])
             self._open = None
             if self._lock is not None:
                 self._lock.release()
 
     def _send(self, record: Record) -> None:
+        """Send a record to all trackers; the first one opens them."""
         if self._open is None:
             self._open = [Background(name, build) for name, build in self._builders.items()]
         for tracker in self._open:
             tracker.put(record)
 
 
+def _completions_table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return a few rollouts of as many problems as possible, as rows of text."""
+    first_samples = sorted(rows, key=lambda row: (row["sample"], row["group"]))
+    return [
+        {name: printable(str(row[name]))[-END:] for name in TABLE_COLUMNS}
+        for row in first_samples[:TABLE_ROWS]
+    ]
+
+
 def _rewards(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Of the rollouts that took part: the total, then each component that was scored."""
+    """Return the rewards of rollouts with an advantage: the total, then each scored component."""
     values: dict[str, list[float]] = {}
     for row in rows:
-        known = {"total": row["reward"], **row["rewards"]}
-        for name, value in known.items():
-            if row["advantage"] is not None and value is not None:
+        if row["advantage"] is None:
+            continue
+        rewards = {"total": row["reward"], **row["rewards"]}
+        for name, value in rewards.items():
+            if value is not None:
                 values.setdefault(name, []).append(value)
     return values
 
 
-# --- what a step says about the tokens of a few rollouts ------------------------------------------
+# --- the tokens of a few rollouts -----------------------------------------------------------------
 
 
 class TokenLog:
-    """Collects what the updates of a step say about the tokens of a few rollouts.
+    """Collects values of the tokens of a few rollouts from the updates of a step.
 
     Args:
         groups: of the step.
         advantages: per group, one for each scored rollout.
-        count: groups whose tokens are recorded, those with a signal first; or "all".
+        count: number of groups whose tokens are recorded, those with a signal first; or "all".
     """
 
     def __init__(
@@ -229,69 +247,78 @@ class TokenLog:
         advantages: Sequence[Sequence[float]],
         count: int | Literal["all"],
     ) -> None:
-        most = None if count == "all" else count
-        chosen = sorted(range(len(groups)), key=lambda g: not any(advantages[g]))[:most]
-        self._groups = {g: groups[g] for g in sorted(chosen)}
-        # Rows of a batch are numbered as the scored rollouts are.
-        scored = [
-            (g, sample)
-            for g, group in enumerate(groups)
-            for sample, rollout in enumerate(group.rollouts)
-            if rollout.reward.total is not None
-        ]
-        self._places = {n: place for n, place in enumerate(scored) if place[0] in self._groups}
-        self._logprobs: dict[tuple[int, int], list[float]] = {}
-        self._clipped: dict[tuple[int, int], set[int]] = {}
+        signal_first = sorted(range(len(groups)), key=lambda number: not any(advantages[number]))
+        recorded = signal_first if count == "all" else signal_first[:count]
+        self._groups = {number: groups[number] for number in sorted(recorded)}
+        # Sequence id -> rollout. The rows of a batch are numbered as the scored rollouts are.
+        self._rollout_of_row: dict[int, RolloutId] = {}
+        sequence_id = 0
+        for number, group in enumerate(groups):
+            for sample, rollout in enumerate(group.rollouts):
+                if rollout.reward.total is None:
+                    continue
+                if number in self._groups:
+                    self._rollout_of_row[sequence_id] = (number, sample)
+                sequence_id += 1
+        self._logprobs: dict[RolloutId, list[float]] = {}
+        self._clipped: dict[RolloutId, set[int]] = {}
 
     def see(self, batch: TrainBatch, logprobs: Tensor, clipped: Tensor | None) -> None:
-        """Keep what belongs to these rollouts, of a slice of an update.
+        """Record the values of these rollouts in a slice of an update.
 
         Args:
             batch: the slice.
             logprobs: [R, T], of the policy before the first update.
-            clipped: [R, T] bool; None: nothing can be.
+            clipped: [R, T] bool; None: no token can be clipped.
         """
-        for row, number in enumerate(batch.sequence_ids.tolist()):
-            if place := self._places.get(number):
-                length = int(batch.completion_lengths[row])
-                self._logprobs.setdefault(place, logprobs[row, :length].tolist())
-                if clipped is not None:
-                    places = clipped[row, :length].nonzero().flatten().tolist()
-                    self._clipped.setdefault(place, set()).update(places)
+        for row, sequence_id in enumerate(batch.sequence_ids.tolist()):
+            rollout_id = self._rollout_of_row.get(sequence_id)
+            if rollout_id is None:
+                continue
+            length = int(batch.completion_lengths[row])
+            self._logprobs.setdefault(rollout_id, logprobs[row, :length].tolist())
+            if clipped is not None:
+                positions = clipped[row, :length].nonzero().flatten().tolist()
+                self._clipped.setdefault(rollout_id, set()).update(positions)
 
     def records(
         self, processes: ProcessGroup, text_of: Callable[[int], str]
-    ) -> dict[tuple[int, int], dict[str, Any]]:
-        """(group, sample) -> columns of its row; every process calls this.
+    ) -> dict[RolloutId, dict[str, Any]]:
+        """Return the columns of each rollout's row; every process calls this.
 
         Args:
-            processes: each has seen other rows.
-            text_of: the text of a token id.
+            processes: their rows are different ones.
+            text_of: token id -> text.
+
+        Returns:
+            (group, sample) -> columns.
         """
         for logprobs, clipped in processes.gather((self._logprobs, self._clipped)):
             self._logprobs = {**logprobs, **self._logprobs}
-            for place, tokens in clipped.items():
-                self._clipped.setdefault(place, set()).update(tokens)
-        return {
-            (g, sample): self._columns((g, sample), rollout.completion, text_of)
-            for g, group in self._groups.items()
-            for sample, rollout in enumerate(group.rollouts)
-        }
+            for rollout_id, positions in clipped.items():
+                self._clipped.setdefault(rollout_id, set()).update(positions)
+        columns = {}
+        for number, group in self._groups.items():
+            for sample, rollout in enumerate(group.rollouts):
+                rollout_id = (number, sample)
+                columns[rollout_id] = self._columns(rollout_id, rollout.completion, text_of)
+        return columns
 
     def _columns(
-        self, place: tuple[int, int], completion: Completion, text_of: Callable[[int], str]
+        self, rollout_id: RolloutId, completion: Completion, text_of: Callable[[int], str]
     ) -> dict[str, Any]:
-        """Those of `RolloutRow` that have an entry per token."""
-        known = {
+        """Return the columns of `RolloutRow` that have an entry per token."""
+        columns: dict[str, Any] = {
+            "token_texts": [text_of(token) for token in completion.token_ids],
+            "clipped": sorted(self._clipped.get(rollout_id, ())),
+        }
+        values_by_name = {
             "logprobs": completion.logprobs,
-            "trainer_logprobs": self._logprobs.get(place),
+            "trainer_logprobs": self._logprobs.get(rollout_id),
             "entropies": completion.entropies,
         }
-        return {
-            "token_texts": [text_of(token) for token in completion.token_ids],
-            "clipped": sorted(self._clipped.get(place, ())),
-            # Four decimals of a nat are enough to look at.
-            **{
-                name: [round(value, 4) for value in found] for name, found in known.items() if found
-            },
-        }
+        for name, values in values_by_name.items():
+            if values:
+                # Four decimals of a nat are enough for display.
+                columns[name] = [round(value, 4) for value in values]
+        return columns

@@ -7,12 +7,12 @@ import re
 from grouper.types import Reward, RolloutGroup
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-# Characters of a completion that are shown: its end, where the answer is.
+# Number of last characters of a completion that are displayed: the answer is at the end.
 END = 400
 
 
 def printable(text: str) -> str:
-    r"""Text that a model or a file wrote, with control characters as escapes.
+    r"""Escape the control characters of a text that comes from a model or a file.
 
     Line breaks and tabs stay; direction marks and lone surrogates are escaped, too.
 
@@ -20,11 +20,11 @@ def printable(text: str) -> str:
     red \x1b[31m   and
     plain
     """
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def format_sample(group: RolloutGroup, step: int) -> str:
-    """Question, end of the completion, answer, verdict and reward of a group's first rollout.
+    """Format the first rollout of a group: question, completion, answer, verdict and reward.
 
     Args:
         group: the rollouts of one problem, of which there is at least one.
@@ -34,12 +34,15 @@ def format_sample(group: RolloutGroup, step: int) -> str:
         Several lines, without control characters.
     """
     rollout = group.rollouts[0]
-    text, grade = rollout.completion.text, rollout.grade
+    grade = rollout.grade
+    text = rollout.completion.text
+    if len(text) > END:
+        text = f"... {text[-END:]}"
     verdict = grade.verdict.value.replace("_", " ")
     lines = (
         f"Sample of grpo step {step} ({group.problem.id})",
         f"Question: {group.problem.question}",
-        f"Completion: {text if len(text) <= END else f'... {text[-END:]}'}",
+        f"Completion: {text}",
         f"Answer: {grade.extracted or 'none'}",
         f"Verdict: {verdict}, the reference is {group.problem.answer}",
         f"Reward: {in_words(rollout.reward)}",
@@ -48,13 +51,13 @@ def format_sample(group: RolloutGroup, step: int) -> str:
 
 
 def in_words(reward: Reward) -> str:
-    """The total and each part of a reward.
+    """Describe a reward: its total and each component.
 
     >>> in_words(Reward(components={"right": 1.0, "form": None}, weights={"right": 2, "form": 0}))
     '2 (right 1, form not scored)'
     """
-    parts = ", ".join(f"{name} {_number(value)}" for name, value in reward.components.items())
-    return f"{_number(reward.total)} ({parts})"
+    components = ", ".join(f"{name} {_number(value)}" for name, value in reward.components.items())
+    return f"{_number(reward.total)} ({components})"
 
 
 def _number(value: float | None) -> str:

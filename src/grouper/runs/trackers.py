@@ -1,4 +1,4 @@
-"""Trackers: other places that receive the record of a run, which is the run folder in any case.
+"""Trackers: services and functions that receive the record of a run in addition to its folder.
 
 Each tracker works in a thread of its own, so that the run neither waits for it nor fails with it.
 """
@@ -35,15 +35,15 @@ log = logging.getLogger(__name__)
 
 # Seconds that the end of a run waits for all its trackers together.
 CLOSING_SECONDS = 10.0
-# Seconds that a server may take to answer at the start; the run goes on meanwhile.
+# Seconds that a server may take to answer at the start; the run does not wait for it.
 INIT_SECONDS = 30.0
 # Seconds between flushes of TensorBoard's files.
 FLUSH_SECONDS = 10
 # Records that may wait for a tracker; later ones are not delivered to it.
 CAPACITY = 1000
-# Arguments of `trackio.init` that send something to another machine.
+# Arguments of `trackio.init` that send data to another machine.
 ELSEWHERE = ("space_id", "server_url", "bucket_id", "dataset_id", "webhook_url")
-# Environment variables of a tracker's own, for settings that a recipe leaves out.
+# (tracker, setting) -> environment variable of the tracker, used if the recipe has no value.
 ENVIRONMENT = {("wandb", "project"): "WANDB_PROJECT", ("wandb", "run_name"): "WANDB_NAME"}
 
 Result = TypeVar("Result")
@@ -51,15 +51,15 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """The run, as a tracker sees it."""
+    """Description of a run for a tracker."""
 
     name: str
-    """How the tracker lists it."""
+    """Name under which the tracker lists it."""
     project: str
     settings: TrackerConfig
-    """What the recipe says of the tracker."""
+    """Settings of the tracker in the recipe."""
     path: Path
-    """The run folder; a tracker keeps what it writes below `<path>/trackers/`."""
+    """The run folder; a tracker writes its files below `<path>/trackers/`."""
     mark: str
     """8 hex digits that are the same when the run is resumed, and of no other run."""
     recipe: Mapping[str, Any]
@@ -68,12 +68,13 @@ class TrackedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A step or an evaluation; trackers of numbers take what follows its first field."""
+    """A step or an evaluation, as it is sent to trackers."""
 
     made: StepReport | EvaluationResult
+    """The step or evaluation itself, for a user's tracker; the others take the other fields."""
     values: Mapping[str, float]
     histograms: Mapping[str, list[float]] = field(default_factory=dict)
-    """Of rewards, one value per rollout."""
+    """Values of rewards, one per rollout."""
     completions: Sequence[Mapping[str, str]] = ()
     """A few rollouts as rows of a table."""
 
@@ -85,7 +86,7 @@ class Record:
         weights: Mapping[str, float],
         completions: Sequence[Mapping[str, str]] = (),
     ) -> Record:
-        """The mean of each metric, rewards also times their weights.
+        """Make the record of a step: the mean of each metric, rewards also times their weights.
 
         Args:
             report: of the step.
@@ -94,27 +95,28 @@ class Record:
             completions: as the field.
         """
         means = {name: tally.mean for name, tally in report.tallies.items() if tally.count}
-        means |= {
-            f"reward_weighted/{name}": weight * means[f"reward/{name}"]
-            for name, weight in weights.items()
-            if f"reward/{name}" in means
-        }
+        for name, weight in weights.items():
+            if f"reward/{name}" in means:
+                means[f"reward_weighted/{name}"] = weight * means[f"reward/{name}"]
         histograms = {f"rewards/{name}": values for name, values in rewards.items()}
         return cls(made=report, values=means, histograms=histograms, completions=completions)
 
     @classmethod
     def of_evaluation(cls, result: EvaluationResult) -> Record:
-        """Each number after its split: `test/accuracy`, its interval `test/low` and `test/high`."""
-        numbers = {
-            f"{result.split}/{name}": float(value)
-            for name, value in flat(result.numbers).items()
-            if value is not None and not name.startswith(("by_", "rewards_by_"))
-        }
+        """Make the record of an evaluation: its numbers with the split before their names.
+
+        For example `test/accuracy`, and the ends of its interval, `test/low` and `test/high`.
+        """
+        numbers = {}
+        for name, value in flat(result.numbers).items():
+            is_by_group = name.startswith(("by_", "rewards_by_"))
+            if value is not None and not is_by_group:
+                numbers[f"{result.split}/{name}"] = float(value)
         return cls(made=result, values=numbers)
 
 
 class Sink(Protocol):
-    """Where records go. All calls come from one thread, in the order of the run."""
+    """Receiver of records. All calls come from one thread, in the order of the run."""
 
     def send(self, record: Record) -> None: ...
 
@@ -122,18 +124,18 @@ class Sink(Protocol):
 
 
 class TensorBoardSink:
-    """One folder of events per phase: `tensorboard --logdir outputs` draws them in one chart.
+    """TensorBoard: a folder of events per phase, which it draws in one chart.
 
-    They are in `<run>/trackers/tensorboard/<phase>/`. Needs no network. TensorFlow is not imported,
-    even where it is installed.
+    They are in `<run>/trackers/tensorboard/<phase>/`; `tensorboard --logdir outputs` shows them.
+    Needs no network. TensorFlow is not imported, even if it is installed.
 
     Args:
-        run: whose events they are.
+        run: the run to record.
         params: further keywords of PyTorch's `SummaryWriter`.
     """
 
     def __init__(self, run: TrackedRun, **params: Any) -> None:
-        # TensorBoard takes TensorFlow for its file system where it finds one, unless this exists.
+        # TensorBoard uses TensorFlow's file system if it is installed, unless this module exists.
         sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
         from torch.utils.tensorboard import SummaryWriter
 
@@ -143,20 +145,26 @@ class TensorBoardSink:
         self._writers: dict[str, Any] = {}
 
     def send(self, record: Record) -> None:
-        phase, step = record.made.phase, record.made.step
+        step = record.made.step
+        writer = self._writer(record.made.phase, step)
+        for name, value in record.values.items():
+            writer.add_scalar(name, value, step)
+        for name, values in record.histograms.items():
+            writer.add_histogram(name, np.asarray(values), step)
+        if record.completions:
+            writer.add_text("completions", _markdown(record.completions), step)
+
+    def _writer(self, phase: str, step: int) -> Any:
+        """Return the writer of a phase; the first call opens it at `step`."""
         if phase not in self._writers:
-            # Discards what an earlier process wrote about this step and later ones.
             folder = self._run.path / "trackers" / "tensorboard" / phase
-            self._writers[phase] = self._open(str(folder), purge_step=step, **self._params)
+            # `purge_step` discards the events of an earlier process from this step on.
+            writer = self._open(str(folder), purge_step=step, **self._params)
+            self._writers[phase] = writer
             # TensorBoard reads Markdown, in which text indented by four is code.
             recipe = json.dumps(dict(self._run.recipe), indent=2).replace("\n", "\n    ")
-            self._writers[phase].add_text("recipe", f"    {recipe}")
-        for name, value in record.values.items():
-            self._writers[phase].add_scalar(name, value, step)
-        for name, values in record.histograms.items():
-            self._writers[phase].add_histogram(name, np.asarray(values), step)
-        if record.completions:
-            self._writers[phase].add_text("completions", _markdown(record.completions), step)
+            writer.add_text("recipe", f"    {recipe}")
+        return self._writers[phase]
 
     def close(self) -> None:
         for writer in self._writers.values():
@@ -168,8 +176,8 @@ class LoggedRun:
 
     Args:
         run: of the tracker.
-        histogram: makes a value of that tracker from a list of numbers.
-        table: makes one from `columns` and `data`.
+        histogram: makes a histogram of that tracker from a list of numbers.
+        table: makes a table of that tracker from `columns` and `data`.
     """
 
     def __init__(
@@ -180,11 +188,13 @@ class LoggedRun:
         self._table = table
 
     def send(self, record: Record) -> None:
-        made = {name: self._histogram(values) for name, values in record.histograms.items()}
-        values = {"step": record.made.step, **record.values, **made}
-        if rows := record.completions:
-            data = [[*row.values()] for row in rows]
-            values["completions"] = self._table(columns=[*rows[0]], data=data)
+        values: dict[str, Any] = {"step": record.made.step, **record.values}
+        for name, numbers in record.histograms.items():
+            values[name] = self._histogram(numbers)
+        rows = record.completions
+        if rows:
+            data = [list(row.values()) for row in rows]
+            values["completions"] = self._table(columns=list(rows[0]), data=data)
         self._run.log({f"{record.made.phase}/{name}": value for name, value in values.items()})
 
     def close(self) -> None:
@@ -192,7 +202,7 @@ class LoggedRun:
 
 
 class WandbSink(LoggedRun):
-    """Weights & Biases: offline by default; a run that the caller has opened is used.
+    """Weights & Biases, offline by default; a run that the caller has opened is used.
 
     Offline runs are in `<run>/trackers/wandb` and are sent later with `wandb sync`. Unless the
     recipe says `online`, `WANDB_MODE` of the environment decides.
@@ -206,13 +216,15 @@ class WandbSink(LoggedRun):
         import wandb
 
         self._is_ours = wandb.run is None
-        opened = _open_wandb(wandb, run, params) if wandb.run is None else wandb.run
-        super().__init__(opened, wandb.Histogram, wandb.Table)
+        wandb_run = wandb.run
+        if wandb_run is None:
+            wandb_run = _open_wandb(wandb, run, params)
+        super().__init__(wandb_run, wandb.Histogram, wandb.Table)
         if not self._is_ours:
-            opened.config.update({"grouper": dict(run.recipe)}, allow_val_change=True)
+            wandb_run.config.update({"grouper": dict(run.recipe)}, allow_val_change=True)
         for phase in ("base", "sft", "grpo"):
-            opened.define_metric(f"{phase}/step", hidden=True)
-            opened.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
+            wandb_run.define_metric(f"{phase}/step", hidden=True)
+            wandb_run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
 
     def close(self) -> None:
         """End the run, but not one that the caller opened."""
@@ -221,47 +233,53 @@ class WandbSink(LoggedRun):
 
 
 def _open_wandb(wandb: Any, run: TrackedRun, params: dict[str, Any]) -> Any:
+    """Open a run of Weights & Biases; `params` take precedence over the settings of the run."""
     folder = run.path / "trackers"
-    folder.mkdir(parents=True, exist_ok=True)  # else it would write to a temporary one
-    online = run.settings.mode == "online"
-    mode = "online" if online else os.environ.get("WANDB_MODE", "offline")
-    # A process that ends waits for W&B's own clean-up, which waits for these.
-    limits = {"init_timeout": INIT_SECONDS, "finish_timeout": CLOSING_SECONDS}
-    wanted = {"silent": True, "console": "off", **limits}
-    known = wandb.Settings.model_fields
-    settings = {name: value for name, value in wanted.items() if name in known}
+    folder.mkdir(parents=True, exist_ok=True)  # otherwise W&B writes to a temporary folder
+    mode = "online"
+    if run.settings.mode != "online":
+        mode = os.environ.get("WANDB_MODE", "offline")
+    settings = {
+        "silent": True,
+        "console": "off",
+        # At its end a process waits for the cleanup of W&B, which waits for these.
+        "init_timeout": INIT_SECONDS,
+        "finish_timeout": CLOSING_SECONDS,
+    }
+    # Versions of W&B differ in their settings.
+    supported = wandb.Settings.model_fields
+    settings = {name: value for name, value in settings.items() if name in supported}
     if mode == "offline":
         log.warning("Weights & Biases is offline; `wandb sync` sends it: %s", folder / "wandb")
-    return wandb.init(
-        **{
-            "project": run.project,
-            "entity": run.settings.entity,
-            "name": run.name,
-            "tags": run.settings.tags,
-            "config": dict(run.recipe),
-            "dir": str(folder),
-            "mode": mode,
-            "id": run.mark,
-            "resume": "allow" if mode == "online" else None,
-            "settings": wandb.Settings(**settings),
-            **params,
-        }
-    )
+    arguments = {
+        "project": run.project,
+        "entity": run.settings.entity,
+        "name": run.name,
+        "tags": run.settings.tags,
+        "config": dict(run.recipe),
+        "dir": str(folder),
+        "mode": mode,
+        "id": run.mark,
+        "resume": "allow" if mode == "online" else None,
+        "settings": wandb.Settings(**settings),
+        **params,
+    }
+    return wandb.init(**arguments)
 
 
 class TrackioSink(LoggedRun):
     """Trackio: a local database, viewed with `trackio show`; a Space only on request.
 
-    Everything stays in Trackio's own folder on this machine (`TRACKIO_DIR`), unless `params` names
+    Everything stays in Trackio's folder on this machine (`TRACKIO_DIR`), unless `params` names
     another place and the tracker's mode is online, or the environment does (`TRACKIO_SPACE_ID`,
     ...).
 
     Args:
-        run: becomes the run of that name and project; a resumed run goes on in the same one.
+        run: becomes the run of that name and project; a resumed run continues the same one.
         params: further keywords of `trackio.init`.
 
     Raises:
-        ValueError: a place elsewhere while offline.
+        ValueError: `params` names another machine, and the tracker's mode is not online.
     """
 
     def __init__(self, run: TrackedRun, **params: Any) -> None:
@@ -270,81 +288,92 @@ class TrackioSink(LoggedRun):
         for name in ELSEWHERE:
             if params.get(name) and run.settings.mode != "online":
                 raise ValueError(f"{name} sends to another machine: add mode: online")
-        # Trackio prints what it does, but the standard output of a run is for its result.
+        # Trackio prints messages, but the standard output of a run is for its result.
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] == "trackio":
                 vars(module).setdefault("print", _ignore)
-        opened = trackio.init(
-            **{
-                "project": run.project,
-                "name": f"{run.name}-{run.mark}",
-                "config": dict(run.recipe),
-                "resume": "allow",
-                "embed": False,
-                "auto_log_gpu": False,
-                "auto_log_cpu": False,
-                **params,
-            }
-        )
-        super().__init__(opened, trackio.Histogram, trackio.Table)
+        arguments = {
+            "project": run.project,
+            "name": f"{run.name}-{run.mark}",
+            "config": dict(run.recipe),
+            "resume": "allow",
+            "embed": False,
+            "auto_log_gpu": False,
+            "auto_log_cpu": False,
+            **params,
+        }
+        super().__init__(trackio.init(**arguments), trackio.Histogram, trackio.Table)
         log.info("Trackio shows this run with `trackio show --project %s`.", run.project)
 
 
 class UsersSink:
-    """Calls what the user named with each `StepReport` and `EvaluationResult`.
+    """Calls a user's function or class with each `StepReport` and `EvaluationResult`.
 
-    A function is called with the record and `params`. A class is made once with the `TrackedRun`
-    and `params`; of its methods `step`, `evaluation` and `close`, those that exist are called.
+    A function is called with the record and `params`. A class is instantiated once with the
+    `TrackedRun` and `params`; of its methods `step`, `evaluation` and `close`, those that exist are
+    called.
 
     Args:
         run: for the class.
-        function: what the user named.
+        function: the function or class.
         params: of the recipe.
     """
 
     def __init__(
         self, run: TrackedRun, *, function: Callable[..., Any], params: dict[str, Any]
     ) -> None:
+        self._tracker: Any = None
+        self._fallback: Callable[..., Any]
+        """Called for methods that the tracker does not have."""
         is_class = inspect.isclass(function)
-        self._made = function(run, **params) if is_class else None
-        self._otherwise = _ignore if is_class else partial(function, **params)
+        if is_class:
+            self._tracker = function(run, **params)
+            self._fallback = _ignore
+        else:
+            self._fallback = partial(function, **params)
 
     def send(self, record: Record) -> None:
-        # They get read-only views, since the run goes on with the record itself.
-        made = record.made
-        if isinstance(made, StepReport):
-            report = replace(made, tallies=MappingProxyType({**made.tallies}))
-            getattr(self._made, "step", self._otherwise)(report)
+        # Read-only views, since the run itself uses the record, too.
+        if isinstance(record.made, StepReport):
+            tallies = MappingProxyType({**record.made.tallies})
+            handle_step = getattr(self._tracker, "step", self._fallback)
+            handle_step(replace(record.made, tallies=tallies))
         else:
-            result = replace(made, card=MappingProxyType({**made.card}))
-            getattr(self._made, "evaluation", self._otherwise)(result)
+            card = MappingProxyType({**record.made.card})
+            handle_evaluation = getattr(self._tracker, "evaluation", self._fallback)
+            handle_evaluation(replace(record.made, card=card))
 
     def close(self) -> None:
-        getattr(self._made, "close", _ignore)()
+        handle_close = getattr(self._tracker, "close", _ignore)
+        handle_close()
 
 
 def _markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    r"""A table in which no text is markup.
+    r"""Write a table in which no text is markup.
 
     >>> print(_markdown([{"answer": "|x|\n*y*"}]))
     | answer |
     | --- |
     | `¦x¦ *y*` |
     """
-    lines = [[*rows[0]], ["---"] * len(rows[0])]
-    for row in rows:
-        plain = (
-            " ".join(text.split()).replace("|", "¦").replace("`", "'") for text in row.values()
-        )
-        lines.append([f"`{text}`" for text in plain])
+    header = list(rows[0])
+    lines = [header, ["---"] * len(header)]
+    lines += [[_markdown_cell(text) for text in row.values()] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def _markdown_cell(text: str) -> str:
+    """Write a text as code on one line, without characters that would end the cell or the code."""
+    line = " ".join(text.split())
+    line = line.replace("|", "¦").replace("`", "'")
+    return f"`{line}`"
+
+
 def _ignore(*_: object, **__: object) -> None:
-    """Accepts everything and does nothing."""
+    """Accept all arguments and do nothing."""
 
 
-# Built-in trackers.
+# Name -> class of the built-in trackers.
 SINKS: dict[str, Callable[..., Sink]] = {
     "tensorboard": TensorBoardSink,
     "wandb": WandbSink,
@@ -368,7 +397,9 @@ class Background:
         self._build = build
         self._capacity = capacity
         self._waiting: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
-        self._is_full = self._has_failed = False
+        """Records in order; None: the tracker may end."""
+        self._is_full = False
+        self._has_failed = False
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
@@ -387,14 +418,14 @@ class Background:
             )
 
     def ask_to_end(self) -> None:
-        """Let the thread end once everything that waits is delivered; returns at once."""
+        """Let the thread end once all waiting records are delivered; returns at once."""
         self._waiting.put(None)
 
     def wait(self, seconds: float) -> None:
-        """Wait for the end, but no longer than this; reports what was not delivered."""
+        """Wait for the end, but no longer than `seconds`; log the number of records not sent."""
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
-            self._has_failed = True  # what it raises later needs no second report
+            self._has_failed = True  # a later exception needs no second report
             log.warning(
                 "The tracker %s has not finished in time and is left behind; %d records wait for "
                 "it. The run folder has everything.",
@@ -403,6 +434,7 @@ class Background:
             )
 
     def _work(self) -> None:
+        """Deliver records until the end; without a sink, which may fail to open, drop them."""
         sink = self._safely(self._build)
         while (record := self._waiting.get()) is not None:
             if sink is not None:
@@ -411,9 +443,10 @@ class Background:
             self._safely(sink.close)
 
     def _safely(self, action: Callable[[], Result]) -> Result | None:
+        """Run an action of the tracker; its first exception is logged, later ones are dropped."""
         try:
             return action()
-        except BaseException as error:  # noqa: BLE001 - whatever a tracker raises ends here
+        except BaseException as error:  # noqa: BLE001 - a tracker may raise anything
             if not self._has_failed:
                 self._has_failed = True
                 log.warning(
@@ -425,7 +458,7 @@ class Background:
 
 
 def close_all(trackers: Sequence[Background], seconds: float = CLOSING_SECONDS) -> None:
-    """End all of them at the same time, within this many seconds in all."""
+    """End all trackers at the same time, within `seconds` in all."""
     deadline = time.monotonic() + seconds
     for tracker in trackers:
         tracker.ask_to_end()
@@ -433,11 +466,11 @@ def close_all(trackers: Sequence[Background], seconds: float = CLOSING_SECONDS) 
         tracker.wait(deadline - time.monotonic())
 
 
-# --- from the trackers that a recipe names to what makes them ------------------------------------
+# --- the trackers of a recipe ---------------------------------------------------------------------
 
 
 def check_trackers(tracking: TrackingConfig) -> None:
-    """Make sure that every tracker is there, without opening any. Only training needs them.
+    """Check that every tracker is available, without opening any. Only training needs them.
 
     Raises:
         ConfigError: every problem at once: no tracker of that name, its package is not installed,
@@ -448,45 +481,46 @@ def check_trackers(tracking: TrackingConfig) -> None:
         try:
             _maker(tracker)
             if tracker.name in TRACKERS:
-                without = "none (--tracker none)"
-                require_extra(tracker.name, tracker.name, where=_WHERE, instead=without)
+                require_extra(
+                    tracker.name, tracker.name, where=_WHERE, instead="none (--tracker none)"
+                )
         except ConfigError as error:
             problems.append(error)
     raise_all(problems)
 
 
 def find_trackers(recipe: Recipe, folder: Path, *, started: str) -> dict[str, Callable[[], Sink]]:
-    """What makes each tracker of a recipe, by its name; nothing is opened or imported yet.
+    """Return a constructor of each tracker of a recipe, by name; nothing is opened or imported yet.
 
     Args:
-        recipe: names them.
+        recipe: names the trackers.
         folder: of the run.
-        started: when the run began, which distinguishes it from another one in the same place.
+        started: time of the run's begin, which distinguishes it from another one in the same place.
 
     Raises:
-        ConfigError: a tracker of the user's own that is not there.
+        ConfigError: a tracker of the user does not exist.
     """
     mark = hashlib.sha256(f"{folder.resolve()} {started}".encode()).hexdigest()[:8]
-    as_json = MappingProxyType(recipe.model_dump(mode="json"))
-
-    def run(tracker: TrackerConfig) -> TrackedRun:
-        return TrackedRun(
-            name=_chosen(tracker, "run_name") or recipe.name,
-            project=_chosen(tracker, "project") or "grouper",
+    recipe_json = MappingProxyType(recipe.model_dump(mode="json"))
+    builders: dict[str, Callable[[], Sink]] = {}
+    for tracker in recipe.tracking.trackers:
+        run = TrackedRun(
+            name=_setting(tracker, "run_name") or recipe.name,
+            project=_setting(tracker, "project") or "grouper",
             settings=tracker,
             path=folder,
             mark=mark,
-            recipe=as_json,
+            recipe=recipe_json,
         )
-
-    return {one.name: partial(_maker(one), run(one)) for one in recipe.tracking.trackers}
+        builders[tracker.name] = partial(_maker(tracker), run)
+    return builders
 
 
 _WHERE = "tracking.trackers"
 
 
 def _maker(tracker: TrackerConfig) -> Callable[[TrackedRun], Sink]:
-    """What makes a tracker, with its parameters, secrets included."""
+    """Return the constructor of a tracker with its parameters, secrets included."""
     params = dict(expanded(tracker.params, where=_WHERE, error=ConfigError))
     if tracker.name in SINKS:
         return partial(SINKS[tracker.name], **params)
@@ -496,7 +530,7 @@ def _maker(tracker: TrackerConfig) -> Callable[[TrackedRun], Sink]:
     return partial(UsersSink, function=function, params=params)
 
 
-def _chosen(tracker: TrackerConfig, key: str) -> str | None:
-    """The recipe's setting, or else that of the environment."""
-    variable = ENVIRONMENT.get((tracker.name, key), "")
-    return getattr(tracker, key) or os.environ.get(variable)
+def _setting(tracker: TrackerConfig, name: str) -> str | None:
+    """Return a setting of the recipe, or else of the environment."""
+    variable = ENVIRONMENT.get((tracker.name, name), "")
+    return getattr(tracker, name) or os.environ.get(variable)

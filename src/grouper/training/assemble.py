@@ -16,15 +16,12 @@ from grouper.algorithms.losses import kl_k1
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
 from grouper.training.update import Scorer
-from grouper.types import (
-    RolloutGroup,
-    Tally,
-)
+from grouper.types import RolloutGroup, Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
-    """What rollout groups teach: advantages, and the batches of the optimizer steps."""
+    """Advantages of rollout groups, and the batches of the optimizer steps."""
 
     advantages: tuple[tuple[float, ...], ...]
     """Per group, one for each scored rollout."""
@@ -41,19 +38,19 @@ def assemble(
     max_new_tokens: int,
     orders: Sequence[Sequence[int] | None] = (None,),
 ) -> Assembled:
-    """Advantages of rollout groups, and optimizer steps with the log-probs that the loss needs.
+    """Assemble rollout groups into optimizer steps with the log-probs that the loss needs.
 
     Old log-probs are taken once, before the first update, and shared by all of them.
 
     Args:
-        groups: those that take part in the step.
+        groups: the groups of the step.
         config: the algorithm.
         scores: log-probs under the policy and the reference; only those needed are computed.
-        max_new_tokens: divisor of the constant weighting where the recipe names none.
+        max_new_tokens: divisor of the constant weighting if the recipe names none.
         orders: one per pass: the order in which groups are assigned to its optimizer steps; None:
-            as they are.
+            the order of `groups`.
     """
-    several = len(orders) * config.updates_per_batch > 1
+    several_updates = len(orders) * config.updates_per_batch > 1
     rows = rollout_rows(groups, mask_truncated=config.overlong == "mask")
     tallies: dict[str, Tally] = {}
     penalties = None
@@ -63,33 +60,54 @@ def assemble(
     advantages = advantages_of(groups, config, penalties)
     if rows is None:
         return Assembled(advantages=advantages, batches=(), tallies=tallies)
-    flat = torch.tensor([a for values in advantages for a in values], dtype=torch.float32)
-    rows = replace(rows, advantages=flat)
+    row_advantages = torch.tensor(
+        [advantage for group_advantages in advantages for advantage in group_advantages],
+        dtype=torch.float32,
+    )
+    rows = replace(rows, advantages=row_advantages)
     if not config.kl_in_reward:
-        needed = torch.ones_like(flat) if config.flat_rows_matter else flat
-        rows = _scored(rows, needed.nonzero().flatten(), config, scores, old=several)
-    if not several:
+        has_gradient = row_advantages != 0
+        if config.flat_rows_matter:
+            has_gradient = torch.ones_like(has_gradient)
+        index = has_gradient.nonzero().flatten()
+        rows = _scored(rows, index, config, scores, old=several_updates)
+    if not several_updates:
         # The old log-probs are the current ones, detached: the ratio is exactly 1.
         rows = replace(rows, old_logprobs=None)
-    drawn = torch.arange(rows.mask.shape[1]) < rows.completion_lengths[:, None]
+    is_sampled = torch.arange(rows.mask.shape[1]) < rows.completion_lengths[:, None]
     assert rows.sampler_logprobs is not None
-    if not rows.sampler_logprobs[drawn].isfinite().all():
+    if not rows.sampler_logprobs[is_sampled].isfinite().all():
         # The model is broken, whether or not rows have a signal: `update` has to see it.
-        broken = (replace(rows, mask=drawn),) * len(orders)
-        return Assembled(advantages=advantages, batches=broken, tallies=tallies)
+        broken = replace(rows, mask=is_sampled)
+        return Assembled(advantages=advantages, batches=(broken,) * len(orders), tallies=tallies)
     batches: list[TrainBatch] = []
     for order in orders:
-        parts = step_batches(
-            rows,
-            WEIGHTINGS[config.weighting],
-            weighting_constant=config.weighting_constant or float(max_new_tokens),
-            updates=config.updates_per_batch,
-            order=order,
-        )
-        if not config.flat_rows_matter:
-            parts = [live for part in parts if (live := with_gradient(part)) is not None]
-        batches += [part for part in parts if part.weights.any()]
+        batches += _batches_of_pass(rows, config, order, max_new_tokens)
     return Assembled(advantages=advantages, batches=tuple(batches), tallies=tallies)
+
+
+def _batches_of_pass(
+    rows: TrainBatch,
+    config: GRPOConfig,
+    order: Sequence[int] | None,
+    max_new_tokens: int,
+) -> list[TrainBatch]:
+    """Return the batches of one pass over the rows, without those whose gradient is zero."""
+    step_rows = step_batches(
+        rows,
+        WEIGHTINGS[config.weighting],
+        weighting_constant=config.weighting_constant or float(max_new_tokens),
+        updates=config.updates_per_batch,
+        order=order,
+    )
+    batches = []
+    for batch in step_rows:
+        live_rows: TrainBatch | None = batch
+        if not config.flat_rows_matter:
+            live_rows = with_gradient(batch)
+        if live_rows is not None and live_rows.weights.any():
+            batches.append(live_rows)
+    return batches
 
 
 def advantages_of(
@@ -97,75 +115,84 @@ def advantages_of(
     config: GRPOConfig,
     penalties: Sequence[float] | None = None,
 ) -> tuple[tuple[float, ...], ...]:
-    """Per group, the advantage of each scored rollout; rollouts without a reward are left out.
+    """Return the advantages of each group, one per scored rollout.
 
     With `require_correct_in_group`, a group without a correct answer gets zeros: nothing is learned
     from wrong answers in a nicer format.
 
     Args:
-        groups: all groups of a rollout batch.
+        groups: all groups of a rollout batch; their rollouts without a reward are left out.
         config: names the advantage.
         penalties: subtracted from the total of each scored rollout, in order (a KL in the reward).
     """
-    scored = [r for group in groups for r in group.scored]
+    scored = [rollout for group in groups for rollout in group.scored]
     if not scored:
         return tuple(() for _ in groups)
-    ids = torch.tensor([g for g, group in enumerate(groups) for _ in group.scored])
+    sizes = torch.tensor([len(group.scored) for group in groups])
+    group_ids = torch.arange(len(groups)).repeat_interleave(sizes)
     function = ADVANTAGES[config.advantage]
     if config.advantage_eps is not None:  # the configuration allows it where there is one
         function = partial(function, eps=config.advantage_eps)
     if config.decouple_rewards:
-        # What weighs nothing is left out.
+        # Components without a weight are left out.
         weights = {name: w for name, w in scored[0].reward.weights.items() if w != 0}
-        rows = [[r.reward.components[name] for name in weights] for r in scored]
-        parts = torch.tensor(rows, dtype=torch.float64)
-        shares = torch.tensor([*weights.values()], dtype=torch.float64)
-        values = decoupled(parts, shares, ids, function)
+        component_rows = [[r.reward.components[name] for name in weights] for r in scored]
+        components = torch.tensor(component_rows, dtype=torch.float64)
+        component_weights = torch.tensor([*weights.values()], dtype=torch.float64)
+        values = decoupled(components, component_weights, group_ids, function)
     else:
         rewards = torch.tensor([r.reward.total for r in scored], dtype=torch.float64)
         if penalties is not None:
             rewards = rewards - torch.tensor(penalties, dtype=torch.float64)
-        values = function(rewards, ids)
-    flat = iter(values.tolist())
-    found = [tuple(next(flat) for _ in group.scored) for group in groups]
-    if config.require_correct_in_group:
-        pairs = zip(groups, found, strict=True)
-        found = [part if group.solved else (0.0,) * len(part) for group, part in pairs]
-    return tuple(found)
+        values = function(rewards, group_ids)
+    value_iterator = iter(values.tolist())
+    advantages = []
+    for group in groups:
+        group_advantages = tuple(next(value_iterator) for _ in group.scored)
+        if config.require_correct_in_group and not group.solved:
+            group_advantages = (0.0,) * len(group_advantages)
+        advantages.append(group_advantages)
+    return tuple(advantages)
 
 
 def _scored(
     rows: TrainBatch, index: Tensor, config: GRPOConfig, scores: Scorer, *, old: bool
 ) -> TrainBatch:
-    """The rows with reference log-probs, token selection and, if `old`, old log-probs.
+    """Add reference log-probs, token selection and, if `old`, old log-probs to rows.
 
-    Only of those at `index`: the other rows have no gradient.
+    Args:
+        rows: all rows of the step.
+        index: the rows that are scored; the others have no gradient.
+        config: the algorithm.
+        scores: log-probs under the policy and the reference.
+        old: whether old log-probs are needed.
     """
     if not index.numel():
         return rows
-    part = rows.select(index)
-    changes: dict[str, Tensor] = {}
+    scored_rows = rows.select(index)
+    columns: dict[str, Tensor] = {}
     if old or config.top_entropy < 1:
-        now = scores.current(part)
+        outputs = scores.current(scored_rows)
         if old:
-            changes["old_logprobs"] = now.logprobs
+            columns["old_logprobs"] = outputs.logprobs
         if config.top_entropy < 1:
-            share = config.top_entropy
-            changes["selection"] = top_entropy_selection(now.entropies, part.mask, share)
+            columns["selection"] = top_entropy_selection(
+                outputs.entropies, scored_rows.mask, config.top_entropy
+            )
     if config.beta > 0:
-        changes["reference_logprobs"] = scores.reference(part)
-    for name, values in changes.items():
+        columns["reference_logprobs"] = scores.reference(scored_rows)
+    for name, values in columns.items():
         grid = values.new_zeros(rows.mask.shape)
         grid[index, : values.shape[1]] = values
-        changes[name] = grid
-    return replace(rows, **changes)  # type: ignore[arg-type]  # only tensor fields
+        columns[name] = grid
+    return replace(rows, **columns)  # type: ignore[arg-type]  # only tensor fields
 
 
 def top_entropy_selection(entropies: Tensor, mask: Tensor, share: float) -> Tensor:
-    """The target tokens [R, T] whose entropy is among the highest `share` of all of them.
+    """Select the target tokens [R, T] whose entropy is among the highest `share` of all of them.
 
     Forking tokens carry most of what reinforcement learning changes (arXiv 2506.01939). Tokens
-    at the border that tie are all selected.
+    that tie at the threshold are all selected.
 
     >>> entropies = torch.tensor([[0.1, 0.9, 0.5, 7.0]])
     >>> mask = torch.tensor([[True, True, True, False]])
@@ -183,10 +210,14 @@ def top_entropy_selection(entropies: Tensor, mask: Tensor, share: float) -> Tens
 def _penalties(
     rows: TrainBatch, config: GRPOConfig, tallies: dict[str, Tally]
 ) -> tuple[float, ...]:
-    """`beta * sum_t kl_t` of each row: what a KL in the reward takes off its total."""
+    """Return `beta * sum_t kl_t` of each row, which a KL in the reward subtracts from its total.
+
+    The KL of every target token is added to `tallies`.
+    """
     assert rows.old_logprobs is not None
     assert rows.reference_logprobs is not None
     kl = kl_k1(rows.old_logprobs, rows.reference_logprobs)
     kl = torch.where(rows.mask, kl, 0.0).double()
     tallies["policy/kl"] = Tally.of(kl[rows.mask].tolist())
-    return tuple((config.beta * kl.sum(1)).tolist())
+    penalties = config.beta * kl.sum(1)
+    return tuple(penalties.tolist())

@@ -1,11 +1,11 @@
-"""Checkpoints: whole or absent. The folder appears under its name only when all of it is on disk.
+"""Checkpoints, complete or absent: a folder appears under its name once all of it is on disk.
 
     <run>/<phase>/checkpoint-<step>/   weights or adapter, tokenizer, template, generation config,
                                        optimizer/, trainer_state.json; best.json in the best one
     <run>/<phase>/final/               the same without the optimizer
 
-`trainer_state.json` is written last, is the mark that the folder is complete, and holds the
-checksums by which a damaged one is found.
+`trainer_state.json` is written last and marks the folder as complete. It holds the checksums by
+which a damaged folder is recognized.
 
 `optimizer/<number>.safetensors` holds the unsharded optimizer state as `part.parameter.name`, so
 that any number of processes can read it.
@@ -34,15 +34,15 @@ from grouper.runs.folder import RunFolder
 from grouper.training.disk_room import require_room, weight_bytes
 from grouper.training.optimizers import Optimizer
 from grouper.training.parallel import split_as
-from grouper.training.rollouts import ROLLOUTS_FILE
+from grouper.training.rollouts import ROLLOUTS_FILE, RolloutSource
 from grouper.training.rotation import mark_best
 from grouper.training.saved_state import COUNTERS, OPTIMIZER_FOLDER, contents, write_state
 from grouper.training.state import TrainState
 
-# In place of `RolloutSource.saved` for a phase that draws no rollouts.
+# Replaces `RolloutSource.saved` in a phase without rollouts.
 NOTHING_DRAWN = {"position": 0, "difficulty": None}
 
-# Bytes of optimizer state that are put together and copied at a time to be written.
+# Bytes of optimizer state per file; one file at a time is gathered and copied to be written.
 _FILE_BYTES = 1 << 29
 
 
@@ -57,8 +57,8 @@ def save_checkpoint(
 ) -> Path:
     """Save `checkpoint-<step>` of a phase, or `final`, its result.
 
-    Every process of the run calls it, and rank 0 writes: the files are those of a run of one
-    process, whatever is split over processes.
+    Every process of the run calls it, and rank 0 writes. The files are the same for any number of
+    processes.
 
     Args:
         run: the run folder.
@@ -68,16 +68,23 @@ def save_checkpoint(
         resumable: include the optimizer state, so that training can continue from it.
         final: the phase is over; never includes the optimizer state.
 
+    Returns:
+        The folder.
+
     Raises:
         RunFolderError: on every process: the disk is full or not writable. Nothing is left
-            half-written, and what was there before is untouched.
+            half-written, and an earlier folder is untouched.
     """
-    target = run / state.phase / ("final" if final else f"checkpoint-{state.step}")
-    processes, resumable = state.replica.processes, resumable and not final
-    moments = state.optimizer.state_dict().values() if resumable else ()
-    needed = weight_bytes(state.replica.policy) + sum(
-        m.nbytes for m in moments if isinstance(m, Tensor)
-    )
+    name = "final" if final else f"checkpoint-{state.step}"
+    target = run / state.phase / name
+    processes = state.replica.processes
+    policy = state.replica.policy
+    resumable = resumable and not final
+    needed = weight_bytes(policy)
+    if resumable:
+        for value in state.optimizer.state_dict().values():
+            if isinstance(value, Tensor):
+                needed += value.nbytes
 
     @refusing(target)
     def begin() -> Path:
@@ -86,29 +93,18 @@ def save_checkpoint(
 
     @refusing(target)
     def finish() -> None:
-        save_policy(state.replica.policy, tokenizer, folder, weights)
-        pending = None if state.rollouts is None else state.rollouts.next_rollouts
-        # Where drawing has failed, the next step says so.
-        if resumable and pending is not None and pending.exception() is None:
-            rollouts = to_jsonable_python(pending.result(), fallback=str)
-            write_atomic(folder / ROLLOUTS_FILE, dumps(rollouts).encode())
+        save_policy(policy, tokenizer, folder, weights)
+        if resumable and state.rollouts is not None:
+            _save_next_rollouts(state.rollouts, folder)
         if state.best.step == state.step:
             mark_best(folder, state.best)
         # A checkpoint must not be ahead of a record that could still be lost.
         RunFolder(run).flush_metrics()
-        record = {
-            "phase": state.phase,
-            "policy_version": state.replica.policy.version,
-            "started_from": state.started_from,
-            "recipe_hash": recipe_hash,
-            **{name: getattr(state, name) for name in COUNTERS},
-            **(NOTHING_DRAWN if state.rollouts is None else state.rollouts.saved()),
-            "best": asdict(state.best),
-        }
+        record = _state_record(state, recipe_hash)
         write_state(folder, {**record, "files": contents(folder)})
         stack.close()
 
-    with ExitStack() as stack:  # open on rank 0 alone
+    with ExitStack() as stack:  # holds the new folder on rank 0, nothing on the others
         folder = processes.on_rank0(begin)
         if resumable:
             save_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER, processes, named=target)
@@ -117,13 +113,39 @@ def save_checkpoint(
     return target
 
 
+def _save_next_rollouts(source: RolloutSource, folder: Path) -> None:
+    """Save the rollouts of the next step, if they have been sampled already."""
+    pending = source.next_rollouts
+    # If sampling has failed, the next step reports it.
+    if pending is not None and pending.exception() is None:
+        rollouts = to_jsonable_python(pending.result(), fallback=str)
+        write_atomic(folder / ROLLOUTS_FILE, dumps(rollouts).encode())
+
+
+def _state_record(state: TrainState, recipe_hash: str) -> dict[str, Any]:
+    """Return the readable state of a phase, without the checksums of files."""
+    counters = {name: getattr(state, name) for name in COUNTERS}
+    position = NOTHING_DRAWN
+    if state.rollouts is not None:
+        position = state.rollouts.saved()
+    return {
+        "phase": state.phase,
+        "policy_version": state.replica.policy.version,
+        "started_from": state.started_from,
+        "recipe_hash": recipe_hash,
+        **counters,
+        **position,
+        "best": asdict(state.best),
+    }
+
+
 def save_optimizer(
     optimizer: Optimizer, folder: Path, processes: ProcessGroup, *, named: Path
 ) -> None:
-    """Write the whole state of an optimizer; every process calls it, and rank 0 writes.
+    """Write the unsharded state of an optimizer; every process calls it, and rank 0 writes.
 
     Args:
-        optimizer: whose state.
+        optimizer: whose state is written.
         folder: to create.
         processes: that hold the state.
         named: the checkpoint, for error messages.
@@ -135,18 +157,22 @@ def save_optimizer(
     numbers = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
     # One entry, so that equal states are equal bytes: safetensors writes several in any order.
     metadata = {"grouper": json.dumps({"optimizer": optimizer.describe(), "numbers": numbers})}
-    files: dict[int, list[str]] = {0: []}
+    # File number -> keys of its tensors. The first file is written even if there are no tensors.
+    keys_of_file: dict[int, list[str]] = {0: []}
     size = 0
-    for key in (key for key in state if key not in numbers):
-        files.setdefault(size // _FILE_BYTES, []).append(key)
-        size += state[key].nbytes
+    for key, value in state.items():
+        if isinstance(value, Tensor):
+            keys_of_file.setdefault(size // _FILE_BYTES, []).append(key)
+            size += value.nbytes
 
     def write(number: int, tensors: dict[str, Tensor]) -> None:
         try:
             with refusing(named):
                 folder.mkdir(exist_ok=True)
-                # Copies: bitsandbytes has one table for all weights, safetensors wants each alone.
-                copies = {k: t.contiguous().to("cpu", copy=True) for k, t in tensors.items()}
+                # Copies: tensors of bitsandbytes share memory, which safetensors does not accept.
+                copies = {
+                    key: tensor.contiguous().to("cpu", copy=True) for key, tensor in tensors.items()
+                }
                 save_file(copies, folder / f"{number}.safetensors", metadata=metadata)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
@@ -157,18 +183,19 @@ def save_optimizer(
                 fix="Free some memory; `grouper plan` says what each part takes.",
             ) from error
 
-    for number, keys in files.items():
+    for number, keys in keys_of_file.items():
         tensors = {key: whole(state[key]) for key in keys}
         processes.on_rank0(partial(write, number, tensors))
 
 
 def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
-    """Load what `save_optimizer` wrote into an optimizer, sharded as its weights are now.
+    """Load the files of `save_optimizer` into an optimizer, sharded as its weights are now.
 
     Raises:
-        CheckpointError: it is of another optimizer, or of other weights.
+        CheckpointError: they are of another optimizer, or of other weights.
     """
-    record, state = None, dict[str, Any]()
+    record = None
+    state: dict[str, Any] = {}
     try:
         for path in folder.glob("*.safetensors"):
             with safe_open(path, framework="pt") as file:
@@ -176,7 +203,7 @@ def load_optimizer(optimizer: Optimizer, folder: Path) -> None:
                 if record["optimizer"] != optimizer.describe():
                     raise ValueError("it is of another optimizer, or of other weights")
                 for key in file.keys():  # noqa: SIM118 - it is not a mapping
-                    # Copies: a tensor is a view of the file's bytes, at whatever address.
+                    # A copy: the tensor is a view of the file's bytes, which may be unaligned.
                     tensor = file.get_tensor(key).clone()
                     state[key] = split_as(tensor, optimizer.parameter(key))
         if record is None:

@@ -1,4 +1,4 @@
-"""Which problems are met when: their order, the difficulty band, and measured pass rates.
+"""The order in which problems are used, the difficulty band, and measured pass rates.
 
 The order is a function of (run seed, phase, epoch), without state. A problem that is always or
 never solved gives no signal, and its samples are wasted: the band passes it over. Pass rates come
@@ -23,10 +23,10 @@ from grouper.types import RolloutGroup
 # --- the order of problems, and the lengths of phases --------------------------------------------
 
 
-# A step takes from one epoch or two neighbouring ones, where they are no shorter than it.
+# A step takes problems from one epoch or two neighboring ones, unless an epoch is shorter than it.
 @functools.lru_cache(maxsize=4)
 def _order(stream: ProblemStream, epoch: int) -> list[int]:
-    """The indices of all problems, in the order of this epoch."""
+    """Return the indices of all problems, in the order of this epoch."""
     key = draw_seed(stream.seed, "order", stream.phase, epoch)
     order: list[int] = np.random.default_rng(key).permutation(stream.size).tolist()
     return order
@@ -39,23 +39,23 @@ class ProblemStream:
     size: int
     """Problems in one epoch."""
     seed: int
-    """Of the run."""
+    """The seed of the run."""
     phase: str
-    """`sft` or `grpo`; the two see different orders."""
+    """`sft` or `grpo`; the two have different orders."""
 
     def take(
-        self, position: int, count: int, wanted: Callable[[int, int], bool] | None = None
+        self, position: int, count: int, is_allowed: Callable[[int, int], bool] | None = None
     ) -> tuple[list[int], int]:
-        """The next `count` problems from a position on, at the end of an epoch into the next.
+        """Take the next `count` problems from a position on, at the end of an epoch from the next.
 
         Args:
-            position: problems met so far, those passed over among them.
-            count: how many to take.
-            wanted: (index, epoch) -> whether to take it. After a whole epoch in which nothing
-                was wanted, everything is taken: a stream never ends.
+            position: number of problems taken or passed over so far.
+            count: number of problems to take.
+            is_allowed: (index, epoch) -> whether to take a problem. After a whole epoch without an
+                allowed problem every problem is taken: a stream never ends.
 
         Returns:
-            Their indices, and the position after the last of them.
+            The indices of the problems, and the position after the last of them.
 
         >>> stream = ProblemStream(size=4, seed=0, phase="grpo")
         >>> taken, position = stream.take(0, 3, lambda index, epoch: index != 2)
@@ -65,10 +65,10 @@ class ProblemStream:
         taken: list[int] = []
         passed_over = 0
         while len(taken) < count:
-            epoch, place = divmod(position, self.size)
-            index = _order(self, epoch)[place]
+            epoch, offset = divmod(position, self.size)
+            index = _order(self, epoch)[offset]
             position += 1
-            if wanted is None or wanted(index, epoch):
+            if is_allowed is None or is_allowed(index, epoch):
                 passed_over = 0
             elif passed_over < self.size:
                 passed_over += 1
@@ -78,18 +78,21 @@ class ProblemStream:
 
 
 def first_met(size: int, count: int, *, seed: int) -> list[int]:
-    """Indices of the problems that GRPO meets first, each once: a fair sample of all of them.
+    """Return the indices of the problems that GRPO uses first, each once.
 
-    The first of a file are not: many sets are sorted by subject or by level.
+    They are a fair sample of all problems. The first problems of a file are not: many sets are
+    sorted by subject or by level.
 
     >>> sorted(first_met(3, 5, seed=0))
     [0, 1, 2]
     """
-    return ProblemStream(size=size, seed=seed, phase="grpo").take(0, min(count, size))[0]
+    stream = ProblemStream(size=size, seed=seed, phase="grpo")
+    indices, _ = stream.take(0, min(count, size))
+    return indices
 
 
 def total_steps(config: PhaseConfig, *, size: int, per_step: int) -> int:
-    """Optimizer steps of a phase: as set, or as many as the epochs need.
+    """Return the number of optimizer steps of a phase: as set, or as many as the epochs need.
 
     >>> from grouper.config.schema import SFTConfig
     >>> total_steps(SFTConfig(epochs=2.0), size=100, per_step=32)
@@ -98,13 +101,14 @@ def total_steps(config: PhaseConfig, *, size: int, per_step: int) -> int:
     if config.steps is not None:
         return config.steps
     # Rounded: 0.29 of 100 is less than 29 in binary.
-    return max(1, -(-int(round(config.epochs * size, 6)) // per_step))
+    items = int(round(config.epochs * size, 6))
+    return max(1, -(-items // per_step))
 
 
 def evaluation_is_due(config: PhaseConfig, step: int, *, total: int, epoch_ended: bool) -> bool:
-    """Whether the policy is validated after `step` steps; it always is at 0 and `total`.
+    """Return whether the policy is validated after `step` steps; it always is at 0 and `total`.
 
-    By epoch: after each step that finishes one.
+    With `evaluate_every="epoch"` it is validated after each step that finishes an epoch.
 
     >>> from grouper.config.schema import SFTConfig
     >>> config = SFTConfig(evaluate_every=3)
@@ -125,12 +129,12 @@ def evaluation_is_due(config: PhaseConfig, step: int, *, total: int, epoch_ended
 
 # The epoch of a pass rate that was read from a file.
 MEASURED_BEFORE = -1
-# A problem outside the band is tried again after so many epochs.
+# A problem outside the band is tried again after this number of epochs.
 RECHECKED = 3
 
 
 class DifficultyBand:
-    """Which problems to sample, from how often each was solved when last seen.
+    """Decides which problems to sample, by how often each was solved the last time.
 
     Args:
         config: the band, and where pass rates come from.
@@ -142,48 +146,58 @@ class DifficultyBand:
     def __init__(self, config: DifficultyConfig) -> None:
         self._config = config
         self.seen: dict[str, Sequence[int]] = {}
-        """Problem id -> correct, completions, epoch: what a checkpoint keeps."""
+        """Problem id -> correct, completions, epoch; saved in checkpoints."""
         if config.path is not None:
-            measured = read_pass_rates(Path(config.path).expanduser())
-            self.seen = {name: (*rate, MEASURED_BEFORE) for name, rate in measured.items()}
+            pass_rates = read_pass_rates(Path(config.path).expanduser())
+            for problem_id, (correct, completions) in pass_rates.items():
+                self.seen[problem_id] = (correct, completions, MEASURED_BEFORE)
 
     def allows(self, problem_id: str, epoch: int) -> bool:
-        """Whether to sample a problem in this epoch; one never measured is always sampled."""
+        """Return whether to sample a problem in this epoch; one never measured is sampled."""
         if problem_id not in self.seen:
             return True
-        correct, total, when = self.seen[problem_id]
+        correct, completions, measured_epoch = self.seen[problem_id]
         low, high = self._config.band
-        return low <= correct / total <= high or epoch - when > RECHECKED
+        is_in_band = low <= correct / completions <= high
+        return is_in_band or epoch - measured_epoch > RECHECKED
 
     def update(self, groups: Sequence[RolloutGroup], epoch: int) -> None:
-        """Remember how often each problem was solved this time."""
+        """Record how often each problem was solved this time."""
         for group in groups:
             self.seen[group.problem.id] = (group.solved, len(group.rollouts), epoch)
 
 
 def read_pass_rates(path: Path) -> dict[str, tuple[int, int]]:
-    """Problem id -> (correct, completions) from what `grouper data difficulty` wrote.
+    """Read the pass rates that `grouper data difficulty` wrote.
+
+    Returns:
+        Problem id -> (correct, completions).
 
     Raises:
         ConfigError: the file is missing, or a line of it cannot be read.
     """
-    where = "grpo.difficulty.path"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        what = f"{path} cannot be read ({getattr(error, 'strerror', None) or error})"
-        fix = "Make it with `grouper data difficulty RECIPE`."
-        raise ConfigError(what, where=where, fix=fix) from error
-    rates = {}
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"{path} cannot be read ({reason})",
+            where="grpo.difficulty.path",
+            fix="Make it with `grouper data difficulty RECIPE`.",
+        ) from error
+    pass_rates = {}
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            correct, total = int(row["correct"]), int(row["completions"])
-            if not 0 <= correct <= total or total < 1:
-                raise ValueError(f"{correct} of {total}")
-            rates[str(row["problem_id"])] = correct, total
+            correct = int(row["correct"])
+            completions = int(row["completions"])
+            if not 0 <= correct <= completions or completions < 1:
+                raise ValueError(f"{correct} of {completions}")
+            pass_rates[str(row["problem_id"])] = (correct, completions)
         except (ValueError, KeyError, TypeError) as error:
-            what = f"line {number} of {path} is not a pass rate ({error!r})"
-            fix = 'A line is {"problem_id": "...", "correct": 3, "completions": 8}.'
-            raise ConfigError(what, where=where, fix=fix) from error
-    return rates
+            raise ConfigError(
+                f"line {number} of {path} is not a pass rate ({error!r})",
+                where="grpo.difficulty.path",
+                fix='A line is {"problem_id": "...", "correct": 3, "completions": 8}.',
+            ) from error
+    return pass_rates

@@ -1,4 +1,4 @@
-"""Room on the disk for what a run saves."""
+"""Room on the disk for the checkpoints and models of a run."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from grouper.training.optimizers import state_bytes
 log = logging.getLogger(__name__)
 
 
-# Tokenizer, configuration and headers beside the tensors.
+# Factor on the bytes of tensors, for tokenizer, configuration and headers.
 MARGIN = 1.02
 
 
 def weight_bytes(policy: Policy) -> int:
-    """Bytes of what is saved of a policy: the adapter alone, or all weights, tied ones once."""
-    saved = policy.model.parameters() if policy.adapter is None else policy.trainable().values()
-    return sum(value.nbytes for value in saved)
+    """Return the bytes of a saved policy: the adapter alone, or all weights, tied ones once."""
+    if policy.adapter is None:
+        return sum(parameter.nbytes for parameter in policy.model.parameters())
+    return sum(parameter.nbytes for parameter in policy.trainable().values())
 
 
 def free_bytes(path: Path) -> int:
-    """Free disk space for this user where `path` is, or will be."""
+    """Return the free disk space, in bytes, for this user where `path` is, or will be."""
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     return shutil.disk_usage(existing).free
 
@@ -59,7 +60,7 @@ def check_room_for_run(
     """Warn before training if the checkpoints of the run may not fit on the disk.
 
     Args:
-        run: the run folder; what it already holds counts as room.
+        run: the run folder; the bytes of the files in it count as room.
         policy: the model.
         phases: name -> settings of the phases that are still to be finished.
 
@@ -67,23 +68,28 @@ def check_room_for_run(
         RunFolderError: not even the final models would fit.
     """
     weights = weight_bytes(policy)
-    there = sum(
-        file.stat().st_size for name in phases for file in (run / name).rglob("*") if file.is_file()
-    )
-    require_room(run, max(0, len(phases) * weights - there))
-    wanted = -there
+    used = sum(_folder_bytes(run / name) for name in phases)
+    require_room(run, max(0, len(phases) * weights - used))
+    needed = -used
     for phase in phases.values():
-        # One more than is kept: the new one is whole before the oldest goes.
-        number = phase.keep_checkpoints + 1
-        best = weights if phase.evaluate_every else 0
-        wanted += number * (weights + state_bytes(phase.optimizer, policy)) + best + weights
+        # One more than is kept: the new one is complete before the oldest is removed.
+        checkpoints = phase.keep_checkpoints + 1
+        needed += checkpoints * (weights + state_bytes(phase.optimizer, policy))
+        if phase.evaluate_every:
+            needed += weights  # of the best checkpoint
+        needed += weights  # of the final model
     free = free_bytes(run)
-    if free < wanted * MARGIN:
+    if free < needed * MARGIN:
         log.warning(
             "The checkpoints of this run may take %s, and %s are free at %s. Free some space, set "
             "output_dir to another disk, or lower keep_checkpoints; a save that fails is reported "
             "and training goes on.",
-            decimal(wanted),
+            decimal(needed),
             decimal(free),
             run,
         )
+
+
+def _folder_bytes(folder: Path) -> int:
+    """Return the bytes of all files in a folder and its subfolders."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

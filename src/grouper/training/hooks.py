@@ -13,16 +13,16 @@ from grouper.training.run import Run
 from grouper.training.state import TrainState
 from grouper.types import StepReport
 
-# What a hook may request: measure the policy, save a checkpoint, end the phase.
+# Requests of a hook: measure the policy, save a checkpoint, end the phase.
 WORDS = ("evaluate", "save", "stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a hook requests after a step; the same on every process."""
+    """Reply of a hook after a step; the same on every process."""
 
     asks: Mapping[str, str] = field(default_factory=dict)
-    """Some of `WORDS` -> the name of the hook."""
+    """Requests, which are some of `WORDS` -> the name of the hook."""
     events: tuple[str, ...] = ()
     """Texts for the step's metrics, also logged as warnings."""
     error: GrouperError | None = None
@@ -30,34 +30,41 @@ class Asked:
 
 
 class Hook:
-    """Called around the steps of a phase, on every process, in the order of the hooks."""
+    """Base class of hooks, which do nothing.
+
+    They are called around the steps of a phase, on every process, in their order.
+    """
 
     def run_begins(self, run: Run, policy: Policy) -> None:
-        """Before the base is measured, where that is still to be done; `policy` is the base."""
+        """Handle the begin of a run, before the base model is measured.
+
+        A run that has measured it already does not call this; `policy` is the base model.
+        """
 
     def phase_begins(self, run: Run, state: TrainState) -> None:
-        """Before the first step, also when a phase is resumed."""
+        """Handle the begin of a phase, before its first step; also when it is resumed."""
 
     def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
-        """After each step, before its metrics are written."""
+        """Handle a finished step, before its metrics are written."""
         del run, state, report
         return Asked()
 
     def checkpoint_saved(self, run: Run, state: TrainState, folder: Path) -> None:
-        """After a checkpoint, or the best policy so far, is whole on disk."""
+        """Handle a checkpoint, or the best policy so far, that is complete on disk."""
 
     def phase_ends(self, run: Run, state: TrainState) -> None:
-        """After the last step, before the final model is saved."""
+        """Handle the end of a phase, after its last step, before the final model is saved."""
 
     def run_ends(self, run: Run) -> None:
-        """After every phase, when all else of the run is written."""
+        """Handle the end of a run, after everything else of it has been written."""
 
 
 class UserHook(Hook):
     """Calls a user's function with the report of each step, on rank 0, for all processes.
 
     Args:
-        name: `path/to/file.py:function`. It returns None, one of `WORDS`, or several of them.
+        name: `path/to/file.py:function`. The function returns None, one of `WORDS`, or several of
+            them.
 
     Raises:
         ConfigError: there is no such function.
@@ -72,21 +79,27 @@ class UserHook(Hook):
         return run.processes.on_rank0(lambda: self._answer(run, report))
 
     def _answer(self, run: Run, report: StepReport) -> Asked:
-        """What the function requests. An exception becomes an event, and the run continues."""
+        """Return the requests of the function; an exception becomes an event of the step."""
         try:
             # A copy: changes to its metrics must not reach the record.
             returned = self._function(replace(report, tallies={**report.tallies}))
-            several = isinstance(returned, list | tuple | set | frozenset)
-            words = list(returned) if several else [returned]
-            wrong = [shown(word) for word in words if word not in (None, *WORDS)]
+            requests = [returned]
+            if isinstance(returned, list | tuple | set | frozenset):
+                requests = list(returned)
+            # Inside `try`: a user's object may raise when it is compared or printed.
+            unknown = [shown(request) for request in requests if request not in (None, *WORDS)]
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
             return Asked(events=(f"hook {self._name} raised {in_words(error)}",))
-        if wrong:
-            known = f"which is none of {', '.join(WORDS)}"
-            return Asked(events=(f"hook {self._name} asks for {', '.join(wrong)}, {known}",))
-        asks = {word: self._name for word in words if word is not None}
-        in_vain = "evaluate" in asks and not run.prepared.validation
-        text = f"hook {self._name} asks to evaluate, and there are no validation problems"
-        return Asked(asks=asks, events=(text,) if in_vain else ())
+        if unknown:
+            event = (
+                f"hook {self._name} asks for {', '.join(unknown)}, which is none of "
+                f"{', '.join(WORDS)}"
+            )
+            return Asked(events=(event,))
+        asks = {request: self._name for request in requests if request is not None}
+        if "evaluate" in asks and not run.prepared.validation:
+            event = f"hook {self._name} asks to evaluate, and there are no validation problems"
+            return Asked(asks=asks, events=(event,))
+        return Asked(asks=asks)

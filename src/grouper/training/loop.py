@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from grouper.errors import Interrupted, ModelError, RunFolderError
 from grouper.training.checkpoint import save_checkpoint
@@ -70,7 +71,7 @@ def run_phase(
                     break
                 loop.take_step(step)
         except Interrupted:
-            if state.step != loop.saved:
+            if state.step != loop.saved_step:
                 loop.save(resumable=True)
             raise
     for hook in hooks:
@@ -78,7 +79,7 @@ def run_phase(
 
 
 class _Loop:
-    """What is done between the steps of a phase, and what a failure of it leaves to report.
+    """The work between the steps of a phase, and the events of it that the next step reports.
 
     A validation may run while the phase trains, one at a time. The weights that are validated are
     saved, since they may be the best. A checkpoint says which validation was still running, and a
@@ -86,66 +87,81 @@ class _Loop:
     """
 
     def __init__(self, run: Run, state: TrainState, hooks: Sequence[Hook]) -> None:
-        self.run, self.state, self.hooks = run, state, hooks
+        self.run = run
+        self.state = state
+        self.hooks = hooks
         self.config = state.config(run.recipe)
         # Step and time of the last resumable checkpoint; the first step needs none.
-        self.saved, self.since = state.step, time.monotonic()
+        self.saved_step = state.step
+        self.saved_at = time.monotonic()
         self.validation = Validation(run, state, self.report)
         self.token_limit = state.replica.policy.token_limit
         # Failures since the last step.
         self.events: list[str] = []
 
     def report(self, event: str) -> None:
-        """Warn of what does not stop training, and put it into the metrics of the next step."""
+        """Warn of a problem that does not stop training, and add it to the next step's metrics."""
         log.warning("Training goes on with %s", event.partition(": ")[2])
         self.events.append(event)
 
     def take_step(self, step: Callable[[Run, TrainState], StepReport]) -> None:
-        """Take one step, call the hooks, and record it with the events before it.
-
-        That memory ran out makes a run irreproducible, whether in this step or since the last.
-        """
-        run, state = self.run, self.state
+        """Take one step, call the hooks, and record it with the events since the last step."""
+        run = self.run
+        state = self.state
         report = step(run, state)
-        limit = state.replica.policy.token_limit
-        if limit != self.token_limit:
-            split = f"memory split, at most {limit} tokens per slice from now on"
-            self.events.append(f"nondeterministic_event: {split}")
-            self.token_limit = limit
-        asked = [hook.after_step(run, state, report) for hook in self.hooks]
-        state.asked = {word: who for one in asked for word, who in one.asks.items()}
-        texts = [text for one in asked for text in one.events]
-        report = replace(report, events=(*self.events, *report.events, *texts))
+        self._check_token_limit()
+        replies = [hook.after_step(run, state, report) for hook in self.hooks]
+        state.asked = {}
+        hook_events: list[str] = []
+        for reply in replies:
+            state.asked.update(reply.asks)
+            hook_events.extend(reply.events)
+        report = replace(report, events=(*self.events, *report.events, *hook_events))
         self.events = []
         run.folder.append_metrics(report)
         run.display.step(report, state.total)
         if state.skipped >= MOST_SKIPPED:
             _stop_broken(run, state)
-        for text in texts if run.processes.rank == 0 else ():
-            log.warning("%s step %d: %s", state.phase, report.step, text)
-        for error in filter(None, (one.error for one in asked)):
-            raise error
+        if run.processes.rank == 0:
+            for event in hook_events:
+                log.warning("%s step %d: %s", state.phase, report.step, event)
+        for reply in replies:
+            if reply.error is not None:
+                raise reply.error
+
+    def _check_token_limit(self) -> None:
+        """Add an event if memory ran out since the last step, which makes a run irreproducible."""
+        limit = self.state.replica.policy.token_limit
+        if limit != self.token_limit:
+            split = f"memory split, at most {limit} tokens per slice from now on"
+            self.events.append(f"nondeterministic_event: {split}")
+            self.token_limit = limit
 
     def has_ended(self) -> bool:
-        """Whether all steps are done, or a hook has requested the end."""
-        state, who = self.state, self.state.asked.get("stop")
-        if who is not None and state.step < state.total:
-            self.run.display.say(f"{state.phase} ends at step {state.step}: {who} asks for it.")
-        return who is not None or state.step >= state.total
+        """Return whether all steps are done, or a hook has requested the end."""
+        state = self.state
+        hook_name = state.asked.get("stop")
+        if hook_name is not None and state.step < state.total:
+            self.run.display.say(
+                f"{state.phase} ends at step {state.step}: {hook_name} asks for it."
+            )
+        return hook_name is not None or state.step >= state.total
 
     def save_if_due(self, *, better: bool, last: bool) -> None:
-        """Save what is due; a failure is reported, and retried when the next checkpoint is due.
+        """Save a checkpoint if one is due; a failure is reported, and retried at the next one.
 
         Enough steps have been taken since the last checkpoint, or enough time has passed, as rank 0
         sees it. Also after the last step of a phase, so that a finished run can be extended. The
         policy with the best evaluation so far is saved as well, without the optimizer state.
         """
-        state, every, since = self.state, self.config.checkpoint_every, self.since
-        due = state.step != self.saved and (
+        state = self.state
+        every = self.config.checkpoint_every
+        saved_at = self.saved_at
+        due = state.step != self.saved_step and (
             last
             or "save" in state.asked
             or (every > 0 and state.step % every == 0)
-            or self.run.processes.on_rank0(lambda: time.monotonic() - since >= SAVED_AFTER)
+            or self.run.processes.on_rank0(lambda: time.monotonic() - saved_at >= SAVED_AFTER)
         )
         try:
             if due or better:
@@ -155,37 +171,39 @@ class _Loop:
 
     def save(self, *, resumable: bool) -> None:
         """Save a checkpoint of this step, or its weights alone."""
-        run, state = self.run, self.state
+        run = self.run
+        state = self.state
         # The checkpoint that the run resumed from is never replaced by weights alone.
-        if resumable or state.step != self.saved:
-            tokenizer, mark = run.prepared.tokenizer, run.hash
+        if resumable or state.step != self.saved_step:
             folder = save_checkpoint(
-                run.path, state, tokenizer, recipe_hash=mark, resumable=resumable
+                run.path,
+                state,
+                run.prepared.tokenizer,
+                recipe_hash=run.hash,
+                resumable=resumable,
             )
             for hook in self.hooks:
                 hook.checkpoint_saved(run, state, folder)
         if resumable:
-            self.saved, self.since = state.step, time.monotonic()
+            self.saved_step = state.step
+            self.saved_at = time.monotonic()
         tidy(run, state)
 
 
 def _stop_broken(run: Run, state: TrainState) -> None:
-    """Save the evidence of updates that were not finite, and raise."""
-    folder, left = run.processes.on_rank0(
-        lambda: (
-            write_nan_dump(
-                run.path,
-                f"{state.phase}-{state.step:06d}",
-                state.suspect,
-                run.prepared.tokenizer,
-            ),
-            last_good(run.path / state.phase, state.step),
-        )
-    )
+    """Save the evidence of updates that were not finite, and raise `ModelError`."""
+
+    def save_evidence() -> tuple[Path, str]:
+        """Return the folder of the dump, and the checkpoint to go on from in words."""
+        name = f"{state.phase}-{state.step:06d}"
+        folder = write_nan_dump(run.path, name, state.suspect, run.prepared.tokenizer)
+        return folder, last_good(run.path / state.phase, state.step)
+
+    folder, checkpoint_hint = run.processes.on_rank0(save_evidence)
     raise ModelError(
         f"nothing finite came out of {state.skipped} updates in a row",
         where=f"{state.phase} step {state.step}",
         fix=f"The steps, texts and metrics are in {folder}. Lower "
-        f"{state.phase}.optimizer.learning_rate or use model.compute_dtype: float32; {left}. Go on "
-        "with --resume --allow-changes.",
+        f"{state.phase}.optimizer.learning_rate or use model.compute_dtype: float32; "
+        f"{checkpoint_hint}. Go on with --resume --allow-changes.",
     )

@@ -23,21 +23,21 @@ from torch.utils.benchmark import Timer
 
 from grouper.algorithms.batching import TrainBatch
 from grouper.models.policy import Policy
-from grouper.types import Rollout, RolloutGroup, Tally, Verdict
+from grouper.types import RolloutGroup, Tally, Verdict
 
 _MEASURED_SECONDS = 0.1
-# The unit in which the system counts the memory of a process.
+# The unit in which the system counts the memory of a process, in bytes.
 MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
-# Where configurations of a mixture of experts say how many there are.
+# Names under which model configurations keep the number of experts.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 class StepClock:
-    """Takes the time of one step after the other, and turns what it did into metrics.
+    """Times one step after the other, and turns times and token counts into metrics.
 
     Args:
-        policy: whose model FLOPs are counted.
-        processes: that share the step out, each with a device of its own.
+        policy: the model whose FLOPs are counted.
+        processes: number of processes that share a step, each with a device of its own.
     """
 
     def __init__(self, policy: Policy, processes: int = 1) -> None:
@@ -50,17 +50,17 @@ class StepClock:
         self.begin()
 
     def begin(self) -> None:
-        """A new step begins."""
+        """Begin a new step."""
         self._started = time.perf_counter()
         self.seconds: dict[str, float] = {}
-        """Of parts of the step, named as the metrics are."""
+        """Seconds spent on the activities of the step, named as the metrics `time.*` are."""
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """What happens inside this block is the update."""
+        """Count the time of a `with` block as the update."""
         started = time.perf_counter()
         yield
-        if self._device.type in ("cuda", "mps"):  # the CPU has done what it was given
+        if self._device.type in ("cuda", "mps"):  # the CPU computes synchronously
             torch.accelerator.synchronize(self._device)
         self.seconds["update"] = time.perf_counter() - started
 
@@ -70,62 +70,69 @@ class StepClock:
         scored: Sequence[TrainBatch] = (),
         trained: Sequence[TrainBatch] = (),
     ) -> dict[str, Tally]:
-        """The metrics of the step that is over now.
+        """Return the metrics of the step that has just ended.
 
         `time.prefill`, `time.decode`, `time.grade` (waiting for grades and rewards),
         `time.update` and `time.other` add up to `time.step`; `time.sample` is the first two.
         `memory.peak_gib` is that of the run so far.
 
         Args:
-            drawn: the rollouts that were sampled in it.
-            scored: what went through a forward in its update.
-            trained: what went through a forward and a backward.
+            drawn: the groups that were sampled in the step.
+            scored: batches that went through a forward alone.
+            trained: batches that went through a forward and a backward.
         """
-        whole = time.perf_counter() - self._started
-        seconds = {**self.seconds, "other": whole - math.fsum(self.seconds.values())}
+        step_seconds = time.perf_counter() - self._started
+        other_seconds = step_seconds - math.fsum(self.seconds.values())
+        seconds = {**self.seconds, "other": other_seconds}
         if "prefill" in seconds:
             seconds["sample"] = seconds["prefill"] + seconds["decode"]
-        values = {**seconds, "step": whole}
-        tokens = {
-            "sample": sum(len(r.completion.token_ids) for group in drawn for r in group.rollouts),
-            "update": sum(int(batch.mask.sum()) for batch in trained),
-        }
-        read = sum(len(group.prompt.token_ids) for group in drawn)
-        passes = [*((batch, False) for batch in scored), *((batch, True) for batch in trained)]
-        flops = {
-            "sample": self._flops(read, tokens["sample"]),
-            "update": sum(
-                self._flops(
-                    int(batch.prompt_lengths.sum()),
-                    int(batch.completion_lengths.sum()),
-                    backward=backward,
-                )
-                for batch, backward in passes
-            ),
-        }
-        # Speeds and utilisations of what happened in this step at all.
-        done = [part for part in tokens if seconds.get(part) and tokens[part]]
-        for part in done:
-            name = {"sample": "sampled", "update": "trained"}[part]
-            values[f"{name}_tokens_per_second"] = tokens[part] / seconds[part]
+        sampled_tokens = 0
+        for group in drawn:
+            sampled_tokens += sum(len(rollout.completion.token_ids) for rollout in group.rollouts)
+        trained_tokens = sum(int(batch.mask.sum()) for batch in trained)
+        prompt_tokens = sum(len(group.prompt.token_ids) for group in drawn)
+        sample_flops = self._flops(prompt_tokens, sampled_tokens)
+        update_flops = sum(self._batch_flops(batch) for batch in scored)
+        update_flops += sum(self._batch_flops(batch, backward=True) for batch in trained)
+        values = {**seconds, "step": step_seconds}
+        # Speed and utilization are reported for the activities that took place in this step.
+        is_timed = False
+        if seconds.get("sample") and sampled_tokens:
+            is_timed = True
+            values["sampled_tokens_per_second"] = sampled_tokens / seconds["sample"]
             if not self._is_mixture:
-                values[f"mfu_{part}"] = flops[part] / (seconds[part] * self._rate)
-        if done and not self._is_mixture:
-            values["mfu"] = sum(flops.values()) / (whole * self._rate)
-        times = {f"time.{name}": Tally.of([value]) for name, value in values.items()}
-        # Of a GPU what was allocated; elsewhere what the process held.
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_BYTES
+                values["mfu_sample"] = sample_flops / (seconds["sample"] * self._rate)
+        if seconds.get("update") and trained_tokens:
+            is_timed = True
+            values["trained_tokens_per_second"] = trained_tokens / seconds["update"]
+            if not self._is_mixture:
+                values["mfu_update"] = update_flops / (seconds["update"] * self._rate)
+        if is_timed and not self._is_mixture:
+            values["mfu"] = (sample_flops + update_flops) / (step_seconds * self._rate)
+        peak_gib = self._peak_bytes() / 2**30
+        tallies = {f"time.{name}": Tally.of([value]) for name, value in values.items()}
+        tallies["memory.peak_gib"] = Tally.of([peak_gib])
+        return tallies
+
+    def _peak_bytes(self) -> int:
+        """Return the peak memory of the run: allocated on a CUDA GPU, else of the process."""
         if self._device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self._device)
-        return {**times, "memory.peak_gib": Tally.of([peak / 2**30])}
+            return torch.cuda.max_memory_allocated(self._device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_BYTES
+
+    def _batch_flops(self, batch: TrainBatch, *, backward: bool = False) -> int:
+        """Return the FLOPs of a pass over a batch."""
+        prompt_tokens = int(batch.prompt_lengths.sum())
+        completion_tokens = int(batch.completion_lengths.sum())
+        return self._flops(prompt_tokens, completion_tokens, backward=backward)
 
     def _flops(self, prompts: int, completions: int, *, backward: bool = False) -> int:
-        """Of a pass over tokens, each prompt once, of which the head scores those of completions.
+        """Return the FLOPs of a pass over tokens; the head scores those of completions alone.
 
         Args:
-            prompts: tokens.
-            completions: tokens.
-            backward: there is one after the forward.
+            prompts: tokens of prompts, each prompt counted once.
+            completions: tokens of completions.
+            backward: whether a backward follows the forward.
         """
         body, trained_body, head, trained_head = self._matrices
         tokens = prompts + completions
@@ -136,10 +143,10 @@ class StepClock:
 
 
 class Matrices(NamedTuple):
-    """Parameters in the matrices of a model that a token is multiplied with."""
+    """Numbers of parameters in the matrices of a model that a token is multiplied with."""
 
     body: int
-    """Of the layers; embeddings are looked up, so they are not among them."""
+    """Parameters of the layers, without embeddings: these are looked up."""
     trained_body: int
     head: int
     """Hidden size times vocabulary, tied or not."""
@@ -147,120 +154,144 @@ class Matrices(NamedTuple):
 
 
 def matrices_of(policy: Policy) -> Matrices:
-    """Those of a policy's model; of a mixture of experts all of them, used or not."""
+    """Count the matrix parameters of a policy's model; of a mixture all experts, used or not."""
     config: Any = policy.model.config.get_text_config()
-    sizes = [size for module in policy.decoder.modules() for size in _matrices(module)]
+    body = 0
+    trained_body = 0
+    for module in policy.decoder.modules():
+        for size, is_trained in _matrices(module):
+            body += size
+            if is_trained:
+                trained_body += size
     head = int(config.hidden_size) * int(config.vocab_size)
     output = policy.model.get_output_embeddings()
+    head_is_trained = any(parameter.requires_grad for parameter in output.parameters())
     return Matrices(
-        body=sum(size for size, _ in sizes),
-        trained_body=sum(size for size, trained in sizes if trained),
+        body=body,
+        trained_body=trained_body,
         head=head,
-        trained_head=head if any(p.requires_grad for p in output.parameters()) else 0,
+        trained_head=head if head_is_trained else 0,
     )
 
 
 def _matrices(module: nn.Module) -> list[tuple[int, bool]]:
-    """(size, whether it is trained) of the matrices a module multiplies with itself."""
+    """Return (size, whether it is trained) of each matrix that a module itself multiplies with."""
     if isinstance(module, nn.Embedding):
         return []
-    if isinstance(module, nn.Linear):  # packed weights of quantised ones tell no size
+    if isinstance(module, nn.Linear):  # the shape of packed, quantized weights is another one
         return [(module.in_features * module.out_features, module.weight.requires_grad)]
-    own = module.parameters(recurse=False)
-    return [(p.numel(), p.requires_grad) for p in own if p.ndim == 2]
+    return [
+        (parameter.numel(), parameter.requires_grad)
+        for parameter in module.parameters(recurse=False)
+        if parameter.ndim == 2
+    ]
 
 
 @functools.cache
 def matrix_rate(device: torch.device, dtype: torch.dtype, threads: int) -> float:
-    """FLOP/s of a device at matrix products of large square matrices, measured in about 0.1 s.
+    """Measure the FLOP/s of a device at products of large square matrices, in about 0.1 s.
 
     Args:
-        device: where.
+        device: the device to measure.
         dtype: of the matrices.
-        threads: of the CPU; another number is measured anew.
+        threads: of the CPU; each number is measured separately.
     """
-    # Enough for the full rate; it must fit beside a model that fills a GPU.
+    # Large enough for the full rate, small enough to fit beside a model that fills a GPU.
     size = 1024 if device.type == "cpu" else 4096
     generator = torch.Generator(device).manual_seed(0)
     matrix = torch.randn(size, size, device=device, dtype=dtype, generator=generator)
-    # The timer waits for the device before it looks at the clock.
+    # The timer synchronizes with the device before it reads the clock.
     timer = Timer("matrix @ matrix", globals={"matrix": matrix}, num_threads=threads)
-    return 2 * size**3 / min(timer.blocked_autorange(min_run_time=_MEASURED_SECONDS).times)
+    measurement = timer.blocked_autorange(min_run_time=_MEASURED_SECONDS)
+    return 2 * size**3 / min(measurement.times)
 
 
-# --- what the rollouts of a step were like
+# --- the rollouts of a step ----------------------------------------------------------------------
 
 
 def rollout_tallies(
     groups: Sequence[RolloutGroup], advantages: Sequence[Sequence[float]]
 ) -> dict[str, Tally]:
-    """Everything the rollouts of a step say.
+    """Return the metrics of a step's rollouts.
 
     Means are over rollouts, `groups/*` over groups, and `policy/*` over all tokens sampled.
+
+    Args:
+        groups: the groups of the step.
+        advantages: of each group, one per scored rollout.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     completions = [rollout.completion for rollout in rollouts]
-    solved = [(group.solved, len(group.rollouts)) for group in groups]
-    totals = [r.reward.total for r in rollouts]
-    unique = [group.diversity for group in groups if group.solved < len(group.rollouts)]
-    tallies = {
-        "reward/total": Tally.of([t for t in totals if t is not None]),
-        "solve_rate": Tally.of([r.grade.correct for r in rollouts]),
-        "groups/all_right": Tally.of([s == n for s, n in solved]),
-        "groups/all_wrong": Tally.of([s == 0 for s, n in solved]),
-        "groups/mixed": Tally.of([0 < s < n for s, n in solved]),
-        "frac_groups_with_signal": Tally.of([any(values) for values in advantages]),
-        "completion/tokens": Tally.of([len(r.completion.token_ids) for r in rollouts]),
-        "completion/truncated": Tally.of([r.completion.truncated for r in rollouts]),
-        "completion/repetition": Tally.of([repetition(r.completion.token_ids) for r in rollouts]),
-        "completion/unique": Tally.of(unique),
-        "policy/entropy": Tally.of([h for c in completions for h in c.entropies]),
-        "policy/logprob": Tally.of([value for c in completions for value in c.logprobs]),
-        "advantage/abs": Tally.of([abs(a) for values in advantages for a in values]),
-        "rollouts/not_scored": Tally.of([t is None for t in totals]),
-        "grader/timeouts": Tally.of([r.grade.verdict is Verdict.TIMEOUT for r in rollouts]),
+    entropies = [entropy for completion in completions for entropy in completion.entropies]
+    logprobs = [logprob for completion in completions for logprob in completion.logprobs]
+    rewards = [rollout.reward.total for rollout in rollouts]
+    is_timeout = [rollout.grade.verdict is Verdict.TIMEOUT for rollout in rollouts]
+    is_all_right = [group.solved == len(group.rollouts) for group in groups]
+    is_all_wrong = [group.solved == 0 for group in groups]
+    is_mixed = [group.mixed for group in groups]
+    has_signal = [any(group_advantages) for group_advantages in advantages]
+    diversities = [group.diversity for group in groups if group.solved < len(group.rollouts)]
+    magnitudes = [abs(value) for group_advantages in advantages for value in group_advantages]
+    values: dict[str, Sequence[float]] = {
+        "reward/total": [reward for reward in rewards if reward is not None],
+        "solve_rate": [rollout.grade.correct for rollout in rollouts],
+        "groups/all_right": is_all_right,
+        "groups/all_wrong": is_all_wrong,
+        "groups/mixed": is_mixed,
+        "frac_groups_with_signal": has_signal,
+        "completion/tokens": [len(completion.token_ids) for completion in completions],
+        "completion/truncated": [completion.truncated for completion in completions],
+        "completion/repetition": [repetition(completion.token_ids) for completion in completions],
+        "completion/unique": diversities,
+        "policy/entropy": entropies,
+        "policy/logprob": logprobs,
+        "advantage/abs": magnitudes,
+        "rollouts/not_scored": [reward is None for reward in rewards],
+        "grader/timeouts": is_timeout,
     }
     for name in rollouts[0].reward.components:
-        values = [r.reward.components[name] for r in rollouts]
-        tallies[f"reward/{name}"] = Tally.of([v for v in values if v is not None])
-    return tallies
+        scores = [rollout.reward.components[name] for rollout in rollouts]
+        values[f"reward/{name}"] = [score for score in scores if score is not None]
+    return {name: Tally.of(numbers) for name, numbers in values.items()}
 
 
 def repetition(token_ids: Sequence[int], n: int = 4) -> float:
-    """The share of the n-grams of a completion that it has had before.
+    """Return the share of a completion's n-grams that repeat an earlier one.
 
     >>> repetition([1, 2, 3, 4, 5]), repetition([1, 2, 1, 2, 1, 2, 1]), repetition([7])
     (0.0, 0.5, 0.0)
     """
     if len(token_ids) < n:
         return 0.0
-    # A set of tuples: several times as fast as sorting rows, which is felt in a small model's step.
-    distinct = len(set(zip(*(token_ids[start:] for start in range(n)), strict=False)))
+    # A set of tuples is several times as fast as sorting rows, which matters with small models.
+    shifted = [token_ids[start:] for start in range(n)]
+    distinct = len(set(zip(*shifted, strict=False)))
     return 1 - distinct / (len(token_ids) - n + 1)
 
 
 def status_of(groups: Sequence[RolloutGroup], *, signal: bool, applied: bool, tried: bool) -> str:
-    """One word, and why when nothing was learned.
+    """Return one word for a step: `learning`, or the reason why nothing was learned.
 
     An update alone is not learning: a KL to the reference or an entropy bonus has a gradient
     whatever the rewards are, and holds or scatters a policy that nothing is taught.
 
     Args:
-        groups: those that took part in the step.
+        groups: the groups of the step.
         signal: whether the rewards of some group differ in a way that teaches.
         applied: whether the weights were updated.
         tried: whether there was anything to compute a gradient from.
     """
-    rollouts: list[Rollout] = [r for group in groups for r in group.rollouts]
-    broken = {Verdict.TIMEOUT, Verdict.CRASH, Verdict.NOT_SCORED}
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    grader_errors = {Verdict.TIMEOUT, Verdict.CRASH, Verdict.NOT_SCORED}
+    # The first reason that holds is the status.
     reasons = {
         "learning": applied and signal,
         "skipped:not-finite": tried and not applied,
         "no-signal:truncated": all(r.completion.truncated for r in rollouts),
-        "no-signal:grader-error": all(r.grade.verdict in broken for r in rollouts),
+        "no-signal:grader-error": all(r.grade.verdict in grader_errors for r in rollouts),
         "no-signal:not-scored": all(r.reward.total is None for r in rollouts),
         "no-signal:all-wrong": not any(group.solved for group in groups),
         "no-signal:all-right": all(group.solved == len(group.rollouts) for group in groups),
         "no-signal:equal-rewards": True,
     }
-    return next(word for word, holds in reasons.items() if holds)
+    return next(status for status, holds in reasons.items() if holds)

@@ -1,4 +1,4 @@
-"""The evidence that is kept of a step whose numbers are not finite."""
+"""The evidence that is saved of a step whose numbers are not finite."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from grouper.algorithms.batching import TrainBatch, broken_rows
 from grouper.files import dumps, whole_folder
 
-# Steps whose metrics are kept.
+# Number of last steps whose metrics are saved.
 LAST_METRICS = 20
 
 
 def write_nan_dump(run: Path, name: str, batch: TrainBatch | None, tokenizer: Any) -> Path:
-    """Save what is needed to understand a stop: `<run>/nan_dump/<name>/`.
+    """Save the evidence of a step that stopped the run to `<run>/nan_dump/<name>/`.
 
-    `batch.safetensors` has every tensor of the last step that was skipped, `texts.jsonl` its rows
-    as text and what of each is not finite, and `metrics.jsonl` the last steps, which a resumed run
-    cuts off its own.
+    `batch.safetensors` has every tensor of the last step that was skipped. `texts.jsonl` has its
+    rows as text, with the names of the values that are not finite. `metrics.jsonl` has the last
+    steps, because a resumed run removes them from its own file.
 
     Args:
         run: the run folder, with the metrics of the step already written.
@@ -28,35 +28,56 @@ def write_nan_dump(run: Path, name: str, batch: TrainBatch | None, tokenizer: An
         batch: the step that was skipped.
         tokenizer: to write the rows as text.
 
+    Returns:
+        The folder.
+
     Raises:
         RunFolderError: the disk is full or not writable.
     """
     target = run / "nan_dump" / name
     with whole_folder(target) as folder:
         if batch is not None:
-            tensors = {
-                key: value.detach().cpu().contiguous().clone()
-                for key in batch.__slots__
-                if isinstance(value := getattr(batch, key), Tensor)
-            }
-            save_file(tensors, folder / "batch.safetensors")
-            rows = [_row(batch, row, tokenizer) for row in range(batch.rows)]
-            text = "".join(dumps(row) + "\n" for row in rows)
-            (folder / "texts.jsonl").write_text(text, encoding="utf-8")
-        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-        (folder / "metrics.jsonl").write_text("".join(lines[-LAST_METRICS:]), encoding="utf-8")
+            save_file(_tensors(batch), folder / "batch.safetensors")
+            records = [_row(batch, row, tokenizer) for row in range(batch.rows)]
+            texts = "".join(dumps(record) + "\n" for record in records)
+            texts_file = folder / "texts.jsonl"
+            texts_file.write_text(texts, encoding="utf-8")
+        metrics = (run / "metrics.jsonl").read_text(encoding="utf-8")
+        lines = metrics.splitlines(keepends=True)
+        last_metrics = "".join(lines[-LAST_METRICS:])
+        metrics_file = folder / "metrics.jsonl"
+        metrics_file.write_text(last_metrics, encoding="utf-8")
     return target
 
 
+def _tensors(batch: TrainBatch) -> dict[str, Tensor]:
+    """Return contiguous copies of all tensors of a batch on the CPU, by field."""
+    tensors = {}
+    for name in batch.__slots__:
+        value = getattr(batch, name)
+        if isinstance(value, Tensor):
+            on_cpu = value.detach().cpu()
+            tensors[name] = on_cpu.contiguous().clone()
+    return tensors
+
+
 def _row(batch: TrainBatch, row: int, tokenizer: Any) -> dict[str, Any]:
+    """Return a row of a batch as JSON values, with its prompt and completion as text."""
+
+    def decode(ids: Tensor, length: int) -> str:
+        text = tokenizer.decode(ids[:length].tolist(), skip_special_tokens=False)
+        return str(text)
+
     prompt = int(batch.prompt_index[row])
-    ids = batch.prompt_ids[prompt, : int(batch.prompt_lengths[prompt])]
-    sampled = batch.completion_ids[row, : int(batch.completion_lengths[row])]
+    prompt_length = int(batch.prompt_lengths[prompt])
+    completion_length = int(batch.completion_lengths[row])
+    broken = broken_rows(batch)
+    not_finite = [name for name, is_broken in broken.items() if is_broken[row]]
     return {
         "row": row,
         "group": int(batch.group_ids[row]),
-        "prompt": tokenizer.decode(ids.tolist(), skip_special_tokens=False),
-        "completion": tokenizer.decode(sampled.tolist(), skip_special_tokens=False),
+        "prompt": decode(batch.prompt_ids[prompt], prompt_length),
+        "completion": decode(batch.completion_ids[row], completion_length),
         "advantage": float(batch.advantages[row]),
-        "not_finite": [name for name, rows in broken_rows(batch).items() if rows[row]],
+        "not_finite": not_finite,
     }

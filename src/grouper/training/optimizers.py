@@ -24,28 +24,31 @@ class Optimizer:
     `step`: the schedule is a function of the step number and has no state to save.
     """
 
-    def __init__(self, parts: Iterable[torch.optim.Optimizer]) -> None:
-        self.parts = tuple(parts)
-        self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        self.parts = tuple(optimizers)
+        """The torch optimizers."""
+        self._highest_rates = [
+            [group["lr"] for group in optimizer.param_groups] for optimizer in self.parts
+        ]
 
     def step(self, scale: float) -> None:
-        """One optimizer step at `scale` times the highest learning rates."""
-        for part, rates in zip(self.parts, self._rates, strict=True):
-            for group, rate in zip(part.param_groups, rates, strict=True):
+        """Take one optimizer step at `scale` times the highest learning rates."""
+        for optimizer, rates in zip(self.parts, self._highest_rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * scale
-            part.step()
+            optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept between steps: `part.parameter.name` -> a tensor, or a number."""
-        return {
-            f"{number}.{index}.{name}": value
-            for number, part in enumerate(self.parts)
-            for index, parameter in enumerate(_parameters(part))
-            for name, value in part.state.get(parameter, {}).items()
-        }
+        """Return the state between steps: `part.parameter.name` -> a tensor, or a number."""
+        state = {}
+        for number, optimizer in enumerate(self.parts):
+            for index, parameter in enumerate(_parameters(optimizer)):
+                for name, value in optimizer.state.get(parameter, {}).items():
+                    state[f"{number}.{index}.{name}"] = value
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; settings stay those of the recipe.
+        """Load a state of `state_dict`; settings stay those of the recipe.
 
         Args:
             state: of an optimizer with the same `describe`, split as the parameters are now.
@@ -53,24 +56,26 @@ class Optimizer:
         for key, value in state.items():
             number, _, name = key.split(".", 2)
             parameter = self.parameter(key)
-            held = value.to(parameter.device) if isinstance(value, Tensor) else value
-            self.parts[int(number)].state[parameter][name] = held
+            on_device = value.to(parameter.device) if isinstance(value, Tensor) else value
+            self.parts[int(number)].state[parameter][name] = on_device
 
     def parameter(self, key: str) -> Tensor:
-        """The parameter that an entry of the state belongs to."""
+        """Return the parameter that an entry of the state belongs to."""
         number, index, _ = key.split(".", 2)
         return _parameters(self.parts[int(number)])[int(index)]
 
     def describe(self) -> list[Any]:
-        """What a state has to fit: the kind of each part and the shapes of its parameters."""
-        return [
-            [type(part).__name__, [list(parameter.shape) for parameter in _parameters(part)]]
-            for part in self.parts
-        ]
+        """Return what a state has to fit: class and parameter shapes of each torch optimizer."""
+        description = []
+        for optimizer in self.parts:
+            shapes = [list(parameter.shape) for parameter in _parameters(optimizer)]
+            description.append([type(optimizer).__name__, shapes])
+        return description
 
 
-def _parameters(part: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in part.param_groups for parameter in group["params"]]
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the parameters of all groups of a torch optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 # One pass over each tensor, five times as fast; in bfloat16 it rounds once.
@@ -80,14 +85,19 @@ _FUSED_ADAMW = functools.partial(torch.optim.AdamW, fused=True)
 def _adamw(
     parameters: Collection[Tensor],
     config: OptimizerConfig,
-    kind: Callable[..., torch.optim.Optimizer] = _FUSED_ADAMW,
+    constructor: Callable[..., torch.optim.Optimizer] = _FUSED_ADAMW,
 ) -> torch.optim.Optimizer:
-    """Matrices decay; norms and biases, whose best values are not near 0, do not."""
+    """Make an AdamW with weight decay on matrices alone.
+
+    The best values of norms and biases are not near 0, so these do not decay.
+    """
+    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
+    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1]},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": matrices},
+        {"params": vectors, "weight_decay": 0.0},
     ]
-    return kind(
+    return constructor(
         groups,
         lr=config.learning_rate,
         betas=config.betas,
@@ -101,9 +111,9 @@ def _only_adamw(policy: Policy, config: OptimizerConfig) -> Optimizer:
 
 
 def _adamw_8bit(policy: Policy, config: OptimizerConfig) -> Optimizer:
-    """AdamW whose two moments are kept in 8 bits, block by block (arXiv 2110.02861).
+    """Make an AdamW whose two moments are kept in 8 bits, block by block (arXiv 2110.02861).
 
-    Tensors of less than 4096 elements keep 32 bits, as the library has it.
+    The library keeps 32 bits for tensors of less than 4096 elements.
     """
     require_extra("bitsandbytes", "quantized", where="optimizer.name")
     from bitsandbytes.optim import AdamW8bit
@@ -112,29 +122,43 @@ def _adamw_8bit(policy: Policy, config: OptimizerConfig) -> Optimizer:
 
 
 def _muon(policy: Policy, config: OptimizerConfig) -> Optimizer:
-    """Muon on the 2-D weights between embedding and head, AdamW on everything else.
+    """Make a Muon for the 2-D weights between embedding and head, and an AdamW for all others.
 
-    Orthogonalised momentum is meant for matrices that map hidden states to hidden states
+    Orthogonalized momentum is meant for matrices that map hidden states to hidden states
     (Jordan et al., 2024); embeddings, heads, norms and biases keep AdamW.
     """
-    inner = _inner_matrices(policy)
-    matrices = [p for p in policy.trainable().values() if id(p) in inner]
-    others = [p for p in policy.trainable().values() if id(p) not in inner]
-    rate, decay = config.muon_learning_rate, config.weight_decay
-    parts: list[torch.optim.Optimizer] = []
-    if matrices:
-        parts.append(torch.optim.Muon(matrices, lr=rate, weight_decay=decay))
-    if others:
-        parts.append(_adamw(others, config))
-    return Optimizer(parts)
+    inner_ids = _inner_matrices(policy)
+    muon_parameters = []
+    adamw_parameters = []
+    for parameter in policy.trainable().values():
+        if id(parameter) in inner_ids:
+            muon_parameters.append(parameter)
+        else:
+            adamw_parameters.append(parameter)
+    optimizers: list[torch.optim.Optimizer] = []
+    if muon_parameters:
+        muon = torch.optim.Muon(
+            muon_parameters, lr=config.muon_learning_rate, weight_decay=config.weight_decay
+        )
+        optimizers.append(muon)
+    if adamw_parameters:
+        optimizers.append(_adamw(adamw_parameters, config))
+    return Optimizer(optimizers)
 
 
 def _inner_matrices(policy: Policy) -> set[int]:
-    """Ids of the trainable 2-D weights between embeddings (of positions, too) and head."""
-    heads = [policy.model.get_input_embeddings(), policy.model.get_output_embeddings()]
-    heads += [module for module in policy.modules() if isinstance(module, nn.Embedding)]
-    ends = {id(parameter) for head in heads for parameter in head.parameters()}
-    return {id(p) for p in policy.trainable().values() if p.ndim == 2 and id(p) not in ends}
+    """Return the ids of the trainable 2-D weights between embeddings and head.
+
+    Position embeddings are excluded as well.
+    """
+    outer_modules = [policy.model.get_input_embeddings(), policy.model.get_output_embeddings()]
+    outer_modules += [module for module in policy.modules() if isinstance(module, nn.Embedding)]
+    outer_ids = {id(parameter) for module in outer_modules for parameter in module.parameters()}
+    return {
+        id(parameter)
+        for parameter in policy.trainable().values()
+        if parameter.ndim == 2 and id(parameter) not in outer_ids
+    }
 
 
 OPTIMIZERS: dict[str, Callable[[Policy, OptimizerConfig], Optimizer]] = {
@@ -145,20 +169,23 @@ OPTIMIZERS: dict[str, Callable[[Policy, OptimizerConfig], Optimizer]] = {
 
 
 def make_optimizer(policy: Policy, config: OptimizerConfig) -> Optimizer:
-    """The optimizer of one phase over the policy's trainable weights.
+    """Make the optimizer of one phase over the policy's trainable weights.
 
     Raises:
         ConfigError: the library it comes from is not installed.
-        ModelError: the weights are stored quantised, so that they cannot be trained themselves.
+        ModelError: the weights are stored quantized, so that they cannot be trained themselves.
     """
-    if policy.adapter is None and min(p.element_size() for p in policy.parameters()) < 2:
-        what = "the weights of this model are stored quantised, and cannot be trained"
-        fix = "Name the model that they were made from, or train an adapter with model.lora."
-        raise ModelError(what, where="model.path", fix=fix)
+    smallest_element = min(parameter.element_size() for parameter in policy.parameters())
+    if policy.adapter is None and smallest_element < 2:
+        raise ModelError(
+            "the weights of this model are stored quantised, and cannot be trained",
+            where="model.path",
+            fix="Name the model that they were made from, or train an adapter with model.lora.",
+        )
     return OPTIMIZERS[config.name](policy, config)
 
 
-# Share of the decay done (0 to 1) -> share of the way that is left between last and highest.
+# Share of the decay done (0 to 1) -> learning rate, from 1 (the highest) to 0 (the last).
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda _: 1.0,
     "linear": lambda share: 1.0 - share,
@@ -167,9 +194,9 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 def schedule(config: OptimizerConfig, step: int, total: int) -> float:
-    """The learning-rate scale of step `step` (from 0) of `total`.
+    """Return the learning-rate scale of step `step` (from 0) of `total`.
 
-    Rises linearly over the warm-up, whose first step is already above 0, then decays to
+    It rises linearly over the warm-up, whose first step is already above 0, then decays to
     `final_ratio`, which the step after the last one would reach: every step moves the weights.
 
     >>> from grouper.config.schema import OptimizerConfig
@@ -183,8 +210,8 @@ def schedule(config: OptimizerConfig, step: int, total: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
     share = (step - warmup) / max(1, total - warmup)
-    left = SCHEDULES[config.schedule](min(1.0, share))
-    return config.final_ratio + (1.0 - config.final_ratio) * left
+    decayed = SCHEDULES[config.schedule](min(1.0, share))
+    return config.final_ratio + (1.0 - config.final_ratio) * decayed
 
 
 # Tensors with fewer elements keep 32-bit moments in bitsandbytes.
@@ -192,14 +219,18 @@ _SMALLEST_8BIT = 4096
 
 
 def state_bytes(config: OptimizerConfig, policy: Policy) -> int:
-    """Bytes that the optimizer of this policy keeps between steps, all parameters together."""
-    matrices = _inner_matrices(policy) if config.name == "muon" else set()
+    """Return the bytes that the optimizer of this policy keeps between steps."""
+    muon_ids = _inner_matrices(policy) if config.name == "muon" else set()
     total = 0.0
     for parameter in policy.trainable().values():
-        elements, moment = parameter.numel(), parameter.nbytes
-        if config.name == "adamw_8bit":
-            # Two moments of a byte and a float32 scale for each 256 of them, or two of float32.
-            total += elements * (2 + 8 / 256 if elements >= _SMALLEST_8BIT else 8)
+        elements = parameter.numel()
+        if config.name == "adamw_8bit" and elements >= _SMALLEST_8BIT:
+            # Two moments of a byte, and for each 256 elements of both a float32 scale.
+            total += elements * (2 + 8 / 256)
+        elif config.name == "adamw_8bit":
+            total += elements * 8  # two moments of float32
+        elif id(parameter) in muon_ids:
+            total += parameter.nbytes  # one moment
         else:
-            total += moment if id(parameter) in matrices else 2 * moment
+            total += 2 * parameter.nbytes
     return round(total)

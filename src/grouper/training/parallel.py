@@ -1,4 +1,4 @@
-"""Several processes: how they connect, and the policy as each of them holds it.
+"""Several processes: how they connect, and the copy of the policy that each of them holds.
 
 Every process runs forward and backward over its own slices of a step. Gradients are then summed,
 not averaged, because the token weights of a batch are those of the whole step.
@@ -52,20 +52,21 @@ class TorchProcessGroup(ProcessGroup):
     def on_rank0(self, work: Callable[[], Value]) -> Value:
         if self._alone:  # nested in other work, whose result the other processes are waiting for
             return work()
-        box: list[Any] = [None, None]  # what it returns, and what it raises
+        outcome: list[Any] = [None, None]  # the result of the work, and its error
         if self.rank == 0:
             self._alone = True
             try:
-                box[0] = work()
+                outcome[0] = work()
             except GrouperError as error:
-                box[1] = error
+                outcome[1] = error
             finally:
                 self._alone = False
         # User errors are raised on every process, so that none is left waiting.
-        dist.broadcast_object_list(box, src=0)
-        if box[1] is not None:
-            raise box[1]
-        result: Value = box[0]
+        dist.broadcast_object_list(outcome, src=0)
+        result: Value
+        result, failure = outcome
+        if failure is not None:
+            raise failure
         return result
 
 
@@ -82,28 +83,31 @@ def join_processes() -> ProcessGroup:
             torch.cuda.set_device(find_device("auto"))
             backend = "cpu:gloo,cuda:nccl"
         # In a thread: its wait in C++ would ignore Ctrl-C, which may have ended the others.
-        longest = timedelta(minutes=30)
-        ThreadPoolExecutor(1).submit(dist.init_process_group, backend, timeout=longest).result()
+        connecting = ThreadPoolExecutor(1).submit(
+            dist.init_process_group, backend, timeout=timedelta(minutes=30)
+        )
+        connecting.result()
     return TorchProcessGroup()
 
 
+# Process groups that were left, and objects that used them: kept alive, see `leave_processes`.
 _LEFT: list[Any] = []
 
 
-def leave_processes(*held: object) -> None:
+def leave_processes(*users: object) -> None:
     """Leave the process group, if this process is in one.
 
     Args:
-        held: what has used the group (a replica). It is kept alive until the process exits: the
-            group's destructor waits for its threads while holding the GIL, and one of them may be
-            waiting for the GIL.
+        users: objects that have used the group (a replica). They are kept alive until the process
+            exits: the group's destructor waits for its threads while holding the GIL, and one of
+            them may be waiting for the GIL.
     """
     if dist.is_available() and dist.is_initialized():
-        _LEFT.extend((*held, dist.group.WORLD))
+        _LEFT.extend((*users, dist.group.WORLD))
         dist.destroy_process_group()
 
 
-# --- the policy as the update runs it ------------------------------------------------------------
+# --- the policy on each process ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +115,12 @@ class Slice:
     """One forward and backward of a step."""
 
     number: int
-    """Within the step, over all processes."""
+    """Number within the step, over all processes."""
     batch: TrainBatch
     own: bool
     """False for a stand-in."""
     last: bool
-    """Whether it is of the step's last round, after which split weights sum their gradients."""
+    """True in the last round of the step, after which split weights sum their gradients."""
 
 
 class ParallelPolicy:
@@ -135,26 +139,30 @@ class ParallelPolicy:
         self.processes = processes or ProcessGroup()
 
     def slices(self, batch: TrainBatch, budget: int) -> Iterator[Slice]:
-        """This process's slices of a step, in order.
+        """Yield this process's slices of a step, in order.
 
-        Split weights need equally many forwards on every process: there, one that has fewer runs a
-        stand-in without weight, whose gradient is zero and whose tallies are not to be counted.
+        Split weights need equally many forwards on every process. A process with fewer slices runs
+        a stand-in without weight, whose gradient is zero and whose tallies must not be counted.
 
         Args:
             batch: the step.
             budget: tokens in one slice; fewer if the step would not reach every process.
         """
-        rank, size = self.processes.rank, self.processes.size
+        rank = self.processes.rank
+        size = self.processes.size
         tokens = int(batch.prompt_lengths.sum() + batch.completion_lengths.sum())
         budget = min(budget, self.policy.token_limit or budget, -(-tokens // size))
-        parts = micro_batches(batch, budget, shared_prompts=self.policy.native)
-        final = (-(-len(parts) // size) - 1) * size  # the first slice of the last round
-        for number in range(rank, final + size, size):
-            if number < len(parts):
-                yield Slice(number=number, batch=parts[number], own=True, last=number >= final)
+        batches = micro_batches(batch, budget, shared_prompts=self.policy.native)
+        rounds = -(-len(batches) // size)
+        last_round = (rounds - 1) * size  # number of its first slice
+        for number in range(rank, rounds * size, size):
+            if number < len(batches):
+                is_last = number >= last_round
+                yield Slice(number=number, batch=batches[number], own=True, last=is_last)
             elif self.split:
-                blank = replace(parts[0], weights=torch.zeros_like(parts[0].weights))
-                yield Slice(number=number, batch=blank, own=False, last=True)
+                no_weights = torch.zeros_like(batches[0].weights)
+                stand_in = replace(batches[0], weights=no_weights)
+                yield Slice(number=number, batch=stand_in, own=False, last=True)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of a slice's loss to this process's gradients."""
@@ -170,7 +178,7 @@ class ParallelPolicy:
 
     @torch.no_grad()
     def score(self, batch: TrainBatch, weights: dict[str, Tensor] | None = None) -> TokenOutputs:
-        """One forward without a gradient.
+        """Run one forward without a gradient.
 
         Args:
             batch: the rows.
@@ -180,18 +188,18 @@ class ParallelPolicy:
         return outputs
 
     def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Whole trainable weights, split as this process's own are."""
+        """Split unsharded trainable weights as the weights of this process are."""
         return weights
 
     def whole_weights(self) -> dict[str, Tensor] | None:
-        """All weights unsharded for saving, or None if the model holds them unsharded."""
+        """Return all weights unsharded for saving, or None if the model holds them unsharded."""
         return None
 
 
 class FullySharded(ParallelPolicy):
-    """Every process holds a shard of each weight: PyTorch's FSDP2.
+    """The policy on a process that holds a shard of each weight: PyTorch's FSDP2.
 
-    Parameters, gradients and optimizer state are DTensors from now on.
+    Parameters, gradients and optimizer state are DTensors.
     """
 
     split = True
@@ -201,9 +209,10 @@ class FullySharded(ParallelPolicy):
         # Without a mesh FSDP moves the weights to a GPU, even in a run with device=cpu.
         mesh = init_device_mesh(policy.device.type, (processes.size,))
         # The decoder layers are gathered one after the other.
-        layers = getattr(policy.model, "_no_split_modules", None) or ()
-        for module in [m for m in policy.modules() if type(m).__name__ in layers]:
-            fully_shard(module, mesh=mesh)
+        layer_names = getattr(policy.model, "_no_split_modules", None) or ()
+        layers = [module for module in policy.modules() if type(module).__name__ in layer_names]
+        for layer in layers:  # a list: sharding changes the modules
+            fully_shard(layer, mesh=mesh)
         self._sharded = fully_shard(policy, mesh=mesh)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -216,18 +225,19 @@ class FullySharded(ParallelPolicy):
 
     @torch.no_grad()
     def score(self, batch: TrainBatch, weights: dict[str, Tensor] | None = None) -> TokenOutputs:
-        # FSDP gathers what its parameters hold, so the values are put there and restored exactly.
-        parameters, others = self.policy.trainable(), weights or {}
-        own = {name: parameters[name].clone() for name in others}
-        for name, value in others.items():
+        # FSDP gathers the values of its parameters, so these are replaced, and restored exactly.
+        parameters = self.policy.trainable()
+        replacements = weights or {}
+        originals = {name: parameters[name].clone() for name in replacements}
+        for name, value in replacements.items():
             parameters[name].copy_(value)
         try:
             outputs = super().score(batch)
-            # The root keeps what it gathered until a backward, and there is none here.
+            # The root keeps the gathered weights until a backward, and there is none here.
             self._sharded.reshard()
             return outputs
         finally:
-            for name, value in own.items():
+            for name, value in originals.items():
                 parameters[name].copy_(value)
 
     def shard(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -246,24 +256,25 @@ class FullySharded(ParallelPolicy):
 
 
 def split_as(value: Tensor, parameter: Any) -> Tensor:
-    """An unsharded tensor of a parameter's shape, sharded like that parameter."""
+    """Shard a tensor of a parameter's shape like that parameter."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
     return distribute_tensor(
         value.to(parameter.device),
         parameter.device_mesh,
         parameter.placements,
-        src_data_rank=None,  # every process has the whole: none needs to send anything
+        src_data_rank=None,  # every process has the whole tensor, so none needs to send it
     )
 
 
 def make_parallel(policy: Policy, processes: ProcessGroup, parallel: str) -> ParallelPolicy:
-    """The policy as this group of processes runs it.
+    """Return the policy as this group of processes runs it.
 
     Args:
         policy: loaded with the same weights on every process.
         processes: the processes.
         parallel: `ddp` or `fsdp`; ignored for a single process.
     """
-    kind = FullySharded if parallel == "fsdp" and processes.size > 1 else ParallelPolicy
-    return kind(policy, processes)
+    if parallel == "fsdp" and processes.size > 1:
+        return FullySharded(policy, processes)
+    return ParallelPolicy(policy, processes)

@@ -45,21 +45,22 @@ from grouper.training.state import TrainState
 
 log = logging.getLogger(__name__)
 
-# Settings that the accuracy in validation depends on.
+# Prefixes of settings that the validation accuracy depends on.
 _MEASURED_BY = ("data.validation", "evaluation.", "grading.")
-# Settings of the model that a phase begins with.
+# Prefixes of settings of the model that a phase begins with.
 _START = ("model.path", "model.revision", "model.new.", "model.lora.", "grpo.start_from")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run leaves behind."""
+    """The results of a run."""
 
     path: Path
+    """The run folder."""
     results: tuple[EvaluationResult, ...]
     """Test results in the order base, SFT, GRPO, as far as there are any."""
     comparison: Comparison | None
-    """None with fewer than two of them, or where they share no problem."""
+    """None with fewer than two results, or if they have no problem in common."""
 
 
 @torch.inference_mode(False)  # with gradients, whatever the caller has switched off
@@ -74,8 +75,8 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
         GrouperError: see the phases. What was finished before is kept, and `--resume` continues.
     """
     prefer_expandable_segments()
-    recipe, on_rank0 = run.recipe, run.processes.on_rank0
-    on_rank0(lambda: check_save_path(recipe, run.path))
+    recipe = run.recipe
+    run.processes.on_rank0(lambda: check_save_path(recipe, run.path))
     policy = None
     if run.prepared.test and run.folder.read_evaluation("base") is None:
         policy = run.models.load(run.base_path)
@@ -90,30 +91,41 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
             policy = None
             run.models.forget()
         _phase(run, "grpo", policy, hooks)
-    results = tuple(r for name in PHASES if (r := run.folder.read_evaluation(name)) is not None)
-    try:
-        comparison = compare(results) if len(results) > 1 else None
-    except DataError as error:  # data.test has changed since the first of them
-        comparison = None
-        log.warning("%s", error.paragraph())
-    on_rank0(run.folder.redraw)
-    saved = on_rank0(lambda: export_to_save_path(recipe, run.path))
-    if saved is not None:
-        run.display.say(saved)
+    results = _read_results(run)
+    comparison = None
+    if len(results) > 1:
+        try:
+            comparison = compare(results)
+        except DataError as error:  # data.test has changed since the first of them
+            log.warning("%s", error.paragraph())
+    run.processes.on_rank0(run.folder.redraw)
+    save_message = run.processes.on_rank0(lambda: export_to_save_path(recipe, run.path))
+    if save_message is not None:
+        run.display.say(save_message)
     for hook in hooks:
         hook.run_ends(run)
     return RunResult(path=run.path, results=results, comparison=comparison)
 
 
+def _read_results(run: Run) -> tuple[EvaluationResult, ...]:
+    """Read the test results of base, SFT and GRPO, without those that are missing."""
+    results = []
+    for name in PHASES:
+        result = run.folder.read_evaluation(name)
+        if result is not None:
+            results.append(result)
+    return tuple(results)
+
+
 def _measure(run: Run, policy: Policy, name: str, step: int) -> None:
     """Measure on the test problems, unless the model of this step has been measured."""
-    before = run.folder.read_evaluation(name)
-    if run.prepared.test and (before is None or before.step != step):
+    earlier = run.folder.read_evaluation(name)
+    if run.prepared.test and (earlier is None or earlier.step != step):
         measure_policy(run, policy, phase=name, step=step, split="test")
 
 
 def _phase(run: Run, name: str, policy: Policy | None, hooks: Sequence[Hook]) -> Policy | None:
-    """Run and measure what is left of a phase; returns its policy if that is loaded."""
+    """Run the remaining steps of a phase and measure it; return its policy if that is loaded."""
     final = run.path / name / "final"
     if phase_is_finished(run, name):
         if run.folder.read_evaluation(name) is not None or not run.prepared.test:
@@ -121,13 +133,15 @@ def _phase(run: Run, name: str, policy: Policy | None, hooks: Sequence[Hook]) ->
         policy = run.models.load(str(final))
     else:
         state = begin(run, name, policy)
-        policy, recipe = state.replica.policy, run.recipe
-        left = {name: state.config(recipe)}
-        if name == "sft" and not recipe.skip_grpo:
-            left["grpo"] = recipe.grpo
-        run.processes.on_rank0(lambda: check_room_for_run(run.path, state.replica.policy, left))
+        policy = state.replica.policy
+        remaining = {name: state.config(run.recipe)}
+        if name == "sft" and not run.recipe.skip_grpo:
+            remaining["grpo"] = run.recipe.grpo
+        run.processes.on_rank0(
+            lambda: check_room_for_run(run.path, state.replica.policy, remaining)
+        )
         run_phase(run, state, take_step, hooks)
-        # First: once the final folder exists, nothing else of the phase is looked at.
+        # Tidy before saving: once the final folder exists, a resumed run does not tidy the phase.
         tidy(run, state)
         save_checkpoint(run.path, state, run.prepared.tokenizer, recipe_hash=run.hash, final=True)
         run.display.say(f"{name} is finished: {final}")
@@ -139,7 +153,7 @@ def _phase(run: Run, name: str, policy: Policy | None, hooks: Sequence[Hook]) ->
 
 
 def begin(run: Run, phase: str, policy: Policy | None) -> TrainState:
-    """The state of a phase at its last checkpoint, or at its first step.
+    """Return the state of a phase at its last checkpoint, or at its first step.
 
     Args:
         run: the open run.
@@ -172,59 +186,76 @@ def begin(run: Run, phase: str, policy: Policy | None) -> TrainState:
 
 
 def phase_is_finished(run: Run, phase: str) -> bool:
-    """Whether a phase is finished, as rank 0 sees the file system."""
-    # A phase that is skipped is not made longer.
-    _, total = _lengths(run, phase) if phase in run.recipe.phases else (0, 0)
+    """Return whether a phase is finished, as rank 0 sees the file system."""
+    total = 0  # a phase that is skipped is not extended
+    if phase in run.recipe.phases:
+        _, total = _lengths(run, phase)
     return run.processes.on_rank0(lambda: is_finished(run.path, phase, total))
 
 
 def _lengths(run: Run, phase: str) -> tuple[int, int]:
-    """Items that a phase has, and its steps."""
-    recipe, prepared = run.recipe, run.prepared
-    size, per_step = len(prepared.train), recipe.grpo.prompts_per_step
+    """Return the number of items that a phase trains on, and the number of its steps."""
     if phase == "sft":
-        size, per_step = len(prepared.demonstrations), recipe.sft.batch_size
-    return size, total_steps(getattr(recipe, phase), size=size, per_step=per_step)
+        size = len(run.prepared.demonstrations)
+        per_step = run.recipe.sft.batch_size
+    else:
+        size = len(run.prepared.train)
+        per_step = run.recipe.grpo.prompts_per_step
+    return size, total_steps(getattr(run.recipe, phase), size=size, per_step=per_step)
 
 
 def _refuse_sft_after_grpo(run: Run) -> None:
     """Refuse SFT if the GRPO of this run has started without it."""
-    begun = sorted((run.path / "grpo").glob("*/" + STATE_FILE))
-    if not begun:
+    state_files = sorted((run.path / "grpo").glob("*/" + STATE_FILE))
+    if not state_files:
         return
-    final, checkpoint = run.path / "sft" / "final", begun[0].parent
-    what = "the GRPO of this run did not start from its SFT, which has not been run"
-    fix = "Go on with --skip-sft, or give the run with SFT another name."
-    if Path(read_state(checkpoint)["started_from"]).parts[-3:] == final.parts[-3:]:
-        what = f"{final}, which the GRPO of this run began from, is missing"
-        fix = "Restore it from a backup, go on with GRPO alone (--skip-sft), or delete "
-        fix += f"{run.path / 'grpo'} to go on from the last checkpoint of SFT."
-    raise RunFolderError(what, where=str(checkpoint), fix=fix)
+    checkpoint = state_files[0].parent
+    sft_final = run.path / "sft" / "final"
+    started_from = Path(read_state(checkpoint)["started_from"])
+    # Run, phase and checkpoint are compared: the run folder may have been moved.
+    if started_from.parts[-3:] == sft_final.parts[-3:]:
+        raise RunFolderError(
+            f"{sft_final}, which the GRPO of this run began from, is missing",
+            where=str(checkpoint),
+            fix="Restore it from a backup, go on with GRPO alone (--skip-sft), or delete "
+            f"{run.path / 'grpo'} to go on from the last checkpoint of SFT.",
+        )
+    raise RunFolderError(
+        "the GRPO of this run did not start from its SFT, which has not been run",
+        where=str(checkpoint),
+        fix="Go on with --skip-sft, or give the run with SFT another name.",
+    )
 
 
 def _starting_policy(run: Run, phase: str, policy: Policy | None) -> tuple[Policy, str]:
-    """The model that a phase starts from, and its folder.
+    """Return the model that a phase starts from, and its folder.
 
     SFT starts from the base; GRPO from `grpo.start_from`, else from the result of SFT, else from
-    the base.
+    the base. A model that is in memory already is not loaded again.
     """
-    recipe, path, why = run.recipe, run.base_path, ""
+    recipe = run.recipe
+    path = run.base_path
     if phase == "grpo":
-        sft = str(run.path / "sft" / "final")
-        why = f"the base model {path}: there is no {sft} and no grpo.start_from"
+        sft_final = str(run.path / "sft" / "final")
         if recipe.grpo.start_from is not None:
-            path = why = recipe.grpo.start_from
+            path = recipe.grpo.start_from
+            description = path
             policy = None
-        # What this run has just trained or verified is not loaded again.
         elif not recipe.skip_sft or phase_is_finished(run, "sft"):
-            path = why = sft
-            policy = None if recipe.skip_sft else policy
-        run.display.say(f"GRPO starts from {why}.")
-    return policy or run.models.load(path), path
+            path = sft_final
+            description = path
+            if recipe.skip_sft:
+                policy = None
+        else:
+            description = f"the base model {path}: there is no {sft_final} and no grpo.start_from"
+        run.display.say(f"GRPO starts from {description}.")
+    if policy is None:
+        policy = run.models.load(path)
+    return policy, path
 
 
 def fresh_state(run: Run, phase: str, policy: Policy, path: str) -> TrainState:
-    """The state at the beginning of a phase.
+    """Return the state at the beginning of a phase.
 
     Args:
         run: the open run.
@@ -258,12 +289,19 @@ def _rollout_source(run: Run, stream: ProblemStream) -> RolloutSource:
 
 
 def _resumed_state(run: Run, phase: str) -> TrainState | None:
-    """The state at the newest intact checkpoint, with later records removed; None without one."""
+    """Return the state at the newest intact checkpoint, and remove later records; None without one.
+
+    Raises:
+        CheckpointError: the checkpoint does not fit the recipe.
+    """
     hashes = run.folder.recipe_hashes()
-    found = run.processes.on_rank0(lambda: latest_checkpoint(run.path, phase, recipe_hashes=hashes))
-    if found is None:
+    checkpoint = run.processes.on_rank0(
+        lambda: latest_checkpoint(run.path, phase, recipe_hashes=hashes)
+    )
+    if checkpoint is None:
         return None
-    folder, saved = found
+    folder, saved = checkpoint
+    same_recipe = saved["recipe_hash"] == run.hash
     if run.recipe.model.lora is not None and read_adapter(str(folder)) is None:
         raise CheckpointError(
             "model.lora would make an adapter of these weights, which are removed at a later step",
@@ -275,67 +313,98 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
     try:
         load_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER)
     except CheckpointError as error:
-        if saved["recipe_hash"] == run.hash:
+        if same_recipe:
             raise
         log.warning("The optimizer starts anew, since the recipe changed: %s", error.what)
         state.optimizer = make_optimizer(state.replica.policy, state.config(run.recipe).optimizer)
     state.restore(saved)
     # The requests of a hook are dropped with it.
-    state.asked = {word: who for word, who in state.asked.items() if who in run.recipe.hooks}
+    state.asked = {
+        request: hook_name
+        for request, hook_name in state.asked.items()
+        if hook_name in run.recipe.hooks
+    }
     run.folder.truncate_to(phase, state.step)
-    _warn_of_holes(run, phase, state.step)
+    _warn_of_missing_records(run, phase, state.step)
     changes = run.folder.changes_begin_at(phase, state.step)
-    here = [c for c in run.folder.read_info().changes if (c.phase, c.step) == (phase, state.step)]
-    if any(key.startswith(_MEASURED_BY) for change in here for key in change.changes):
-        state.best.accuracy = -1.0  # measured in another way: the next one measured is better
-    # `here` may be the data or a reward function.
-    if state.rollouts is not None and saved["recipe_hash"] == run.hash and not here:
+    changes_at_step = [
+        change
+        for change in run.folder.read_info().changes
+        if change.phase == phase and change.step == state.step
+    ]
+    changed_settings = [key for change in changes_at_step for key in change.changes]
+    if any(key.startswith(_MEASURED_BY) for key in changed_settings):
+        # The old score was measured in another way, so the next evaluation is the best one.
+        state.best.accuracy = -1.0
+    # Changes are checked as well: the hash does not cover the data and reward functions.
+    if state.rollouts is not None and same_recipe and not changes_at_step:
         state.rollouts.next_rollouts = read_rollouts(folder)
     run.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
-    host = {"CPU threads": torch.get_num_threads(), "processes": run.processes.size}
-    now = {**describe_versions(run.recipe), **host}
-    for line in banner_lines(run.folder.read_info(), changes, now):
+    versions = {
+        **describe_versions(run.recipe),
+        "CPU threads": torch.get_num_threads(),
+        "processes": run.processes.size,
+    }
+    for line in banner_lines(run.folder.read_info(), changes, versions):
         run.display.say(line)
     if state.total != saved["total"]:
         run.display.say("  schedule: the learning rate follows the new number of steps from now on")
     return state
 
 
-def _warn_of_holes(run: Run, phase: str, step: int) -> None:
+def _warn_of_missing_records(run: Run, phase: str, step: int) -> None:
     """Warn of gaps in the record of the steps that are not run again."""
-    steps, sft = {phase: step}, run.path / "sft" / "final"
-    if phase == "grpo" and is_complete(sft):
-        steps = {"sft": int(read_state(sft)["step"]), **steps}
-    holes = run.folder.holes(steps)  # every process asks
-    for hole in holes if run.processes.rank == 0 else ():
+    steps = {}
+    sft_final = run.path / "sft" / "final"
+    if phase == "grpo" and is_complete(sft_final):
+        steps["sft"] = int(read_state(sft_final)["step"])
+    steps[phase] = step
+    missing_records = run.folder.holes(steps)  # called on every process: they wait for each other
+    if run.processes.rank != 0:
+        return
+    for missing in missing_records:
         log.warning(
             "The record of this run has lost %s. Training goes on without: the weights do not need "
             "them, but curves and `grouper diagnose` do. Restore the files in %s from a backup, or "
             "start again with --overwrite.",
-            hole,
+            missing,
             run.path,
         )
 
 
-def banner_lines(info: RunInfo, changes: Changes, now: Mapping[str, Any]) -> Iterator[str]:
-    """What a resumed run prints about itself; what makes it differ is also a warning.
+def banner_lines(info: RunInfo, changes: Changes, versions: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that a resumed run prints about itself; log differences as warnings.
 
     Args:
         info: `run.json`, which lists all changes ever allowed.
         changes: in recipe, data and code, allowed by the user for this resume.
-        now: current versions of packages and kernels, CPU threads and number of processes.
+        versions: current versions of packages and kernels, CPU threads and number of processes.
     """
-    changed = f"changed, as allowed: {describe_changes(changes, limit=50)}"
-    yield "  recipe: " + (changed if changes else f"unchanged (hash {info.recipe_hash})")
-    host = {"CPU threads": info.host["threads"], "processes": info.host["processes"]}
-    if differ := that_differ({**info.versions, **host}, now):
+    if changes:
+        yield f"  recipe: changed, as allowed: {describe_changes(changes, limit=50)}"
+    else:
+        yield f"  recipe: unchanged (hash {info.recipe_hash})"
+    first_versions = {
+        **info.versions,
+        "CPU threads": info.host["threads"],
+        "processes": info.host["processes"],
+    }
+    version_changes = that_differ(first_versions, versions)
+    if version_changes:
         log.warning(
             "The run began with other versions, kernels or threads (%s): results will not be the "
             "same bit for bit.",
-            describe_changes(differ),
+            describe_changes(version_changes),
         )
-    # An adapter that is no longer wanted is merged: only what both recipes have is without effect.
-    kept = {k: v for k, v in changes.items() if k.startswith(_START) and NOT_THERE not in v}
-    if kept:
-        text = "This phase goes on with the weights it has; this has no effect on them: %s"
-        log.warning(text, describe_changes(kept))
+    # An adapter removed from the recipe is merged, which does have an effect: changes between a
+    # setting and none are not listed.
+    without_effect = {
+        key: values
+        for key, values in changes.items()
+        if key.startswith(_START) and NOT_THERE not in values
+    }
+    if without_effect:
+        log.warning(
+            "This phase goes on with the weights it has; this has no effect on them: %s",
+            describe_changes(without_effect),
+        )

@@ -1,7 +1,7 @@
-"""The one preparation: a recipe's problems as token ids, with all that sampling and grading need.
+"""Preparation: a recipe's problems as token ids, with all objects that sampling and grading need.
 
-Run, dry run, preview, bench, evaluation and notebooks stand on `Prepared`. No weights are loaded
-before `load` is called, and nothing is written outside the folder of a new model.
+Run, dry run, preview, bench, evaluation and notebooks use `Prepared`. No weights are loaded before
+`load` is called, and nothing is written outside the folder of a new model.
 """
 
 from __future__ import annotations
@@ -71,21 +71,21 @@ Items = tuple[tuple[Problem, Prompt], ...]
 
 
 class Prepared(AbstractContextManager["Prepared"]):
-    """What a run works with, and what is made of it when asked: model, sampler, grader, rewards.
+    """The prepared data of a recipe, and its model, sampler, grader and rewards, made on demand.
 
-    Each problem is rendered once, with the renderer that all phases share. What does not fit is
-    listed and left out. Close it, or use it with `with`: grading has processes of its own.
+    Each problem is rendered once, with the renderer that all phases share. Problems that do not fit
+    are listed and left out. Close it, or use it with `with`: grading has processes of its own.
 
     Args:
         recipe: how prompts are written, sampled and graded.
-        sets: the parts to prepare, from `load_problem_sets`; perhaps none.
-        model: folder or Hub name of the model whose tokenizer is used; left out: the recipe's, or
-            a new one in a folder that goes with this.
-        quiet: warn of nothing.
+        sets: the parts to prepare, from `load_problem_sets`; may be empty.
+        model: folder or Hub name of the model whose tokenizer is used; default: the recipe's, or
+            a new one in a temporary folder that is deleted on `close`.
+        quiet: log no warnings.
 
     Raises:
-        GrouperError: device, tokenizer, format or grading cannot be had; or a prompt holds tokens
-            that the model does not know, or leaves no room for a completion.
+        GrouperError: device, tokenizer, format or grading is not available; or a prompt holds
+            tokens that the model does not know, or leaves no room for a completion.
     """
 
     def __init__(
@@ -94,9 +94,10 @@ class Prepared(AbstractContextManager["Prepared"]):
         find_device(recipe.device)
         use_cpu_threads(recipe.threads)
         require_symbolic(recipe.grading)
-        self.recipe, self._quiet = recipe, quiet
+        self.recipe = recipe
+        self._quiet = quiet
         self.warnings: list[str] = []
-        """Settings that work but rarely do what was meant."""
+        """Warnings of settings that work but rarely do what was meant."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         path = model or named_base(recipe)
         if path is None:
@@ -104,17 +105,16 @@ class Prepared(AbstractContextManager["Prepared"]):
             path = str(Path(self._folder.name) / "base")
             make_base(recipe, sets, Path(path))
         self.model_path = path
-        """Folder or Hub name of the model whose tokenizer is used; in a run that before training.
-        """
+        """Folder or Hub name of the model whose tokenizer is used: in a run, the base model."""
         try:
             self._read_model(path)
             self._render(sets)
-        except BaseException:  # nothing may be left behind, whatever went wrong
+        except BaseException:  # Ctrl-C, too, must leave no folder and no process
             self.close()
             raise
 
     def _read_model(self, path: str) -> None:
-        """What follows from the recipe and the model alone."""
+        """Set the attributes that follow from the recipe and the model alone."""
         recipe = self.recipe
         self.format = make_format(recipe.prompt)
         revision = recipe.model.revision if path == recipe.model.path else None
@@ -135,42 +135,46 @@ class Prepared(AbstractContextManager["Prepared"]):
         self.stop_tokens = find_stop_tokens(self.tokenizer, eos, self.format)
         """Ids that end a completion; the first is the one that SFT trains."""
         self.context = context_length(shape)
-        """The longest sequence that the model takes, in tokens; None where it does not say."""
+        """The longest sequence that the model takes, in tokens; None if its configuration does not
+        say."""
         self.vocabulary = int(shape.get_text_config().vocab_size)
-        """How many tokens the model knows."""
+        """The number of tokens that the model knows."""
 
     def _render(self, sets: ProblemSets) -> None:
-        """Every part, within the lengths that the recipe allows."""
+        """Render every part, within the lengths that the recipe allows."""
         recipe = self.recipe
         self.max_new_tokens = recipe.sampling.max_new_tokens
-        """The completion budget: of the recipe, or what `max_total_tokens` leaves of it."""
+        """The completion budget: of the recipe, or the rest of `max_total_tokens`."""
         self.budget_note: str | None = None
-        """What `sampling.max_total_tokens` leaves for a completion, in words."""
-        total, train = recipe.sampling.max_total_tokens, None
-        if total is not None:
+        """A line about the completion budget that follows from `sampling.max_total_tokens`."""
+        max_total_tokens = recipe.sampling.max_total_tokens
+        train = None
+        if max_total_tokens is not None:
             # As little as possible, until the prompts have been counted.
             self.max_new_tokens = 1
-            # How much room prompts and demonstrations have follows from the training prompts. Where
+            # How much room prompts and demonstrations have follows from the training prompts. If
             # there are none and evaluation has a budget of its own, nothing needs it.
             if sets != ProblemSets() or recipe.evaluation.max_new_tokens is None:
                 train = self._prompts(sets.train or load_part(recipe, "train"), "train")
-                self._set_budget(min(total, self.context or total), train)
-        # First: where prompts have no room, this says which setting leaves them none.
+                total = min(max_total_tokens, self.context or max_total_tokens)
+                self._set_budget(total, train)
+        # Before the demonstrations: if prompts have no room, this error names the setting.
         if train is None or sets.train is None:
             train = self._prompts(sets.train, "train")
         self.train = train
-        """The training problems that fit, each with its prompt; likewise the other parts, which are
-        empty where the recipe has none."""
+        """The training problems that fit, each with its prompt. The other parts are the same; a
+        part is empty if the recipe does not have it."""
         self.demonstrations: tuple[Demonstration, ...] = ()
-        """What SFT trains; empty where it is skipped."""
+        """The demonstrations that SFT trains; empty if it is skipped."""
         self.validation_demonstrations: tuple[Demonstration, ...] = ()
-        """Those of the validation problems that have a worked solution, where SFT is run."""
+        """Demonstrations of the validation problems with a worked solution, if SFT is run."""
         if sets.sft is not None and not recipe.skip_sft:
             self.demonstrations = self._demonstrations(sets.sft, "sft")
             if sets.validation is not None and any(p.solution for p in sets.validation.problems):
                 try:
-                    found = self._demonstrations(sets.validation, "validation")
-                    self.validation_demonstrations = found
+                    self.validation_demonstrations = self._demonstrations(
+                        sets.validation, "validation"
+                    )
                 except PromptError as error:
                     log.warning("There is no validation loss in SFT: %s.", error.what)
         self.validation = self._prompts(sets.validation, "validation")
@@ -178,14 +182,18 @@ class Prepared(AbstractContextManager["Prepared"]):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Problems of each part that fit; demonstrations of `sft`."""
-        parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {"sft": len(self.demonstrations), **{n: len(items) for n, items in parts.items()}}
+        """Number of problems of each part that fit; of `sft`, of demonstrations."""
+        return {
+            "sft": len(self.demonstrations),
+            "train": len(self.train),
+            "validation": len(self.validation),
+            "test": len(self.test),
+        }
 
-    # --- for the eye ---
+    # --- for notebooks ---
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Ids as text, special tokens included."""
+        """Decode token ids, special tokens included."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     @property
@@ -200,7 +208,7 @@ class Prepared(AbstractContextManager["Prepared"]):
 
     @property
     def sampling(self) -> SamplingParams:
-        """How GRPO draws its rollouts."""
+        """Sampling parameters of GRPO's rollouts."""
         return self.training_params()
 
     @property
@@ -232,7 +240,7 @@ class Prepared(AbstractContextManager["Prepared"]):
     # --- sampling and grading ---
 
     def prompt_limit(self, part: str = "train") -> int:
-        """The longest prompt that leaves room for a completion, in tokens.
+        """Return the length of the longest prompt that leaves room for a completion, in tokens.
 
         Args:
             part: of the data; validation and test have the budget of evaluation.
@@ -240,82 +248,93 @@ class Prepared(AbstractContextManager["Prepared"]):
         Raises:
             ConfigError: the model's context has no room for the new tokens.
         """
-        wanted = self.recipe.prompt.max_prompt_tokens
-        new, setting = self._new_tokens(part)
+        max_prompt_tokens = self.recipe.prompt.max_prompt_tokens
+        new_tokens, setting = self._new_tokens(part)
         if self.context is None:
-            return wanted
-        if new >= self.context:
+            return max_prompt_tokens
+        if new_tokens >= self.context:
             raise ConfigError(
-                f"{new} new tokens leave no room for a prompt in the model's {self.context}",
+                f"{new_tokens} new tokens leave no room for a prompt in the model's {self.context}",
                 where=setting,
                 fix=f"Lower it; {self.context // 2} would leave half of the context.",
             )
-        return min(wanted, self.context - new)
+        return min(max_prompt_tokens, self.context - new_tokens)
 
-    def _new_tokens(self, part: str) -> tuple[int, str]:
-        """How many new tokens a completion for a part may have, and the setting that says so."""
-        own = self.recipe.evaluation.max_new_tokens
-        if part in MEASURED and own is not None:
-            return own, "evaluation.max_new_tokens"
+    def _new_tokens(self, name: str) -> tuple[int, str]:
+        """Return the completion budget of a part, and the setting that it comes from."""
+        evaluation_budget = self.recipe.evaluation.max_new_tokens
+        if name in MEASURED and evaluation_budget is not None:
+            return evaluation_budget, "evaluation.max_new_tokens"
         return self.max_new_tokens, "sampling.max_new_tokens"
 
     def training_params(self, *, max_new_tokens: int | None = None) -> SamplingParams:
-        """How GRPO draws its rollouts, or longer ones of up to `max_new_tokens`."""
-        s, most = self.recipe.sampling, max_new_tokens or self.max_new_tokens
-        return self._params(s, min_new_tokens=s.min_new_tokens, max_new_tokens=most)
+        """Return the sampling parameters of GRPO's rollouts.
+
+        Args:
+            max_new_tokens: replaces the completion budget.
+        """
+        sampling = self.recipe.sampling
+        return self._params(
+            sampling,
+            min_new_tokens=sampling.min_new_tokens,
+            max_new_tokens=max_new_tokens or self.max_new_tokens,
+        )
 
     def evaluation_params(self) -> SamplingParams:
-        """How every model of the run is measured."""
-        new, _ = self._new_tokens("test")
-        return self._params(self.recipe.evaluation, max_new_tokens=new)
+        """Return the sampling parameters with which every model of the run is measured."""
+        max_new_tokens, _ = self._new_tokens("test")
+        return self._params(self.recipe.evaluation, max_new_tokens=max_new_tokens)
 
-    def _params(self, drawn: SamplingConfig | EvaluationConfig, **lengths: int) -> SamplingParams:
-        s = self.recipe.sampling
+    def _params(self, config: SamplingConfig | EvaluationConfig, **lengths: int) -> SamplingParams:
+        """Return sampling parameters with the distribution of `config`."""
+        sampling = self.recipe.sampling
         return SamplingParams(
-            temperature=drawn.temperature,
-            top_p=drawn.top_p,
-            top_k=drawn.top_k,
-            min_p=drawn.min_p,
-            stop=self.format.stop if s.stop is None else s.stop,
-            include_stop=s.include_stop,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=config.top_k,
+            min_p=config.min_p,
+            stop=self.format.stop if sampling.stop is None else sampling.stop,
+            include_stop=sampling.include_stop,
             **lengths,
         )
 
     def load(self, path: str) -> Policy:
-        """Load a model folder as the policy; its version is the steps it has seen.
+        """Load a model folder as the policy; its version is the number of updates it has had.
 
         Raises:
-            ModelError: it cannot be had.
+            ModelError: it cannot be loaded.
         """
-        recipe, device = self.recipe, find_device(self.recipe.device)
+        recipe = self.recipe
+        device = find_device(recipe.device)
         policy = load_policy(recipe.model, path, seed=recipe.seed, device=device)
         self.set_generation(policy)
-        if is_complete(place := Path(path).expanduser()):
-            policy.version = int(read_state(place)["policy_version"])
+        folder = Path(path).expanduser()
+        if is_complete(folder):
+            policy.version = int(read_state(folder)["policy_version"])
         return policy
 
     def set_generation(self, policy: Policy, **settings: Any) -> None:
-        """What is saved beside the weights: other programs, too, stop where SFT ends completions.
+        """Set the generation config that is saved with the weights.
 
-        Nothing else is kept of what the model came with; transformers refuses to save some of it,
-        such as a `temperature` without `do_sample`.
+        With it other programs, too, stop at the stop tokens of SFT. Other settings of the model are
+        dropped: transformers refuses to save some, such as a `temperature` without `do_sample`.
         """
-        held: Any = policy.model.generation_config
+        original: Any = policy.model.generation_config
         policy.model.generation_config = GenerationConfig(
-            bos_token_id=held.bos_token_id,
-            pad_token_id=held.pad_token_id,
+            bos_token_id=original.bos_token_id,
+            pad_token_id=original.pad_token_id,
             eos_token_id=list(self.stop_tokens),
             **settings,
         )
 
     @cached_property
     def model(self) -> Policy:
-        """The model before training, loaded when it is first looked at; `release` lets it go."""
+        """The base model, loaded on first use; `release` frees it."""
         return self.load(self.model_path)
 
     @cached_property
     def samplers(self) -> Samplers:
-        """Makes the samplers that the recipe names."""
+        """Factory of the samplers that the recipe names."""
         return Samplers(
             recipe=self.recipe,
             tokenizer=self.tokenizer,
@@ -325,7 +344,7 @@ class Prepared(AbstractContextManager["Prepared"]):
 
     @cached_property
     def grader(self) -> Grader:
-        """Grades completions of this format; its processes start with the first hard one."""
+        """Grader of completions of this format; its processes start with the first hard one."""
         return Grader(self.format.contract, self.recipe.grading)
 
     @cached_property
@@ -333,12 +352,12 @@ class Prepared(AbstractContextManager["Prepared"]):
         """The rewards of the recipe.
 
         Raises:
-            RewardError: one of them cannot be had.
+            RewardError: one of them cannot be loaded.
         """
         return build_rewards(self.recipe.rewards, self.format)
 
     def check_rewards(self) -> list[str]:
-        """Try the rewards on the first training problem; returns warnings.
+        """Try the rewards on the first training problem, and return warnings.
 
         Raises:
             RewardError: one of them fails.
@@ -355,18 +374,18 @@ class Prepared(AbstractContextManager["Prepared"]):
         *,
         items: Items,
         card: dict[str, Any] | None = None,
-        **others: Any,
+        **options: Any,
     ) -> EvaluationResult:
         """Measure the model of a sampler.
 
         Args:
             sampler: draws the completions.
-            items: some of the problems, with their prompts.
-            card: more to record.
-            others: as in `evaluate`.
+            items: problems with their prompts.
+            card: further entries of the result's card.
+            options: as in `evaluate`.
         """
         recipe = self.recipe
-        known = {"recipe_hash": recipe_hash(recipe), "prompt": self.format.name}
+        recipe_card = {"recipe_hash": recipe_hash(recipe), "prompt": self.format.name}
         return evaluate(
             items=items,
             sampler=sampler,
@@ -374,32 +393,34 @@ class Prepared(AbstractContextManager["Prepared"]):
             params=self.evaluation_params(),
             samples=recipe.evaluation.samples,
             seed=recipe.seed,
-            card={**known, **(card or {})},
+            card={**recipe_card, **(card or {})},
             fmt=self.format,
             rewards=self.rewards if recipe.evaluation.rewards else None,
-            **others,
+            **options,
         )
 
     def reward(self, text: str, number: int = 0) -> Reward:
-        """What a completion of a training problem is paid.
+        """Return the reward of a completion of a training problem.
 
         Args:
-            text: the completion, without what the prompt has already opened.
-            number: of the problem in `train`.
+            text: the completion, without the beginning that the prompt already contains.
+            number: index of the problem in `train`.
         """
         problem, prompt = self.train[number]
-        ids = self.tokenizer.encode(text, add_special_tokens=False) or [self.stop_tokens[0]]
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        if not ids:
+            ids = [self.stop_tokens[0]]
         grade = self.grader.submit(text, problem.answer).result()
         group = Group(problem, prompt, [Completion.bare(ids, text)], [grade])
         return self.rewards.score(group)[0]
 
     def release(self) -> None:
-        """Let the model go, so that its memory is there for the run."""
+        """Free the memory of the model."""
         self.__dict__.pop("model", None)
         gc.collect()
 
     def close(self) -> None:
-        """End what was started: model, grader, and the folder of a new model."""
+        """Free the model, stop the grader, and delete the folder of a new model."""
         self.release()
         if "grader" in self.__dict__:
             self.grader.close()
@@ -414,66 +435,74 @@ class Prepared(AbstractContextManager["Prepared"]):
     # --- rendering ---
 
     def _set_budget(self, total: int, items: Items) -> None:
-        """Let completions have what the longest training prompt leaves of `total` tokens.
+        """Set the completion budget to the rest of `total` tokens after the longest prompt.
+
+        Args:
+            total: tokens of a prompt and its completion.
+            items: the training problems with their prompts.
 
         Raises:
-            ConfigError: it leaves nothing.
+            ConfigError: the longest prompt leaves no room.
         """
         longest = max((len(prompt.token_ids) for _, prompt in items), default=0)
-        new = total - longest
-        if new < max(1, self.recipe.sampling.min_new_tokens):
+        budget = total - longest
+        if budget < max(1, self.recipe.sampling.min_new_tokens):
             raise ConfigError(
-                f"prompts of up to {longest} tokens leave {max(new, 0)} of {total} for a "
+                f"prompts of up to {longest} tokens leave {max(budget, 0)} of {total} for a "
                 "completion",
                 where="sampling.max_total_tokens",
                 fix="Raise it, or lower prompt.max_percentile or prompt.max_prompt_tokens.",
             )
-        self.max_new_tokens = new
+        self.max_new_tokens = budget
         self.budget_note = (
-            f"Completions have up to {new} tokens: {total} in all, less {longest} of the longest "
-            f"of {len(items):,} prompts."
+            f"Completions have up to {budget} tokens: {total} in all, less {longest} of the "
+            f"longest of {len(items):,} prompts."
         )
 
-    def _prompts(self, part: ProblemSet | None, name: str) -> Items:
-        """The problems of a part that fit, with their prompts."""
-        if part is None:
+    def _prompts(self, problem_set: ProblemSet | None, name: str) -> Items:
+        """Return the problems of a part that fit, with their prompts."""
+        if problem_set is None:
             return ()
-        limit, settings = self.prompt_limit(name), self.recipe.prompt
+        limit = self.prompt_limit(name)
+        config = self.recipe.prompt
         fix = "Raise prompt.max_prompt_tokens."
-        if limit < settings.max_prompt_tokens:
+        if limit < config.max_prompt_tokens:
             _, setting = self._new_tokens(name)
             fix = (
                 f"Lower {setting}: of the model's {self.context} tokens it leaves prompts {limit}."
             )
         rendered = prepare_prompts(
-            part.problems,
+            problem_set.problems,
             self.format,
             self.tokenizer,
             max_prompt_tokens=limit,
-            max_percentile=settings.max_percentile if name == "train" else None,
+            max_percentile=config.max_percentile if name == "train" else None,
             fix=fix,
         )
         return self._checked(rendered, name)
 
-    def _demonstrations(self, part: ProblemSet, name: str) -> tuple[Demonstration, ...]:
-        """The worked solutions of a part that fit after every prompt that is kept."""
-        context, limit = self.context, self.prompt_limit()
+    def _demonstrations(self, problem_set: ProblemSet, name: str) -> tuple[Demonstration, ...]:
+        """Return the worked solutions of a part that fit after the longest prompt allowed."""
+        limit = self.prompt_limit()
+        max_completion_tokens = None
+        if self.context is not None:
+            max_completion_tokens = max(1, self.context - limit)
         rendered = prepare_demonstrations(
-            part.problems,
+            problem_set.problems,
             self.format,
             self.tokenizer,
             self.stop_tokens[0],
             max_prompt_tokens=limit,
-            max_completion_tokens=None if context is None else max(1, context - limit),
+            max_completion_tokens=max_completion_tokens,
             max_tokens=self.recipe.sft.max_tokens if name == "sft" else None,
         )
-        kept = self._checked(rendered, name, "the solution of ")
+        items = self._checked(rendered, name, "the solution of ")
         if name == "sft" and not self._quiet:
-            self._warn_of_contradictions([problem for problem, _ in kept])
-        return tuple(shown for _, shown in kept)
+            self._warn_of_contradictions([problem for problem, _ in items])
+        return tuple(demonstration for _, demonstration in items)
 
     def _warn_of_contradictions(self, problems: Sequence[Problem]) -> None:
-        """Name the worked solutions that will teach another answer than their reference."""
+        """Warn of worked solutions that will teach another answer than their reference."""
         wrong = contradicting(problems)
         if wrong:
             log.warning(
@@ -486,13 +515,20 @@ class Prepared(AbstractContextManager["Prepared"]):
             )
 
     def _checked(
-        self, rendered: PreparedItems[Item], name: str, what: str = ""
+        self, rendered: PreparedItems[Item], name: str, prefix: str = ""
     ) -> tuple[tuple[Problem, Item], ...]:
-        """What is kept of a part; a few words on the rest, all of which is in training.log.
+        """Return the rendered items of a part, and log the problems that were dropped.
+
+        The log names the first one; all of them are in training.log.
+
+        Args:
+            rendered: the items, and the problems that were dropped.
+            name: of the part.
+            prefix: put before the id of a problem in the error message.
 
         Raises:
             ModelError: the model's embedding has no row for a token. A tokenizer may know more
-                tokens than the model, as long as nobody writes them.
+                tokens than the model, if no text contains them.
         """
         dropped = () if self._quiet else rendered.dropped
         if dropped:
@@ -509,7 +545,7 @@ class Prepared(AbstractContextManager["Prepared"]):
             highest = max(item.token_ids)
             if highest >= self.vocabulary:
                 raise ModelError(
-                    f"the tokenizer writes {what}{problem.id} with token {highest} "
+                    f"the tokenizer writes {prefix}{problem.id} with token {highest} "
                     f"({self.tokenizer.convert_ids_to_tokens(highest)!r}), and the model knows "
                     f"{self.vocabulary} tokens",
                     where="the tokenizer",
@@ -519,11 +555,11 @@ class Prepared(AbstractContextManager["Prepared"]):
         return rendered.items
 
 
-# --- the model before training -------------------------------------------------------------------
+# --- the base model ------------------------------------------------------------------------------
 
 
 def named_base(recipe: Recipe) -> str | None:
-    """The folder or Hub name of the model whose tokenizer a run uses; None: it is to be made."""
+    """Return the folder or Hub name of the model whose tokenizer a run uses; None: a new model."""
     if recipe.model.path is None and recipe.skip_sft:
         # A new model would bring a new tokenizer, which the starting model cannot read.
         return recipe.grpo.start_from
@@ -536,10 +572,10 @@ def make_base(recipe: Recipe, sets: ProblemSets, target: Path) -> str:
     Args:
         recipe: describes it.
         sets: the data that its tokenizer is fitted to.
-        target: where it is saved.
+        target: the folder to save it in.
 
     Returns:
-        A line that says what was made.
+        A line that describes the model.
     """
     new = recipe.model.new
     assert new is not None, "a recipe has a path or a new model"
@@ -547,5 +583,5 @@ def make_base(recipe: Recipe, sets: ProblemSets, target: Path) -> str:
         new, sets.for_fitting, make_format(recipe.prompt), seed=recipe.seed
     )
     save_new_model(target, model, tokenizer)
-    count = sum(p.numel() for p in model.parameters())
+    count = sum(parameter.numel() for parameter in model.parameters())
     return f"New random qwen3 model: {count:,} parameters, {len(tokenizer)} tokens."

@@ -1,6 +1,6 @@
-"""The problem sets of a recipe, and what they say of a run before it starts.
+"""The problem sets of a recipe, and the lines that a run prints about them before it starts.
 
-No torch: a dry run reads them, too.
+This module does not import torch: a dry run loads problem sets as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MIN_DIFFERENT_SHARE = 0.5
 MAX_SENTENCE_SHARE = 0.05
 
 PARTS = ("sft", "train", "validation", "test")
-# Parts of which nothing is learnt: a published set is measured whole, whatever it holds.
+# Parts that are measured, not trained on. All of a published set is used, whatever it holds.
 MEASURED = ("validation", "test")
 
 
@@ -44,28 +44,43 @@ class ProblemSets:
 
     @property
     def parts(self) -> dict[str, ProblemSet]:
-        """Those that are there, by name."""
-        return {name: part for name in PARTS if (part := getattr(self, name)) is not None}
+        """The parts that the recipe uses, by name."""
+        used = {}
+        for name in PARTS:
+            problem_set: ProblemSet | None = getattr(self, name)
+            if problem_set is not None:
+                used[name] = problem_set
+        return used
 
     @property
     def sources(self) -> dict[str, ProblemSet]:
-        """Likewise, without SFT's where it has the training problems."""
-        return {n: part for n, part in self.parts.items() if n != "sft" or part is not self.train}
+        """The parts by name, without `sft` if it is the same set as `train`."""
+        sources = self.parts
+        if self.sft is not None and self.sft is self.train:
+            del sources["sft"]
+        return sources
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        return {name: part.fingerprint for name, part in self.parts.items()}
+        return {name: problem_set.fingerprint for name, problem_set in self.parts.items()}
 
     @property
     def notes(self) -> list[str]:
-        """What the filters of each part left out, a line each."""
-        lines = [f"data.{name}: {note}" for name, s in self.sources.items() for note in s.notes]
+        """One line for each filter of a part that left problems out."""
+        lines = []
+        for name, problem_set in self.sources.items():
+            lines += [f"data.{name}: {note}" for note in problem_set.notes]
         return list(dict.fromkeys(lines))
 
     @property
     def for_fitting(self) -> list[Problem]:
         """The problems a new tokenizer is fitted to: never those it is measured on."""
-        return [p for part in (self.sft, self.train) if part is not None for p in part.problems]
+        problems: list[Problem] = []
+        if self.sft is not None:
+            problems += self.sft.problems
+        if self.train is not None:
+            problems += self.train.problems
+        return problems
 
 
 def load_problem_sets(
@@ -76,76 +91,96 @@ def load_problem_sets(
     """Load parts of a recipe's data as a run uses them.
 
     Args:
-        recipe: names them.
-        parts: some of `PARTS`; left out: those that the phases of the recipe need.
-        read: loads one part; left out: as a run does, with a limit on unusable rows.
+        recipe: names the data.
+        parts: some of `PARTS`; default: those that the phases of the recipe need.
+        read: loads one part; default: as a run does, with a limit on unusable rows.
 
     Raises:
         DataError: missing or empty data, or too many rows that cannot be read.
     """
-    data, needed = recipe.data, {*(parts or PARTS)}
+    data = recipe.data
+    requested = set(parts or PARTS)
     if parts is None and recipe.skip_sft and recipe.model.new is None:
         # A new model's tokenizer is fitted to the same texts whatever phases run.
-        needed.discard("sft")
-    wanted = tuple(needed)
-    # SFT without data of its own has the training problems; validation may be taken out of them,
-    # and then none of its questions is demonstrated.
-    shared = "sft" in needed and data.sft is None
-    held_out_of = (data.validation_share, "validation"), (data.test_share, "test")
-    if shared or any(share and needed & {"sft", part} for share, part in held_out_of):
-        needed.add("train")
-    found: dict[str, ProblemSet] = {}
-    for part in PARTS:
-        source: SourceConfig | None = getattr(data, part)
-        if part in needed and source is not None:
-            found[part] = (read or _load)(part, source, recipe)
-    if data.test_share and "train" in found:
-        whole, share = found["train"], data.test_share
-        # Whatever the seed of the run: runs of several seeds are compared on the same problems.
-        found["train"], found["test"] = hold_out(whole, share, seed=0, part="test")
-        if "sft" in found:
-            found["sft"] = without(found["sft"], found["test"], part="test")
-    if data.validation_share and "train" in found:
-        share, seed = data.validation_share, recipe.seed
-        found["train"], found["validation"] = hold_out(found["train"], share, seed=seed)
-        if "sft" in found:
-            found["sft"] = without(found["sft"], found["validation"])
-    if shared:
-        found["sft"] = found["train"]
-    return ProblemSets(**{part: found[part] for part in wanted if part in found})
+        requested.discard("sft")
+    # SFT without data of its own uses the training problems.
+    sft_is_train = "sft" in requested and data.sft is None
+    needed = _with_source_parts(recipe, requested)
+    if read is None:
+        read = _load
+    loaded: dict[str, ProblemSet] = {}
+    for name in PARTS:
+        source: SourceConfig | None = getattr(data, name)
+        if name in needed and source is not None:
+            loaded[name] = read(name, source, recipe)
+    _hold_out_parts(recipe, loaded)
+    if sft_is_train:
+        loaded["sft"] = loaded["train"]
+    return ProblemSets(**{name: loaded[name] for name in requested if name in loaded})
 
 
-def load_part(recipe: Recipe, part: str) -> ProblemSet | None:
-    """Load one of `PARTS` as a run would use it; None where the recipe has no such part."""
-    return load_problem_sets(recipe, [part]).parts.get(part)
+def _with_source_parts(recipe: Recipe, requested: set[str]) -> set[str]:
+    """Add `train` to the requested parts where one of them is taken out of it."""
+    data = recipe.data
+    train_is_needed = "sft" in requested and data.sft is None
+    # If validation or test problems are held out of the training problems, none of their questions
+    # is demonstrated, so SFT needs them as well.
+    if data.validation_share and requested & {"sft", "validation"}:
+        train_is_needed = True
+    if data.test_share and requested & {"sft", "test"}:
+        train_is_needed = True
+    return requested | {"train"} if train_is_needed else requested
 
 
-def require_part(recipe: Recipe, part: str) -> ProblemSet:
-    """The problems of a part of the recipe's data.
+def _hold_out_parts(recipe: Recipe, loaded: dict[str, ProblemSet]) -> None:
+    """Take test and validation problems out of the loaded training problems, if the recipe does."""
+    data = recipe.data
+    if data.test_share and "train" in loaded:
+        # The seed is not that of the run: runs of several seeds are compared on the same problems.
+        loaded["train"], loaded["test"] = hold_out(
+            loaded["train"], data.test_share, seed=0, part="test"
+        )
+        if "sft" in loaded:
+            loaded["sft"] = without(loaded["sft"], loaded["test"], part="test")
+    if data.validation_share and "train" in loaded:
+        loaded["train"], loaded["validation"] = hold_out(
+            loaded["train"], data.validation_share, seed=recipe.seed
+        )
+        if "sft" in loaded:
+            loaded["sft"] = without(loaded["sft"], loaded["validation"])
+
+
+def load_part(recipe: Recipe, name: str) -> ProblemSet | None:
+    """Load one of `PARTS` as a run would use it; None if the recipe has no such part."""
+    return load_problem_sets(recipe, [name]).parts.get(name)
+
+
+def require_part(recipe: Recipe, name: str) -> ProblemSet:
+    """Load one of `PARTS` as a run would use it.
 
     Raises:
-        ConfigError: the recipe has none.
+        ConfigError: the recipe has no such part.
     """
-    problems = load_part(recipe, part)
+    problems = load_part(recipe, name)
     if problems is None:
         raise ConfigError(
-            f"the recipe has no {part} problems",
-            where=f"data.{part}",
+            f"the recipe has no {name} problems",
+            where=f"data.{name}",
             fix="Name some in the recipe, or choose the other --split.",
         )
     return problems
 
 
-def _load(part: str, source: SourceConfig, recipe: Recipe) -> ProblemSet:
+def _load(name: str, source: SourceConfig, recipe: Recipe) -> ProblemSet:
     """Load one part and report which of its rows are left out.
 
-    What is only measured on keeps the problems whose reference cannot be read.
+    Parts that are only measured keep the problems whose reference answer cannot be read.
     """
     problems = load_problems(
         source,
         seed=recipe.seed,
         fmt=make_format(recipe.prompt),
-        keep_unreadable=part in MEASURED,
+        keep_unreadable=name in MEASURED,
     )
     if not problems.quarantined:
         return problems
@@ -155,70 +190,80 @@ def _load(part: str, source: SourceConfig, recipe: Recipe) -> ProblemSet:
         f"used; the first is row {first.row}: {first.reason}"
     )
     share = len(problems.quarantined) / problems.rows_read
-    if part not in MEASURED and share > MAX_QUARANTINED_SHARE:
+    if name not in MEASURED and share > MAX_QUARANTINED_SHARE:
         raise DataError(
             summary,
-            where=f"data.{part}",
-            fix=f"At most {MAX_QUARANTINED_SHARE:.0%} may be unusable; check data.{part}.columns. "
+            where=f"data.{name}",
+            fix=f"At most {MAX_QUARANTINED_SHARE:.0%} may be unusable; check data.{name}.columns. "
             "`grouper data prepare` writes a copy that holds only the others.",
         )
-    log.warning("data.%s: %s. They are left out.", part, summary)
+    log.warning("data.%s: %s. They are left out.", name, summary)
     return problems
 
 
 def quarantine_lines(sets: ProblemSets) -> Iterator[str]:
-    """One line for every source row that is left out."""
-    for name, part in sets.sources.items():
-        for row in part.quarantined:
-            yield f"data.{name}: row {row.row} of {part.name} is left out: {row.reason}"
+    """Yield one line for every source row that is left out."""
+    for name, problem_set in sets.sources.items():
+        for row in problem_set.quarantined:
+            yield f"data.{name}: row {row.row} of {problem_set.name} is left out: {row.reason}"
 
 
-# --- what a run says before it starts ------------------------------------------------------------
+# --- the lines that a run prints before it starts ------------------------------------------------
 
 
 def phase_lines(
     recipe: Recipe, sets: ProblemSets, fitting: Mapping[str, int] | None = None
 ) -> list[str]:
-    """One line per phase and measurement.
+    """Return one line per phase and measurement.
 
     Args:
         recipe: of the run.
-        sets: its problems.
-        fitting: problems of each part that fit the model; left out: it is not known which do.
+        sets: the problem sets of the recipe.
+        fitting: number of problems of each part that fit the model; default: all of them.
     """
-    lines, parts = sets.notes, sets.parts
-    size = fitting or {name: len(part) for name, part in parts.items()}
+    lines = sets.notes
+    sizes = fitting
+    if not sizes:
+        sizes = {name: len(problem_set) for name, problem_set in sets.parts.items()}
     if sets.sft is not None and not recipe.skip_sft:
         batch = recipe.sft.batch_size
-        amount = f"{batch} demonstrations per step, {size['sft']:,} in all"
-        lines.append(f"SFT: {amount}, {_steps(recipe.sft, size['sft'], batch)}")
+        amount = f"{batch} demonstrations per step, {sizes['sft']:,} in all"
+        lines.append(f"SFT: {amount}, {_steps(recipe.sft, sizes['sft'], batch)}")
     if not recipe.skip_grpo:
-        prompts, group = recipe.grpo.prompts_per_step, recipe.grpo.group_size
+        prompts = recipe.grpo.prompts_per_step
+        group = recipe.grpo.group_size
         longest = f"{recipe.sampling.max_new_tokens} tokens per completion"
         if recipe.sampling.max_total_tokens is not None:
             longest = f"{recipe.sampling.max_total_tokens} tokens with the prompt"
         lines.append(
             f"GRPO: {prompts} prompts x {group} samples = {prompts * group} completions per step, "
-            f"{_steps(recipe.grpo, size['train'], prompts)}, at most {longest}"
+            f"{_steps(recipe.grpo, sizes['train'], prompts)}, at most {longest}"
         )
-    k = recipe.evaluation.samples
-    lines += [
-        f"Evaluation on {name}: {size[name]:,} problems x {k} = {k * size[name]:,} completions"
-        for name in MEASURED
-        if name in parts
-    ]
+    samples = recipe.evaluation.samples
+    for name in MEASURED:
+        if name in sets.parts:
+            size = sizes[name]
+            lines.append(
+                f"Evaluation on {name}: {size:,} problems x {samples} = {samples * size:,} "
+                "completions"
+            )
     return lines
 
 
 def _steps(config: PhaseConfig, size: int, per_step: int) -> str:
+    """Describe the steps of an epoch and of a phase, in words."""
     steps = total_steps(config, size=size, per_step=per_step)
     epoch = -(-size // per_step)
-    return f"{epoch:,} step{'s' * (epoch > 1)} per epoch; {steps:,} step{'s' * (steps > 1)}"
+    return f"{epoch:,} {_steps_noun(epoch)} per epoch; {steps:,} {_steps_noun(steps)}"
+
+
+def _steps_noun(count: int) -> str:
+    return "steps" if count > 1 else "step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """Held-out problems that training, or the choice of settings, has seen."""
+    """Held-out problems that are also used for training, or for the choice of settings."""
 
     count: str
     """`data.test: 3 problems are in the training data`."""
@@ -226,26 +271,32 @@ class Leak:
 
 
 def find_leaks(recipe: Recipe, sets: ProblemSets) -> list[Leak]:
-    """One per held-out part and the part that it shares problems with, if a phase trains on it."""
+    """Find the held-out parts that share problems with the data of a phase, or with each other.
+
+    Returns:
+        One leak for each pair of parts that share problems.
+    """
+    trained = _trained_problems(recipe, sets)
     leaks = []
-    phases = ((sets.sft, recipe.skip_sft), (sets.train, recipe.skip_grpo))
-    # Both phases may have the very same set.
-    parts = {id(part): part for part, skipped in phases if part is not None and not skipped}
-    trained = [problem for part in parts.values() for problem in part.problems]
-    for name, part in sets.parts.items():
-        if name in MEASURED and (found := find_overlap(trained, part.problems)):
-            same = sum(overlap.same_question for overlap in found)
-            count = f"data.{name}: {len(found)} problems are in the training data"
-            warning = (
-                f"{count}, too ({same} with the same question, the others share a run of words); "
-                f"the first is {found[0].held_out_id}, as {found[0].trained_id}. What is measured "
-                "on them says nothing about new problems."
-            )
-            leaks.append(Leak(count=count, warning=warning))
+    for name, problem_set in sets.parts.items():
+        if name not in MEASURED:
+            continue
+        overlaps = find_overlap(trained, problem_set.problems)
+        if not overlaps:
+            continue
+        same = sum(overlap.same_question for overlap in overlaps)
+        count = f"data.{name}: {len(overlaps)} problems are in the training data"
+        warning = (
+            f"{count}, too ({same} with the same question, the others share a run of words); "
+            f"the first is {overlaps[0].held_out_id}, as {overlaps[0].trained_id}. What is "
+            "measured on them says nothing about new problems."
+        )
+        leaks.append(Leak(count=count, warning=warning))
     if sets.validation is not None and sets.test is not None:
         overlaps = find_overlap(sets.validation.problems, sets.test.problems)
-        if both := sum(overlap.same_question for overlap in overlaps):
-            count = f"data.test: {both} problems are in data.validation"
+        same = sum(overlap.same_question for overlap in overlaps)
+        if same:
+            count = f"data.test: {same} problems are in data.validation"
             warning = (
                 f"{count}, too, which settings are chosen on. Parts of one file need the same "
                 "`shuffle`, and offset and limit that keep them apart."
@@ -254,22 +305,36 @@ def find_leaks(recipe: Recipe, sets: ProblemSets) -> list[Leak]:
     return leaks
 
 
+def _trained_problems(recipe: Recipe, sets: ProblemSets) -> list[Problem]:
+    """Return the problems of all phases that run; those of a set that both share only once."""
+    problems: list[Problem] = []
+    if sets.sft is not None and not recipe.skip_sft:
+        problems += sets.sft.problems
+    if sets.train is not None and not recipe.skip_grpo:
+        is_counted = sets.train is sets.sft and not recipe.skip_sft
+        if not is_counted:
+            problems += sets.train.problems
+    return problems
+
+
 def data_warnings(recipe: Recipe, sets: ProblemSets) -> Iterator[str]:
     """Warn of parts that are mostly repetition, and of references that are sentences."""
-    for name, part in sets.sources.items():
+    for name, problem_set in sets.sources.items():
         source: SourceConfig | None = getattr(recipe.data, name)
-        shown = name == "sft" or (name == "train" and recipe.skip_grpo)
-        # `unique` says how many are wanted: training on one problem is an experiment of its own.
+        is_demonstrated = name == "sft" or (name == "train" and recipe.skip_grpo)
+        # `unique` limits the number of questions: training on one problem is an experiment of its
+        # own.
         if source is None or source.unique == "all":
-            yield from _repetition(name, part, shown=shown)
+            yield from _repetition(name, problem_set, demonstrated=is_demonstrated)
         # Demonstrations show their own text; nothing is graded against the reference.
-        if not shown:
-            yield from _sentences(name, part)
+        if not is_demonstrated:
+            yield from _sentences(name, problem_set)
 
 
-def _repetition(name: str, part: ProblemSet, *, shown: bool) -> Iterator[str]:
-    problems = part.problems
-    if shown:  # several solutions of a question are several demonstrations
+def _repetition(name: str, problem_set: ProblemSet, *, demonstrated: bool) -> Iterator[str]:
+    """Warn if most problems of a set repeat others."""
+    problems = problem_set.problems
+    if demonstrated:  # several solutions of a question are several demonstrations
         different = len({(p.question, p.answer, p.solution, p.response) for p in problems})
         noun = "different demonstration"
     else:
@@ -284,37 +349,40 @@ def _repetition(name: str, part: ProblemSet, *, shown: bool) -> Iterator[str]:
         )
 
 
-def _sentences(name: str, part: ProblemSet) -> Iterator[str]:
-    prose = [problem for problem in part.problems if is_sentence(problem.answer)]
-    if len(prose) > MAX_SENTENCE_SHARE * len(part):
+def _sentences(name: str, problem_set: ProblemSet) -> Iterator[str]:
+    """Warn if many reference answers of a set are sentences."""
+    prose = [problem for problem in problem_set.problems if is_sentence(problem.answer)]
+    if len(prose) > MAX_SENTENCE_SHARE * len(problem_set):
         yield (
-            f"data.{name}: {len(prose):,} of {len(part):,} reference answers are prose and not "
-            f"an answer, the first: {prose[0].id} ({prose[0].answer[:80]!r}). A completion is "
+            f"data.{name}: {len(prose):,} of {len(problem_set):,} reference answers are prose and "
+            f"not an answer, the first: {prose[0].id} ({prose[0].answer[:80]!r}). A completion is "
             "right only if it repeats the sentence. Name the column that holds the value alone in "
             f"data.{name}.columns.answer."
         )
 
 
+# Values of the settings that truncate the distribution, with which they do not.
 _OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def opening_lines(recipe: Recipe, sets: ProblemSets, fitting: Mapping[str, int]) -> Iterator[str]:
-    """The lines printed at the start of a run; the arguments are those of `phase_lines`."""
+    """Yield the lines printed at the start of a run; the arguments are those of `phase_lines`."""
     yield from phase_lines(recipe, sets, fitting)
-    s, g = recipe.sampling, recipe.grpo
     if recipe.skip_grpo:
         return
-    if cut := [name for name, off in _OFF.items() if getattr(s, name) != off]:
+    sampling = recipe.sampling
+    truncating = [name for name, off in _OFF.items() if getattr(sampling, name) != off]
+    if truncating:
         yield (
-            f"Bias accepted (sampling.allow_truncated): {', '.join(cut)} cut the distribution that "
-            "samples are drawn from, while the gradient assumes the whole one."
+            f"Bias accepted (sampling.allow_truncated): {', '.join(truncating)} cut the "
+            "distribution that samples are drawn from, while the gradient assumes the whole one."
         )
-    if s.min_new_tokens:
+    if sampling.min_new_tokens:
         yield (
-            f"Bias accepted: stop tokens are not drawn in the first {s.min_new_tokens} tokens "
-            "(sampling.min_new_tokens), while the gradient assumes they could be."
+            f"Bias accepted: stop tokens are not drawn in the first {sampling.min_new_tokens} "
+            "tokens (sampling.min_new_tokens), while the gradient assumes they could be."
         )
-    if g.shuffle_rewards:
+    if recipe.grpo.shuffle_rewards:
         yield "Control run (grpo.shuffle_rewards): rewards are dealt out at random."
-    if g.group_size < 4:
-        yield f"grpo.group_size={g.group_size}: below 4 most groups carry no signal."
+    if recipe.grpo.group_size < 4:
+        yield f"grpo.group_size={recipe.grpo.group_size}: below 4 most groups carry no signal."

@@ -84,28 +84,22 @@ class Run:
         with display.track("reading the data"):
             sets = load_problem_sets(recipe)
         # The rewards, trackers and hooks, the user's own among them.
-        named = [r.name for r in recipe.rewards] + [t.name for t in recipe.tracking.trackers]
-        code = code_fingerprints([*named, *recipe.hooks])
-        # Of several machines each could have other files, and draw for other problems.
-        mine = {"recipe": self.hash, "parallel": recipe.parallel, **sets.fingerprints, **code}
-        facts = self.processes.gather(mine)
-        if changes := next(filter(None, (that_differ(facts[0], one) for one in facts)), None):
-            raise ConfigError(
-                f"processes differ from the first one: {describe_changes(changes)}",
-                where="torchrun",
-                fix="Start the same recipe with the same data and code on every machine.",
-            )
+        reward_names = [reward.name for reward in recipe.rewards]
+        tracker_names = [tracker.name for tracker in recipe.tracking.trackers]
+        code = code_fingerprints([*reward_names, *tracker_names, *recipe.hooks])
+        self._require_same_inputs(sets, code)
+        info = RunInfo(
+            recipe_hash=self.hash,
+            versions=describe_versions(recipe),
+            fingerprints=sets.fingerprints,
+            code=code,
+            host=host(use_cpu_threads(recipe.threads), self.processes.size),
+        )
         self.folder = Recorder(
             recipe,
             self.processes,
             {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes},
-            RunInfo(
-                recipe_hash=self.hash,
-                versions=describe_versions(recipe),
-                fingerprints=sets.fingerprints,
-                code=code,
-                host=host(use_cpu_threads(recipe.threads), self.processes.size),
-            ),
+            info,
         )
         self.path = self.folder.path
         self._logging: list[logging.Handler] = []
@@ -127,23 +121,43 @@ class Run:
             raise
 
     def has_begun(self) -> bool:
-        """Whether anything has been measured or trained in the run folder."""
+        """Return whether anything has been measured or trained in the run folder."""
         return bool(self.folder.read_evaluations() or self.folder.read_metrics())
+
+    def _require_same_inputs(self, sets: ProblemSets, code: dict[str, str]) -> None:
+        """Check that every process has the same recipe, data and code. Raises `ConfigError`.
+
+        Several machines may have different files, and would sample for different problems.
+        """
+        inputs = {
+            "recipe": self.hash,
+            "parallel": self.recipe.parallel,
+            **sets.fingerprints,
+            **code,
+        }
+        inputs_by_rank = self.processes.gather(inputs)
+        for other_inputs in inputs_by_rank:
+            changes = that_differ(inputs_by_rank[0], other_inputs)
+            if changes:
+                raise ConfigError(
+                    f"processes differ from the first one: {describe_changes(changes)}",
+                    where="torchrun",
+                    fix="Start the same recipe with the same data and code on every machine.",
+                )
 
     def _prepare(self, recipe: Recipe, sets: ProblemSets) -> None:
         """Prepare everything a run needs; any of it may still refuse the run."""
         # The other processes would print the same.
-        talks = self.processes.rank == 0
-        self._logging = setup_logging(self.path, console=self.display.console) if talks else []
+        is_rank0 = self.processes.rank == 0
+        if is_rank0:
+            self._logging = setup_logging(self.path, console=self.display.console)
         for text in quarantine_lines(sets):
             log.info(text)
         self.base_path = self._base(recipe, sets)
-        if find_device(recipe.device).type == "cuda":  # elsewhere all is in model.dtype
+        if find_device(recipe.device).type == "cuda":  # other devices compute in model.dtype
             self.display.say(describe_dtypes(recipe.sampling, recipe.model))
-        with self.display.within("preparing the problems"):  # of a large set, a minute
-            leaks = [leak.warning for leak in find_leaks(recipe, sets)]
-            for warning in (*data_warnings(recipe, sets), *leaks):
-                log.warning(warning)
+        with self.display.within("preparing the problems"):  # takes a minute for a large set
+            _warn_of_data(recipe, sets)
             if _needs_start(recipe, self.path):
                 self._check_start(str(recipe.grpo.start_from))
             self.prepared = Prepared(recipe, sets, model=self.base_path)
@@ -156,10 +170,10 @@ class Run:
             self.folder.record_resolved({"sampling.max_new_tokens": self.prepared.max_new_tokens})
         if self.prepared.demonstrations:
             self.display.say(_as_trained(self.prepared))
-        if talks:  # and scores
+        if is_rank0:  # the process that scores
             self.prepared.rewards.remember(self.path / ANSWERS_FILE)
         self.params = self.prepared.training_params()
-        """How GRPO draws its rollouts."""
+        """Sampling parameters of GRPO's rollouts."""
         self.token_text = cache(lambda token: self.prepared.text([token]))
         """The text of a token id, special ones included."""
         for text in self.processes.on_rank0(self.prepared.check_rewards):
@@ -167,30 +181,36 @@ class Run:
         self.stop = StopSignal(self.processes, self.display, self.path, self.folder.resume_command)
         """Requests to stop, and when they are obeyed."""
         self.background = Background(self.processes)
-        """Work that goes on while a phase trains."""
+        """Work that is done while a phase trains."""
         self.models = ModelsInMemory(
             recipe, self.prepared, self.processes, self.display, self.stop.raise_if_requested
         )
         """The policy in memory, with its replica and its sampler."""
 
     def _base(self, recipe: Recipe, sets: ProblemSets) -> str:
-        """The model before training, whose tokenizer the run uses; a new one is created once."""
+        """Return the path of the base model, whose tokenizer the run uses; create a new one once.
+
+        Returns:
+            A folder or a Hub name.
+        """
         named = named_base(recipe)
         if named is not None:
             return named
-        target = self.path / "base"
-        made = self.processes.on_rank0(
-            lambda: None if target.exists() else make_base(recipe, sets, target)
+        folder = self.path / "base"
+        description = self.processes.on_rank0(
+            lambda: None if folder.exists() else make_base(recipe, sets, folder)
         )
-        if made is not None:
-            self.display.say(made)
-        return str(target)
+        if description is not None:
+            self.display.say(description)
+        return str(folder)
 
     def _check_start(self, path: str) -> None:
         """Check that the model GRPO starts from has this run's tokenizer. Raises `ModelError`."""
-        revision = self.recipe.model.revision if self.base_path == self.recipe.model.path else None
-        ours = load_tokenizer(self.base_path, revision=revision)
-        if load_tokenizer(path).get_vocab() != ours.get_vocab():
+        revision = None
+        if self.base_path == self.recipe.model.path:
+            revision = self.recipe.model.revision
+        tokenizer = load_tokenizer(self.base_path, revision=revision)
+        if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
             raise ModelError(
                 f"the tokenizer of {path} is not that of {self.base_path}: the model would read "
                 "other tokens than it was trained on",
@@ -205,16 +225,25 @@ class Run:
     def __exit__(self, *raised: object) -> None:
         self.stop.end()
         self.prepared.close()
-        self.background.close()  # what it was doing ends with the servers
+        self.background.close()  # its work ends with the servers
         self.folder.close()
-        end_logging(self._logging)  # what the process does next is not of this run
-        # A folder that holds nothing would only stand in the way of the corrected recipe.
-        ended = isinstance(raised[1], GrouperError | KeyboardInterrupt)
-        if ended and self.folder.is_untrained() and self.folder.is_unmeasured():
+        end_logging(self._logging)  # later messages of the process do not belong to this run
+        # An empty folder would only stand in the way of the corrected recipe.
+        stopped = isinstance(raised[1], GrouperError | KeyboardInterrupt)
+        if stopped and self.folder.is_untrained() and self.folder.is_unmeasured():
             self.folder.discard()
         if not any(raised) and not self._group_is_callers:
             # After an error the other processes may never get here, and must not be waited for.
             leave_processes(self.models.held_replica())
+
+
+def _warn_of_data(recipe: Recipe, sets: ProblemSets) -> None:
+    """Log what is suspicious about the problems."""
+    leaks = find_leaks(recipe, sets)  # before the first warning: the search takes long
+    for warning in data_warnings(recipe, sets):
+        log.warning(warning)
+    for leak in leaks:
+        log.warning(leak.warning)
 
 
 def require_shareable(recipe: Recipe, size: int) -> None:
@@ -226,9 +255,10 @@ def require_shareable(recipe: Recipe, size: int) -> None:
 
     Raises:
         ConfigError: each would start a vLLM of its own, or cannot reach the other's; or weights are
-            to be split that are quantised, or whose optimizer cannot step a part of them.
+            to be split that are quantized, or whose optimizer cannot step a part of them.
     """
-    vllm, here = recipe.sampling.vllm, int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    vllm = recipe.sampling.vllm
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     if recipe.sampling.engine == "vllm" and vllm.mode == "colocate":
         raise ConfigError(
             f"mode colocate is for one training process, and there are {size}: each of them "
@@ -236,29 +266,37 @@ def require_shareable(recipe: Recipe, size: int) -> None:
             where="sampling.vllm.mode",
             fix="Use sampling.vllm.mode=server, or leave --nproc out.",
         )
-    reachable = all("://" in place for place in vllm.servers or ("auto",))
-    if recipe.sampling.engine == "vllm" and here < size and not reachable:
+    reachable = all("://" in server for server in vllm.servers or ("auto",))
+    if recipe.sampling.engine == "vllm" and local_size < size and not reachable:
         raise ConfigError(
             "the run is on several machines, and a server that it starts is seen by one alone",
             where="sampling.vllm.servers",
             fix="Start servers with grouper serve-rollouts, and give their addresses.",
         )
-    eight = [p for p in recipe.phases if getattr(recipe, p).optimizer.name == "adamw_8bit"]
-    whole = [f"{phase}.optimizer.name" for phase in eight]
-    whole += ["model.quantization"] if recipe.model.quantization is not None else []
-    if recipe.parallel == "fsdp" and whole:
+    unsplittable = [
+        f"{phase}.optimizer.name"
+        for phase in recipe.phases
+        if getattr(recipe, phase).optimizer.name == "adamw_8bit"
+    ]
+    if recipe.model.quantization is not None:
+        unsplittable.append("model.quantization")
+    if recipe.parallel == "fsdp" and unsplittable:
         raise ConfigError(
             "weights in 4 bits and the state of adamw_8bit cannot be split over processes",
-            where=whole[0],
+            where=unsplittable[0],
             fix="Leave it out, or set parallel to ddp.",
         )
 
 
 def _needs_start(recipe: Recipe, run: Path) -> bool:
-    """Whether the run will load `grpo.start_from`: GRPO has not started, or measures its KL."""
-    begun = any((run / "grpo").glob(f"*/{STATE_FILE}"))
-    wanted = recipe.grpo.start_from is not None and not recipe.skip_grpo
-    return wanted and (not begun or recipe.grpo.beta > 0)
+    """Return whether the run will load `grpo.start_from`.
+
+    It does if GRPO has not started, or measures the KL to the model that it started from.
+    """
+    if recipe.grpo.start_from is None or recipe.skip_grpo:
+        return False
+    has_started = any((run / "grpo").glob(f"*/{STATE_FILE}"))
+    return not has_started or recipe.grpo.beta > 0
 
 
 def check_models(recipe: Recipe, run: Path, *, resume: bool) -> list[str]:
@@ -276,13 +314,14 @@ def check_models(recipe: Recipe, run: Path, *, resume: bool) -> list[str]:
         ModelError: one does not exist, is an adapter of another base model, or lacks the layers
             that LoRA is to be applied to.
     """
-    named = {"model.path": recipe.model.path}
-    if not resume or _needs_start(recipe, run):
-        named["grpo.start_from"] = None if recipe.skip_grpo else recipe.grpo.start_from
+    paths: dict[str, str] = {}
+    if recipe.model.path is not None:
+        paths["model.path"] = recipe.model.path
+    start_is_loaded = not resume or _needs_start(recipe, run)
+    if start_is_loaded and not recipe.skip_grpo and recipe.grpo.start_from is not None:
+        paths["grpo.start_from"] = recipe.grpo.start_from
     missing = []
-    for where, path in named.items():
-        if path is None:
-            continue
+    for where, path in paths.items():
         require_model_folder(path, where=where)
         revision = recipe.model.revision if path == recipe.model.path else None
         if not on_this_machine(path, revision):
@@ -298,31 +337,32 @@ def check_models(recipe: Recipe, run: Path, *, resume: bool) -> list[str]:
 
 
 def _as_trained(prepared: Prepared) -> Text:
-    """One demonstration as SFT sees it: prompt dim, trained tokens green, stop token underlined.
+    """Render one demonstration: prompt dim, trained tokens green, stop token underlined.
 
-    The brackets mark the border where there are no colours.
+    The brackets mark the border where there are no colors.
     """
     demonstration = prepared.demonstrations[0]
+    prompt = printable(prepared.text(demonstration.prompt.token_ids))
+    completion = printable(prepared.text(demonstration.token_ids[:-1]))
+    stop_token = printable(prepared.text(demonstration.token_ids[-1:]))
     return Text.assemble(
         ("One demonstration; SFT trains what stands between >>> and <<<:\n", "bold"),
-        (printable(prepared.text(demonstration.prompt.token_ids)), "dim"),
+        (prompt, "dim"),
         (">>>", "bold"),
-        (printable(prepared.text(demonstration.token_ids[:-1])), "green"),
-        (printable(prepared.text(demonstration.token_ids[-1:])), "green underline"),
+        (completion, "green"),
+        (stop_token, "green underline"),
         ("<<<", "bold"),
     )
 
 
 def describe_versions(recipe: Recipe) -> dict[str, str]:
-    """Versions of everything that the numbers of a run on this device depend on."""
+    """Return the versions of everything that a run's numbers on this device depend on."""
     device = find_device(recipe.device)
-    packages = ("grouper-rl", "torch", "transformers", "tokenizers", "peft", "math-verify")
-    found = {"python": platform.python_version(), **{name: installed(name) for name in packages}}
+    versions = {"python": platform.python_version()}
+    for package in ("grouper-rl", "torch", "transformers", "tokenizers", "peft", "math-verify"):
+        versions[package] = installed(package)
     if recipe.model.compute_dtype in MACHINE_DTYPES:
-        found["compute dtype"] = on_device(recipe.model, device.type).compute_dtype
+        versions["compute dtype"] = on_device(recipe.model, device.type).compute_dtype
     if device.type == "cpu":
-        found["kernels"] = kernels_in_use()
-    return found
-
-
-# --- the watchdog
+        versions["kernels"] = kernels_in_use()
+    return versions

@@ -8,10 +8,7 @@ from pathlib import Path
 from grouper.config.loading import resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import RunFolderError
-from grouper.files import (
-    refusing,
-    whole_folder,
-)
+from grouper.files import refusing, whole_folder
 from grouper.models.folders import ADAPTER_FILE, BEST_FILE, RECIPE_FILE, STATE_FILE
 from grouper.runs.folder import OUR_FOLDERS
 from grouper.training.saved_state import is_complete
@@ -29,24 +26,48 @@ def check_save_path(recipe: Recipe, run: Path) -> None:
     """
     if recipe.save_path is None:
         return
+    where = f"save_path: {recipe.save_path}"
     target = Path(recipe.save_path).expanduser()
-    here, there = run.resolve(), target.resolve()
+    entries: list[Path] = []
     with refusing(target):
-        entries = list(target.iterdir()) if target.is_dir() else [target] * target.exists()
+        if target.is_dir():
+            entries = list(target.iterdir())
+        elif target.exists():
+            entries = [target]
+    if _overlaps_run(target.resolve(), run.resolve()):
+        raise RunFolderError(
+            "this folder is part of the run, or holds it, and would be replaced",
+            where=where,
+            fix="Name a folder of its own.",
+        )
     names = {entry.name for entry in entries}
+    # A saved model has a recipe, and an adapter or a configuration.
+    is_saved_model = {RECIPE_FILE} < names and names & {ADAPTER_FILE, "config.json"}
+    if names and not is_saved_model:
+        raise RunFolderError(
+            "this holds something other than a model saved by a run, and would be replaced",
+            where=where,
+            fix="Name a new folder, or empty this one.",
+        )
     folders = sorted(entry.name for entry in entries if entry.is_dir())
-    if here.is_relative_to(there) or any(there.is_relative_to(here / n) for n in OUR_FOLDERS):
-        what = "this folder is part of the run, or holds it, and would be replaced"
-        fix = "Name a folder of its own."
-    elif names and not ({RECIPE_FILE} < names and names & {ADAPTER_FILE, "config.json"}):
-        what = "this holds something other than a model saved by a run, and would be replaced"
-        fix = "Name a new folder, or empty this one."
-    elif folders:
-        what = f"{', '.join(folders)} in this folder is from elsewhere, and would be deleted"
-        fix = "Move it, or name a new folder."
-    else:
-        return
-    raise RunFolderError(what, where=f"save_path: {recipe.save_path}", fix=fix)
+    if folders:
+        raise RunFolderError(
+            f"{', '.join(folders)} in this folder is from elsewhere, and would be deleted",
+            where=where,
+            fix="Move it, or name a new folder.",
+        )
+
+
+def _overlaps_run(target: Path, run: Path) -> bool:
+    """Return whether a folder holds the run folder, or is one of the folders that the run writes.
+
+    Args:
+        target: the resolved folder.
+        run: the resolved run folder.
+    """
+    if run.is_relative_to(target):
+        return True
+    return any(target.is_relative_to(run / name) for name in OUR_FOLDERS)
 
 
 def export_to_save_path(recipe: Recipe, run: Path) -> str | None:
@@ -60,21 +81,21 @@ def export_to_save_path(recipe: Recipe, run: Path) -> str | None:
         run: the run folder.
 
     Returns:
-        A line that says so; None if there is nothing to do.
+        A message; None if there is nothing to do.
 
     Raises:
         RunFolderError: as `check_save_path`; the disk is full or not writable.
     """
     finals = [run / phase / "final" for phase in reversed(recipe.phases)]
-    trained = next(filter(is_complete, finals), None)
-    if recipe.save_path is None or trained is None:
+    last_final = next(filter(is_complete, finals), None)
+    if recipe.save_path is None or last_final is None:
         return None
     check_save_path(recipe, run)
     target = Path(recipe.save_path).expanduser()
     with whole_folder(target) as folder:
-        for file in sorted(trained.iterdir()):
+        for file in sorted(last_final.iterdir()):
             if file.is_file() and file.name not in (STATE_FILE, BEST_FILE):
                 shutil.copyfile(file, folder / file.name)
         (folder / RECIPE_FILE).write_text(resolved_yaml(recipe), encoding="utf-8")
-        what = "the adapter" if (folder / ADAPTER_FILE).is_file() else "the model"
-    return f"Saved {what} of {trained} to {target}."
+        noun = "the adapter" if (folder / ADAPTER_FILE).is_file() else "the model"
+    return f"Saved {noun} of {last_final} to {target}."

@@ -1,4 +1,4 @@
-"""Saved folders of a phase: whether they are what was written, and which one to continue from."""
+"""Saved folders of a phase: whether they are intact, and which one to continue from."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ from pydantic import BaseModel, Field
 
 from grouper.errors import CheckpointError, ModelError
 from grouper.evaluation.items import checked
-from grouper.files import (
-    TOO_DEEP,
-    checksum,
-    write_atomic,
-)
+from grouper.files import TOO_DEEP, checksum, write_atomic
 from grouper.models.folders import BEST_FILE, STATE_FILE
 from grouper.runs.records import MOST_STEPS
 
 log = logging.getLogger(__name__)
 
 
-# In a checkpoint that training can continue from.
+# Subfolder of the checkpoints that training can continue from.
 OPTIMIZER_FOLDER = "optimizer"
 
 
-# What is saved of a state as it is.
+# Fields of a state that are saved without conversion.
 COUNTERS = ("step", "total", "skipped", "epoch_ended", "checks", "asked")
-# What every state file has.
+# Keys that every state file has.
 _KEYS = (
-    *("phase", *COUNTERS, "position", "difficulty", "best"),
-    *("policy_version", "started_from", "recipe_hash", "files"),
+    "phase",
+    *COUNTERS,
+    "position",
+    "difficulty",
+    "best",
+    "policy_version",
+    "started_from",
+    "recipe_hash",
+    "files",
 )
 
 
@@ -44,7 +47,7 @@ class _SavedBest(BaseModel, strict=True):
 
 
 class _SavedState(BaseModel, strict=True):
-    """The types of what a state file holds."""
+    """The types of the values in a state file."""
 
     phase: Literal["sft", "grpo"]
     step: int = Field(ge=0, le=MOST_STEPS)
@@ -66,14 +69,15 @@ _check_state = checked(_SavedState.model_validate)
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a checkpoint or final folder was written completely."""
+    """Return whether a checkpoint or final folder was written completely."""
     return (folder / STATE_FILE).is_file()
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """File -> CRC-32 in hex.
+    """Compute the checksums of a folder's files: relative path -> CRC-32 in hex.
 
-    Without the state file, and without the mark of the best one, which comes and goes.
+    The state file is left out, and so is the mark of the best checkpoint, which is added and
+    removed later.
     """
     return {
         path.relative_to(folder).as_posix(): checksum(path)
@@ -83,7 +87,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
-    """What is wrong with a saved folder, in a few words, or None if it is intact.
+    """Describe the damage of a saved folder in a few words; None if it is intact.
 
     Every file is read and compared with the checksum that was taken when it was written.
 
@@ -99,8 +103,8 @@ def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
             path = folder / name
             if not path.is_file():
                 return f"its {name} is missing"
-            compared = not only_tensors or path.suffix == ".safetensors"
-            if compared and checksum(path) != written:
+            is_compared = not only_tensors or path.suffix == ".safetensors"
+            if is_compared and checksum(path) != written:
                 return f"its {name} is damaged or was edited (other bytes than were written)"
     except CheckpointError as error:
         return error.what
@@ -110,9 +114,9 @@ def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
 
 
 def require_intact(model: str) -> None:
-    """Refuse a model of a run whose weights are not those that were written; others pass.
+    """Refuse a model of a run whose weights are damaged; models from elsewhere pass.
 
-    Where only small files differ, as after an edit, there is a warning.
+    If only small files differ, as after an edit, there is a warning.
 
     Raises:
         ModelError: a file of its weights is damaged, or one of its files is missing.
@@ -140,39 +144,45 @@ def write_state(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The readable state of a complete checkpoint or final folder.
+    """Read the state of a complete checkpoint or final folder.
 
     Raises:
         CheckpointError: the file is damaged, or was written by another version.
     """
     file = folder / STATE_FILE
+    problem: str | None = None
     try:
         state: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         missing = [key for key in _KEYS if key not in state]
-        what = f"has no {missing[0]!r}" if missing else None
-        if what is None:
+        if missing:
+            problem = f"has no {missing[0]!r}"
+        else:
             _check_state(state)
     except RecursionError:
-        what = f"cannot be read ({TOO_DEEP})"
+        problem = f"cannot be read ({TOO_DEEP})"
     except (OSError, ValueError, TypeError) as error:
-        what = f"cannot be read ({error})"
-    if what is None:
+        problem = f"cannot be read ({error})"
+    if problem is None:
         return state
     raise CheckpointError(
-        f"its {STATE_FILE} {what}",
+        f"its {STATE_FILE} {problem}",
         where=str(folder),
         fix="Delete this folder; --resume then uses what is before it.",
     )
 
 
 def numbered(phase: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of every checkpoint of a phase, complete or not, oldest first."""
-    found = [(folder.name.partition("-")[2], folder) for folder in phase.glob("checkpoint-*")]
-    return sorted((int(number), folder) for number, folder in found if number.isdigit())
+    """List (step, folder) of every checkpoint of a phase, complete or not, oldest first."""
+    checkpoints = []
+    for folder in phase.glob("checkpoint-*"):
+        _, _, number = folder.name.partition("-")
+        if number.isdigit():
+            checkpoints.append((int(number), folder))
+    return sorted(checkpoints)
 
 
 def _is_resumable(folder: Path) -> bool:
-    """Whether it holds an optimizer state; the best one loses its own after a while.
+    """Return whether a folder holds an optimizer state; the best one loses it after a while.
 
     True if the state cannot be read: a damaged checkpoint is reported, not passed over.
     """
@@ -186,14 +196,15 @@ def _is_resumable(folder: Path) -> bool:
 def latest_checkpoint(
     run: Path, phase: str, *, recipe_hashes: Collection[str]
 ) -> tuple[Path, dict[str, Any]] | None:
-    """The newest intact checkpoint to continue from and its readable state, or None.
-
-    Damaged ones are reported and skipped.
+    """Find the newest intact checkpoint to continue from; damaged ones are reported and skipped.
 
     Args:
         run: the run folder.
         phase: `sft` or `grpo`.
         recipe_hashes: of the run's recipe, now and before changes that the user allowed.
+
+    Returns:
+        The folder and its readable state; None if the phase has no checkpoint.
 
     Raises:
         CheckpointError: it belongs to another recipe, there are only damaged ones, or none although
@@ -206,60 +217,64 @@ def latest_checkpoint(
         problem = damage(folder)
         if problem is None:
             state = read_state(folder)
-            theirs = state["recipe_hash"]
-            if theirs in recipe_hashes:
+            recipe_hash = state["recipe_hash"]
+            if recipe_hash in recipe_hashes:
                 return folder, state
             raise CheckpointError(
-                f"this checkpoint was written by recipe {theirs[:12]}, this is "
+                f"this checkpoint was written by recipe {recipe_hash[:12]}, this is "
                 f"{', '.join(sorted(recipe_hashes))}",
                 where=str(folder),
                 fix="Continue with the recipe.yaml of that run, or use another name or output_dir.",
             )
         log.warning("%s is skipped: %s.", folder, problem)
-        first_problem = first_problem or f"{folder.name}: {problem}"
-    again = f"Restore one from a backup, or delete {run / phase} to train {phase} again."
+        if first_problem is None:
+            first_problem = f"{folder.name}: {problem}"
+    fix = f"Restore one from a backup, or delete {run / phase} to train {phase} again."
     if first_problem is None and is_complete(run / phase / "final"):
         first_problem = "only final/ is left, which has no optimizer state"
-        again += " A run of its own can begin with final/ (model.path)."
+        fix += " A run of its own can begin with final/ (model.path)."
     if first_problem is not None:
         raise CheckpointError(
             f"no checkpoint of {phase} can be used: {first_problem}",
             where=str(run / phase),
-            fix=again,
+            fix=fix,
         )
     return None
 
 
 def is_finished(run: Path, phase: str, total: int) -> bool:
-    """Whether the final folder of a phase exists and is intact; a damaged one is made again.
+    """Return whether the final folder of a phase exists and is intact; a damaged one is made again.
 
     If only small files were edited, that is reported and the folder is used, as its weights are
-    intact.
-    A phase that has been given more steps since is not finished, unless GRPO has started from it.
+    intact. A phase that has been given more steps since is not finished, unless GRPO has started
+    from it.
 
     Args:
         run: the run folder.
         phase: `sft` or `grpo`.
-        total: steps that the phase is to have now.
+        total: steps of the phase in the recipe.
 
     Raises:
         CheckpointError: `sft/final` is damaged, and a GRPO that started from it is not finished.
     """
-    final, grpo = run / phase / "final", run / "grpo"
+    final = run / phase / "final"
+    grpo = run / "grpo"
     if not is_complete(final):
         return False
     problem = damage(final)
-    begun = phase == "sft" and any(is_complete(folder) for _, folder in numbered(grpo))
+    grpo_has_begun = phase == "sft" and any(is_complete(folder) for _, folder in numbered(grpo))
     if problem is not None and phase == "sft" and is_complete(grpo / "final"):
         return True
     if problem is None or damage(final, only_tensors=True) is None:
         if problem is not None:
             log.warning("%s: %s. It is used as it is.", final, problem)
-        before = int(read_state(final)["total"])
-        if total > before and begun:
-            log.warning("SFT stays at %d steps of %d: GRPO has begun from it.", before, total)
-        return total <= before or begun
-    if begun:
+        finished_total = int(read_state(final)["total"])
+        if total > finished_total and grpo_has_begun:
+            log.warning(
+                "SFT stays at %d steps of %d: GRPO has begun from it.", finished_total, total
+            )
+        return total <= finished_total or grpo_has_begun
+    if grpo_has_begun:
         raise CheckpointError(
             f"{problem}, and GRPO has begun from it",
             where=str(final),
@@ -271,15 +286,17 @@ def is_finished(run: Path, phase: str, total: int) -> bool:
 
 
 def last_good(phase: Path, step: int) -> str:
-    """In words: the newest resumable checkpoint not after `step`, else the oldest there is."""
-    found = [(n, folder) for n, folder in numbered(phase) if is_usable(folder)]
-    if not found:
+    """Name, in words, the newest resumable checkpoint not after `step`, else the oldest one."""
+    usable = [(number, folder) for number, folder in numbered(phase) if is_usable(folder)]
+    if not usable:
         return "there is no checkpoint of this phase yet"
-    number, folder = max((one for one in found if one[0] <= step), default=found[0])
-    when = "from before these steps" if number <= step else "the oldest that is left"
-    return f"{folder} is {when}"
+    not_after = [folder for number, folder in usable if number <= step]
+    if not_after:
+        return f"{not_after[-1]} is from before these steps"
+    _, oldest = usable[0]
+    return f"{oldest} is the oldest that is left"
 
 
 def is_usable(folder: Path) -> bool:
-    """Whether training can continue from a folder."""
+    """Return whether training can continue from a folder."""
     return is_complete(folder) and _is_resumable(folder)

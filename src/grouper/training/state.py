@@ -32,22 +32,25 @@ class BestScore:
     step: int | None = None
     accuracy: float = -1.0
     interval: list[float] | None = None
-    """Both ends, for the accuracy."""
+    """Both ends of the interval of the accuracy."""
     pending: int | None = None
     """A step that may be better: its validation has not ended."""
 
     def offer(self, step: int, accuracy: float, interval: Interval | None = None) -> bool:
-        """Record an evaluation; returns whether it beats all earlier ones."""
-        if not accuracy > self.accuracy:  # NaN beats nothing
+        """Record an evaluation if it beats all earlier ones, and return whether it does."""
+        if not accuracy > self.accuracy:  # a comparison with NaN is False
             return False
-        self.step, self.accuracy = step, accuracy
-        self.interval = None if interval is None else [interval.low, interval.high]
+        self.step = step
+        self.accuracy = accuracy
+        self.interval = None
+        if interval is not None:
+            self.interval = [interval.low, interval.high]
         return True
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """The state of a phase: what a checkpoint holds, and what is rebuilt from the recipe.
+    """The state of a phase: the content of a checkpoint, and what is rebuilt from the recipe.
 
     The schedule and SFT's position in the problem stream are functions of `step`, so they need no
     entry.
@@ -62,9 +65,9 @@ class TrainState:
     total: int
     """Steps of the whole phase."""
     stream: ProblemStream
-    """The order in which problems are drawn; a function of the recipe, so it is not saved."""
+    """The order of the problems; a function of the recipe, so it is not saved."""
     clock: StepClock
-    """Where the seconds of a step go; not saved."""
+    """The clock that times the steps; not saved."""
     reference: dict[str, Tensor] | None = None
     """GRPO: the reference weights of a KL term, sharded like the replica's; not saved."""
     started_from: str = ""
@@ -74,12 +77,12 @@ class TrainState:
     epoch_ended: bool = False
     """Whether the last step reached the end of an epoch."""
     rollouts: RolloutSource | None = None
-    """GRPO: draws the rollouts of each step, and knows where it is in the stream."""
+    """GRPO: the source of each step's rollouts, with its position in the stream."""
     best: BestScore = field(default_factory=BestScore)
     checks: dict[str, Any] = field(default_factory=dict)
-    """What the live checks remember of the last steps, as JSON values."""
+    """The memory of the live checks of the last steps, as JSON values."""
     asked: dict[str, str] = field(default_factory=dict)
-    """What hooks requested after the last step -> which hook."""
+    """Requests of hooks after the last step: request -> name of the hook."""
     suspect: TrainBatch | None = None
     """The batch of the last step, if it was skipped; not saved."""
 
@@ -90,7 +93,7 @@ class TrainState:
         return self.rollouts
 
     def config(self, recipe: Recipe) -> SFTConfig | GRPOConfig:
-        """The settings of the phase."""
+        """Return the settings of the phase."""
         config: SFTConfig | GRPOConfig = getattr(recipe, self.phase)
         return config
 
@@ -109,9 +112,9 @@ class TrainState:
         self.epoch_ended = after // self.stream.size > before // self.stream.size
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Restore a fresh state from what `trainer_state.json` holds.
+        """Restore a fresh state from the content of `trainer_state.json`.
 
-        What the recipe has gained since (`--allow-changes`) starts afresh.
+        Components that were added to the recipe since (`--allow-changes`) start afresh.
         """
         total = self.total
         for name in COUNTERS:

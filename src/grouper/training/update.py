@@ -13,6 +13,7 @@ import gc
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -56,15 +57,15 @@ IMPORTANCE_CAP = 2.0
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What one update did."""
+    """The result of one update."""
 
     tallies: dict[str, Tally]
     applied: bool
     """False when the loss or gradient was not finite: the optimizer was not stepped."""
     events: tuple[str, ...] = ()
-    """What blocked it."""
+    """Reasons why it was not applied."""
     batch: TrainBatch | None = None
-    """The step, if it was not applied."""
+    """The batch, if it was not applied."""
 
 
 def update(
@@ -84,7 +85,7 @@ def update(
 
     Args:
         replica: the policy, as this process runs it; its version counts the steps applied.
-        batch: the step, normalisation included.
+        batch: the step, normalization included.
         objective: loss per token.
         optimizer: stepped once, or not at all.
         scale: learning-rate scale of this step, from `optimizers.schedule`.
@@ -95,17 +96,22 @@ def update(
     Raises:
         ModelError: memory ran out and the step cannot be run again in smaller slices.
     """
-    if broken := broken_rows(batch):
-        name, rows = next(iter(broken.items()))
-        which = f"row {int(rows.nonzero()[0])} ({int(rows.sum())} of {len(rows)} rows)"
-        return UpdateResult({}, False, (f"not-finite: {name} of {which}; update skipped",), batch)
+    broken = broken_rows(batch)
+    if broken:
+        name, is_broken = next(iter(broken.items()))
+        first = int(is_broken.nonzero()[0])
+        count = int(is_broken.sum())
+        event = (
+            f"not-finite: {name} of row {first} ({count} of {len(is_broken)} rows); update skipped"
+        )
+        return UpdateResult({}, False, (event,), batch)
     policy = replica.policy
     loss, tallies = accumulate_gradient(
         replica, batch, objective, token_budget=token_budget, dropout_seed=dropout_seed
     )
     bound = math.inf if max_grad_norm is None else max_grad_norm
     norm = float(whole(nn.utils.clip_grad_norm_(policy.trainable().values(), bound)))
-    # An objective that reports its loss per token, as SFT's does, says more than the sum.
+    # An objective may report its loss per token instead of the sum, as SFT's does.
     tallies = {"loss": Tally.of([loss]), **tallies, "grad_norm": Tally.of([norm])}
     applied = math.isfinite(loss) and math.isfinite(norm)
     if applied:
@@ -127,7 +133,7 @@ def accumulate_gradient(
     dropout_seed: Callable[[int], int] | None = None,
     together: bool = True,
 ) -> tuple[float, dict[str, Tally]]:
-    """Set the gradients of the parameters to those of the whole step, slice by slice.
+    """Accumulate the gradients of the whole step, slice by slice.
 
     Args:
         replica: the policy, as this process runs it; its existing gradients are discarded.
@@ -146,28 +152,35 @@ def accumulate_gradient(
     policy = replica.policy
     policy.zero_grad(set_to_none=True)
 
-    def run(part: Slice) -> tuple[float, dict[str, Tally]]:
-        rows = part.batch.to(policy.device)
-        seed = None if dropout_seed is None else dropout_seed(part.number)
-        with contextlib.nullcontext() if seed is None else _dropout(policy, seed):
+    def run(slice_: Slice) -> tuple[float, dict[str, Tally]]:
+        """Run forward and backward of a slice; return its loss and tallies."""
+        rows = slice_.batch.to(policy.device)
+        dropout: AbstractContextManager[None] = contextlib.nullcontext()
+        if dropout_seed is not None:
+            dropout = _dropout(policy, dropout_seed(slice_.number))
+        with dropout:
             outputs = policy(rows, entropy_gradient=objective.entropy_gradient)
             per_token, tallies = objective.loss(outputs, rows)
             loss = (per_token * rows.weights).sum()
-            replica.backward(loss, last=part.last)
+            replica.backward(loss, last=slice_.last)
         return float(loss.detach()), tallies
 
     results = _in_slices(replica, batch, token_budget, run)
     if together and replica.processes.size > 1:
         replica.sum_gradients()
     # Not `fsum`, which raises on infinities of both signs; a NaN skips the step.
-    return sum(loss for loss, _ in results), merge_tallies([tallies for _, tallies in results])
+    loss = sum(loss for loss, _ in results)
+    return loss, merge_tallies([tallies for _, tallies in results])
 
 
 @contextlib.contextmanager
 def _dropout(policy: Policy, seed: int) -> Iterator[None]:
-    """LoRA's dropout on, from `seed`; everything else stays in evaluation mode."""
-    layers = [m for name, m in policy.named_modules() if ".lora_dropout." in name]
-    with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
+    """Switch on LoRA's dropout, from `seed`; all other modules stay in evaluation mode."""
+    layers = [module for name, module in policy.named_modules() if ".lora_dropout." in name]
+    devices = []
+    if policy.device.type == "cuda":
+        devices.append(policy.device)
+    with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed % 2**63)
         for layer in layers:
             layer.train()
@@ -178,7 +191,7 @@ def _dropout(policy: Policy, seed: int) -> Iterator[None]:
                 layer.eval()
 
 
-# --- what is minimised ---------------------------------------------------------------------------
+# --- objectives ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,17 +205,18 @@ class Objective:
 
 
 def _tally(values: Tensor, mask: Tensor) -> Tally:
-    """Tally of the masked values of [R, T]."""
-    picked = values.detach()[mask].cpu().double()  # mps has no float64
-    if not picked.numel():
+    """Return the tally of the masked values of [R, T]."""
+    selected = values.detach()[mask].cpu().double()  # on the CPU: mps has no float64
+    if not selected.numel():
         return Tally.of([])
-    low, high = picked.aminmax()
-    return Tally(float(picked.sum()), float(picked.numel()), float(low), float(high))
+    low, high = selected.aminmax()
+    return Tally(float(selected.sum()), float(selected.numel()), float(low), float(high))
 
 
 def _nll(
     outputs: TokenOutputs, batch: TrainBatch, entropy_bonus: float = 0.0
 ) -> tuple[Tensor, dict[str, Tally]]:
+    """Return the negative log-likelihood [R, T], less an entropy bonus, and its tallies."""
     loss = nll(outputs.logprobs)
     tallies = {
         "loss": _tally(loss, batch.mask),
@@ -219,7 +233,7 @@ sft_objective = Objective(_nll)
 
 
 def rehearsal_objective(entropy_bonus: float) -> Objective:
-    """Takes as much memory as the objective of a phase, and needs only tokens.
+    """Return an objective that takes as much memory as that of a phase, and needs only tokens.
 
     The likelihood replaces the surrogate. The gradient of an entropy term makes the backward of the
     head keep more, so the term is included if the phase has one.
@@ -232,21 +246,28 @@ See = Callable[[TrainBatch, Tensor, Tensor | None], None]
 
 
 def grpo_objective(config: GRPOConfig, see: See | None = None) -> Objective:
-    """The surrogate, plus the KL and entropy terms of the recipe.
+    """Return the objective of GRPO: the surrogate, plus the KL and entropy terms of the recipe.
 
     Args:
         config: the algorithm.
-        see: called with every slice, and what is known of its tokens.
+        see: called with every slice, its old log-probs, and which of its tokens are clipped.
     """
-    ratio_of, surrogate = LOG_RATIOS[config.ratio], SURROGATES[config.surrogate]
+    ratio_of = LOG_RATIOS[config.ratio]
+    surrogate = SURROGATES[config.surrogate]
     bounds = Bounds(low=config.clip_low, high=config.clip_high, dual=config.dual_clip)
     importance = IMPORTANCE_WEIGHTS.get(config.importance)
-    kl_of = KL_ESTIMATORS[config.kl] if config.beta > 0 and not config.kl_in_reward else None
+    kl_of = None
+    if config.beta > 0 and not config.kl_in_reward:
+        kl_of = KL_ESTIMATORS[config.kl]
 
     def loss_of(outputs: TokenOutputs, batch: TrainBatch) -> tuple[Tensor, dict[str, Tally]]:
-        logprobs, mask = outputs.logprobs, batch.mask
-        # One update a batch: the old log-probs are the current ones, so the ratio is exactly 1.
-        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        """Return the loss [R, T] of a slice, and its tallies."""
+        logprobs = outputs.logprobs
+        mask = batch.mask
+        old = batch.old_logprobs
+        if old is None:
+            # One update per batch: the old log-probs are the current ones, the ratio is exactly 1.
+            old = logprobs.detach()
         ratios = ratio_of(logprobs, old, mask)
         advantages = batch.advantages[:, None].to(ratios.dtype)
         loss = surrogate(ratios, logprobs, advantages, bounds)
@@ -258,20 +279,21 @@ def grpo_objective(config: GRPOConfig, see: See | None = None) -> Objective:
         if batch.old_logprobs is not None:
             ratio = ratios.detach().exp()
             tallies["policy/ratio"] = _tally(ratio, mask)
-            # Beyond the bound that the advantage pushes it towards.
-            above = (ratio > 1 + bounds.high) & (advantages > 0)
-            clipped = above | ((ratio < 1 - bounds.low) & (advantages < 0))
+            # A token is clipped beyond the bound that its advantage pushes it towards.
+            clipped_above = (ratio > 1 + bounds.high) & (advantages > 0)
+            clipped_below = (ratio < 1 - bounds.low) & (advantages < 0)
+            clipped = clipped_above | clipped_below
             tallies["policy/clip_fraction"] = _tally(clipped, mask)
         if see is not None:
             see(batch, old, clipped)
         if batch.sampler_logprobs is not None:
             difference = log_ratio(old, batch.sampler_logprobs)
-            # Of samples that are to be older, it says more about their age than about the sampler.
-            whose = "stale" if config.max_staleness else "sampler"
-            tallies[f"{whose}_logprob_diff"] = _tally(difference.abs(), mask)
-            # Of KL(sampler || trainer); rounding may leave it a little below 0.
-            apart = kl_k3(batch.sampler_logprobs, old).clamp(min=0)
-            tallies[f"{whose}_kl"] = _tally(apart, mask)
+            # With stale samples the difference tells more about their age than about the sampler.
+            prefix = "stale" if config.max_staleness else "sampler"
+            tallies[f"{prefix}_logprob_diff"] = _tally(difference.abs(), mask)
+            # KL(sampler || trainer); rounding may leave it a little below 0.
+            sampler_kl = kl_k3(batch.sampler_logprobs, old).clamp(min=0)
+            tallies[f"{prefix}_kl"] = _tally(sampler_kl, mask)
             if importance is not None:
                 weights = importance(difference, IMPORTANCE_CAP)
                 tallies["policy/importance"] = _tally(weights, mask)
@@ -294,7 +316,7 @@ def grpo_objective(config: GRPOConfig, see: See | None = None) -> Objective:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """Log-probs of a batch in the update's own slices, no gradient."""
+    """Computes the log-probs of a batch in the slices of the update, without a gradient."""
 
     replica: ParallelPolicy
     """The policy being trained, as this process runs it."""
@@ -303,40 +325,48 @@ class Scorer:
     reference_weights: dict[str, Tensor] | None = None
     """Weights of the reference of a KL term, sharded like the replica's."""
     scored: list[TrainBatch] = field(default_factory=list)
-    """What it has scored so far."""
+    """The batches that have been scored so far."""
 
     def current(self, batch: TrainBatch) -> TokenOutputs:
-        """Log-probs and entropies [R, T] of the policy as it is now."""
+        """Return log-probs and entropies [R, T] of the policy as it is now."""
         return self._scores(batch, None)
 
     def reference(self, batch: TrainBatch) -> Tensor:
-        """Log-probs [R, T] of the reference."""
+        """Return the log-probs [R, T] of the reference."""
         assert self.reference_weights is not None, "a KL term needs its reference"
         return self._scores(batch, self.reference_weights).logprobs
 
     def _scores(self, batch: TrainBatch, weights: dict[str, Tensor] | None) -> TokenOutputs:
-        """Filled slice by slice; rows are found by their sequence id."""
+        """Score a batch slice by slice; slices are put together by sequence id."""
         replica = self.replica
 
-        def run(part: Slice) -> tuple[Tensor, Tensor, Tensor]:
-            scored = replica.score(part.batch.to(replica.policy.device), weights)
-            values = (scored.logprobs.to(batch.weights), scored.entropies.to(batch.weights))
-            return part.batch.sequence_ids, *values
+        def run(slice_: Slice) -> tuple[Tensor, Tensor, Tensor]:
+            """Return sequence ids [R], log-probs and entropies [R, T] of a slice."""
+            outputs = replica.score(slice_.batch.to(replica.policy.device), weights)
+            slice_logprobs = outputs.logprobs.to(batch.weights)
+            slice_entropies = outputs.entropies.to(batch.weights)
+            return slice_.batch.sequence_ids, slice_logprobs, slice_entropies
 
         self.scored.append(batch)
-        place = torch.zeros(int(batch.sequence_ids.max()) + 1, dtype=torch.int64)
-        place[batch.sequence_ids] = torch.arange(batch.rows)
-        logprobs, entropies = (batch.weights.new_zeros(batch.mask.shape) for _ in range(2))
-        for ids, *values in _in_slices(replica, batch, self.token_budget, run):
-            for grid, part in zip((logprobs, entropies), values, strict=True):
-                grid[place[ids], : part.shape[1]] = part
+        row_of_id = torch.zeros(int(batch.sequence_ids.max()) + 1, dtype=torch.int64)
+        row_of_id[batch.sequence_ids] = torch.arange(batch.rows)
+        logprobs = batch.weights.new_zeros(batch.mask.shape)
+        entropies = batch.weights.new_zeros(batch.mask.shape)
+        results = _in_slices(replica, batch, self.token_budget, run)
+        for ids, slice_logprobs, slice_entropies in results:
+            rows = row_of_id[ids]
+            columns = slice_logprobs.shape[1]
+            logprobs[rows, :columns] = slice_logprobs
+            entropies[rows, :columns] = slice_entropies
         return TokenOutputs(logprobs, entropies)
 
 
 def validation_loss(
     replica: ParallelPolicy, demonstrations: Sequence[Demonstration], *, token_budget: int
 ) -> Tally:
-    """Negative log-likelihood of every demonstrated token, stop tokens among them; no dropout.
+    """Measure the negative log-likelihood of every demonstrated token; no dropout.
+
+    Stop tokens are included.
 
     Args:
         replica: the policy being trained; every process calls this.
@@ -348,7 +378,7 @@ def validation_loss(
     return _tally(-logprobs, batch.mask)
 
 
-# --- where memory runs out -----------------------------------------------------------------------
+# --- slices, and what happens when memory runs out -----------------------------------------------
 
 
 def _in_slices(
@@ -366,10 +396,10 @@ def _in_slices(
         replica: the policy as this process runs it.
         batch: the step.
         token_budget: tokens in one slice at first.
-        run: runs one slice. What it returns must not hold memory of the device.
+        run: runs one slice. Its result must not hold memory of the device.
 
     Returns:
-        What `run` returned of each slice, those of all processes, on every process.
+        The results of `run` for the slices of all processes, on every process.
 
     Raises:
         ModelError: a slice of one row is too large; or memory ran out while other processes were
@@ -381,35 +411,37 @@ def _in_slices(
         results: list[Value] = []
         current: TrainBatch | None = None
         try:
-            for part in replica.slices(batch, token_budget):
-                current = part.batch
-                result = run(part)
-                results += [result] if part.own else []
+            for slice_ in replica.slices(batch, token_budget):
+                current = slice_.batch
+                result = run(slice_)
+                if slice_.own:
+                    results.append(result)
         except RuntimeError as error:
             if not is_out_of_memory(error) or current is None:
                 raise
             if replica.split:
+                smaller_budget = max(1, _tokens(current, policy) // 2)
                 raise ModelError(
                     f"memory ran out in a slice of {current.rows} rows while other processes "
                     f"waited for it, so the step cannot be run again: {first_line(error)}",
                     where="tokens_per_micro_batch",
-                    fix=f"Set it to {max(1, _tokens(current, policy) // 2)} and go on with "
+                    fix=f"Set it to {smaller_budget} and go on with "
                     "--resume --allow-changes; `grouper plan` says what a slice takes.",
                 ) from error
-            limit = _smaller(current, policy, first_line(error))
-        found = replica.processes.gather((limit, results))
-        limits = [limit for limit, _ in found if limit is not None]
+            limit = _smaller_limit(current, policy, first_line(error))
+        gathered = replica.processes.gather((limit, results))
+        limits = [limit for limit, _ in gathered if limit is not None]
         if not limits:
-            return [result for _, results in found for result in results]
-        # The exception is gone by now, and with it what its traceback kept alive.
+            return [result for _, results in gathered for result in results]
+        # After the `except` block: the exception's traceback kept tensors alive.
         _start_again(policy, limits)
 
 
 def _start_again(policy: Policy, limits: Sequence[int | ModelError]) -> None:
-    """Agree on the smallest limit, and free what the failed attempt and the samplers hold."""
-    for problem in limits:
-        if isinstance(problem, ModelError):
-            raise problem
+    """Set the smallest limit, and free the memory of the failed attempt and of the samplers."""
+    for limit in limits:
+        if isinstance(limit, ModelError):
+            raise limit
     policy.token_limit = min(limit for limit in limits if isinstance(limit, int))
     policy.zero_grad(set_to_none=True)
     keep_no_engines()
@@ -417,34 +449,36 @@ def _start_again(policy: Policy, limits: Sequence[int | ModelError]) -> None:
     torch.cuda.empty_cache()
 
 
-def _smaller(part: TrainBatch, policy: Policy, reason: str) -> int | ModelError:
-    """Half the tokens of a slice that did not fit, or why it cannot be split."""
-    tokens = _tokens(part, policy)
-    if part.rows > 1:
+def _smaller_limit(batch: TrainBatch, policy: Policy, reason: str) -> int | ModelError:
+    """Return half the tokens of a slice that did not fit, or the error if it cannot be split."""
+    tokens = _tokens(batch, policy)
+    if batch.rows > 1:
         log.warning(
             "Out of memory in a slice of %d rows (%s). The step is run again with at most %d "
             "tokens per slice, and so are later ones; the gradient is the same, except that LoRA's "
             "dropout, if there is any, draws its masks anew for each slice.",
-            part.rows,
+            batch.rows,
             reason,
             tokens // 2,
         )
         return max(1, tokens // 2)
-    ways = ["shorter rows (sampling.max_new_tokens, prompt.max_prompt_tokens)"]
+    remedies = ["shorter rows (sampling.max_new_tokens, prompt.max_prompt_tokens)"]
     if not policy.gradient_checkpointing:
-        ways.append("model.gradient_checkpointing: true")
+        remedies.append("model.gradient_checkpointing: true")
     if policy.adapter is None:
-        ways.append("model.lora")
+        remedies.append("model.lora")
     if policy.products_dtype is torch.float32:
-        ways.append("model.compute_dtype: bfloat16")
+        remedies.append("model.compute_dtype: bfloat16")
     return ModelError(
         f"one row of {tokens} tokens does not fit into the memory of {policy.device}: {reason}",
         where="tokens_per_micro_batch",
-        fix=f"What helps: {', '.join(ways)}. `grouper plan` says what each part takes.",
+        fix=f"What helps: {', '.join(remedies)}. `grouper plan` says what each part takes.",
     )
 
 
-def _tokens(part: TrainBatch, policy: Policy) -> int:
-    """Tokens of a slice as `micro_batches` counts them."""
-    prompts = part.prompt_lengths if policy.native else part.prompt_lengths[part.prompt_index]
-    return int(prompts.sum() + part.completion_lengths.sum())
+def _tokens(batch: TrainBatch, policy: Policy) -> int:
+    """Return the tokens of a slice as `micro_batches` counts them."""
+    prompt_lengths = batch.prompt_lengths
+    if not policy.native:  # a prompt is repeated for each of its completions
+        prompt_lengths = prompt_lengths[batch.prompt_index]
+    return int(prompt_lengths.sum() + batch.completion_lengths.sum())

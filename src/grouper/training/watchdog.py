@@ -1,4 +1,4 @@
-"""A thread that reports where every thread stands when nothing has moved for a while."""
+"""A thread that prints the stack of every thread when there has been no progress for a while."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ EXIT_CODE = 70
 class Watchdog(threading.Thread):
     """Prints the stack of every thread when `alive` has not been called for a while.
 
-    If one of several processes is stuck, the others wait forever without a sign of which one it is.
-    So where others are waiting, the process also exits, and the launcher ends them all.
+    If one of several processes is stuck, the others wait forever, and nothing shows which one it
+    is. The stuck process therefore also exits, and the launcher ends the others.
 
     Args:
         rank: of this process.
         fatal: exit, because other processes are waiting for this one.
-        minutes: without a call of `alive`.
+        minutes: time without a call of `alive` until the stacks are printed.
     """
 
     def __init__(self, *, rank: int = 0, fatal: bool = False, minutes: float = 30.0) -> None:
         super().__init__(name="watchdog", daemon=True)
-        self._minutes, self._rank, self._fatal = minutes, rank, fatal
-        self._what, self._moved, self._ended = "starting", threading.Event(), False
+        self._minutes = minutes
+        self._rank = rank
+        self._fatal = fatal
+        self._activity = "starting"
+        self._moved = threading.Event()
+        self._ended = False
 
-    def alive(self, what: str) -> None:
-        """Report progress, and what is being done now; without a name, the same as before."""
-        self._what = what or self._what
+    def alive(self, activity: str) -> None:
+        """Report progress, and the current activity; without a name, the same as before."""
+        if activity:
+            self._activity = activity
         self._moved.set()
 
     def end(self) -> None:
@@ -44,7 +49,7 @@ class Watchdog(threading.Thread):
             if not self._moved.wait(60 * self._minutes):
                 sys.stderr.write(
                     f"\n[rank {self._rank}] nothing has moved for {self._minutes:g} minutes, in: "
-                    f"{self._what}. Where every thread stands:\n"
+                    f"{self._activity}. Where every thread stands:\n"
                 )
                 faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
                 sys.stderr.flush()
