@@ -39,7 +39,7 @@ def test_it_says_where_every_thread_stands(capfd: pytest.CaptureFixture[str]) ->
 def test_it_ends_a_process_that_others_wait_for() -> None:
     script = (
         "import time\n"
-        "from grouper.training.run import Watchdog\n"
+        "from grouper.training.watchdog import Watchdog\n"
         "dog = Watchdog(minutes=0.1 / 60, fatal=True)\n"
         "dog.start()\n"
         "dog.alive('an all-reduce')\n"
