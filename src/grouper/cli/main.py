@@ -267,8 +267,7 @@ def _run(arguments: list[str]) -> int:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except BaseException as error:
-        # Libraries turn a closed pipe and Ctrl-C into other errors.
+    except BaseException as error:  # libraries make other errors of a closed pipe and of Ctrl-C
         is_full = isinstance(error, OSError) and error.errno in FULL
         if is_full or _comes_from(error, BrokenPipeError):
             # The reader of our output (`head`) has left, and Python would flush it at exit.
