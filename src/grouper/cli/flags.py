@@ -1,7 +1,7 @@
 """Flags of the training commands: settings by the names that people type for other trainers.
 
 The flags are rows of `config/aliases.json`. Most set one key of the recipe and are checked by its
-own validation; what depends on the recipe, or on several flags at once, is worked out here.
+own validation; flags that depend on the recipe, or on several flags at once, are handled here.
 
 `also` has the other names of a flag. It is shown in `--help` where it has a `help`. A row has
 
@@ -32,13 +32,14 @@ from grouper.config.aliases import Row, alias, aliases, tables
 from grouper.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from grouper.config.schema import Recipe
+    from grouper.config.schema import Recipe, RewardConfig, TrackerConfig
 
 Settings = dict[str, Any]
 
 TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
-DEVICE_BATCH, ACCUMULATION = "per-device-train-batch-size", "gradient-accumulation-steps"
+DEVICE_BATCH = "per-device-train-batch-size"
+ACCUMULATION = "gradient-accumulation-steps"
 
 # Similarity from which a mistyped name is a flag, not a setting.
 _NEARLY = 0.85
@@ -49,19 +50,24 @@ TRACKERS = "tracking.trackers"
 
 @cache
 def flags() -> dict[str, Row]:
-    """Flag, with dashes -> its row; an alias with `to` is a flag that help does not show."""
+    """Map flags, with dashes, to rows; an alias with `to` is a flag that help does not show."""
     table = dict(tables()["flags"])
     for name, row in aliases().items():
         flag = flag_named(name)
-        if "to" in row and flag not in table:
-            default = next(iter(row.get("default", {}).values()), None)
-            kind = {"switch": isinstance(default, bool), "text": isinstance(default, str)}
-            table[flag] = {"to": row["to"], "values": row.get("values", {}), **kind}
+        if "to" not in row or flag in table:
+            continue
+        default = next(iter(row.get("default", {}).values()), None)
+        table[flag] = {
+            "to": row["to"],
+            "values": row.get("values", {}),
+            "switch": isinstance(default, bool),
+            "text": isinstance(default, str),
+        }
     return table
 
 
 def flag_named(name: str) -> str:
-    """The flag of a name in any spelling, with dashes: `max-steps` of `steps` and `max_steps`.
+    """Return the flag of a name in any spelling: `max-steps` of `steps` and `max_steps`.
 
     A name that no flag has comes back with dashes.
     """
@@ -71,64 +77,81 @@ def flag_named(name: str) -> str:
 
 @cache
 def _flag_of() -> dict[str, str]:
-    """Other name -> flag."""
-    older = {name: row["now"] for name, row in aliases().items() if "now" in row}
-    found = {name.replace("_", "-"): now.replace("_", "-") for name, now in older.items()}
+    """Map other names to flags."""
+    flag_of: dict[str, str] = {}
+    for name, row in aliases().items():
+        if "now" in row:
+            older_flag = name.replace("_", "-")
+            flag_of[older_flag] = row["now"].replace("_", "-")
     for flag, row in tables()["flags"].items():
-        found |= dict.fromkeys(row.get("also", ()), flag)
-    return found
+        flag_of |= dict.fromkeys(row.get("also", ()), flag)
+    return flag_of
 
 
-# --- how they are written ------------------------------------------------------------------------
+# --- spelling ------------------------------------------------------------------------------------
 
 
 def options() -> dict[str, Settings]:
-    """Every flag as a row of options, with all its values; those without help are not shown."""
-    return {
-        flag: {
+    """Return every flag as a row of options, with all its values; those without help are hidden."""
+    rows = {}
+    for flag, row in flags().items():
+        rows[flag] = {
             "multiple": True,
             "metavar": "" if row.get("switch") else row.get("metavar"),
             "help": row.get("help", ""),
             "hidden": "help" not in row,
         }
-        for flag, row in flags().items()
-    }
+    return rows
 
 
 def normalised(args: Sequence[str]) -> Iterator[str]:
-    """`--rewards a b` as `--rewards=a,b`, `--bf16` and `--bf16 True` as `--bf16=true`."""
-    rest = deque(args)
-    while rest:
-        word = rest.popleft()
+    """Yield `--rewards=a,b` for `--rewards a b`, `--bf16=true` for `--bf16` and `--bf16 True`."""
+    words = deque(args)
+    while words:
+        word = words.popleft()
+        if word == "--":
+            yield word
+            yield from words
+            return
         name, equals, value = word.partition("=")
         flag = flag_named(name.removeprefix("--")) if name.startswith("--") else ""
-        # The switch that a flag turns on, or off where it has `no-` in front.
-        either = (flag, flag_named(flag.removeprefix("no-")))
-        switch = next((f for f in either if flags().get(f, {}).get("switch")), None)
+        switch = _switch_of(flag)
+        row = flags().get(flag, {})
         values = [value] if equals else []
-        if word == "--":
-            yield from (word, *rest)
-            return
         if switch:
-            if not values and rest and rest[0].lower() in TRUTHS:
-                values = [rest.popleft()]
-            truth = TRUTHS.get((values or ["true"])[0].lower())
+            if not values and words and words[0].lower() in TRUTHS:
+                values = [words.popleft()]
+            typed_value = values[0] if values else "true"
+            truth = TRUTHS.get(typed_value.lower())
             if truth is None:
                 raise click.UsageError(f"{name} is true or false, not {value!r}.")
-            yield f"--{switch}={json.dumps(truth == (switch == flag))}"
-        elif flag in flags() and not values and rest and rest[0].startswith("--"):
-            raise click.UsageError(f"{name} needs a value, and {rest[0]} is a flag.")
-        elif flags().get(flag, {}).get("list") and (values or rest):
-            values = values or [rest.popleft()]
-            while rest and not _ends_a_list(rest[0]):
-                values.append(rest.popleft())
+            # A flag with `no-` in front sets the opposite.
+            setting = truth if switch == flag else not truth
+            yield f"--{switch}={json.dumps(setting)}"
+        elif flag in flags() and not values and words and words[0].startswith("--"):
+            raise click.UsageError(f"{name} needs a value, and {words[0]} is a flag.")
+        elif row.get("list") and (values or words):
+            if not values:
+                values = [words.popleft()]
+            while words and not _ends_a_list(words[0]):
+                values.append(words.popleft())
             yield f"--{flag}={','.join(values)}"
         else:
             yield word
 
 
+def _switch_of(flag: str) -> str | None:
+    """Return the switch that a flag turns on, or off where it has `no-` in front; else None."""
+    opposite = flag_named(flag.removeprefix("no-"))
+    for name in (flag, opposite):
+        row = flags().get(name, {})
+        if row.get("switch"):
+            return name
+    return None
+
+
 def _ends_a_list(word: str) -> bool:
-    """Whether a word after a list is the next flag, an override or RECIPE."""
+    """Tell whether a word after a list is the next flag, an override or RECIPE."""
     from grouper.config.loading import shipped_recipes
 
     is_file = word.endswith((".yaml", ".yml")) or ("/" in word and ":" not in word)
@@ -136,27 +159,35 @@ def _ends_a_list(word: str) -> bool:
 
 
 def hint(option: str, args: Sequence[str]) -> str:
-    """That there is no such option, and what to write instead of it."""
+    """Say that there is no such option, and what to write instead of it."""
     from grouper.config.loading import load_recipe
 
     flag = flag_named(option.removeprefix("--"))
     names = [flag_named(word.partition("=")[0].removeprefix("--")) for word in args]
-    typed, _, value = args[names.index(flag)].partition("=")
-    others = [name for name, of in _flag_of().items() if of in flags()]
-    near = nearest(flag, [*flags(), *others], _NEARLY)
-    if near and not alias(option):
-        return f"There is no option {typed}. Did you mean --{near}?"
-    after = "".join(word for word in args[names.index(flag) + 1 :][:1] if word[:2] != "--")
-    setting = f"{typed.removeprefix('--').replace('-', '_')}={value or after or 'VALUE'}"
-    instead = f"Write {setting}."
+    position = names.index(flag)
+    typed, _, value = args[position].partition("=")
+    other_names = [name for name, other_flag in _flag_of().items() if other_flag in flags()]
+    similar_name = nearest(flag, [*flags(), *other_names], _NEARLY)
+    if similar_name and not alias(option):
+        return f"There is no option {typed}. Did you mean --{similar_name}?"
+    next_words = args[position + 1 :]
+    if not value and next_words and not next_words[0].startswith("--"):
+        value = next_words[0]
+    key = typed.removeprefix("--").replace("-", "_")
+    setting = f"{key}={value or 'VALUE'}"
+    advice = f"Write {setting}."
     try:
-        load_recipe("demo", [setting])  # the error of any recipe says what to write
+        # The error of any recipe says what to write.
+        load_recipe("demo", [setting])
     except ConfigError as error:
-        instead = error.fix or (instead if "." in typed else "")
-    return f"There is no option {typed}. {instead}"
+        if error.fix:
+            advice = error.fix
+        elif "." not in typed:
+            advice = ""
+    return f"There is no option {typed}. {advice}"
 
 
-# --- what they stand for -------------------------------------------------------------------------
+# --- meaning -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +197,8 @@ class CommandLine:
     Args:
         name: the recipe, as typed.
         overrides: `section.key=value`, as typed.
-        phases: that the command runs.
-        nproc: processes that `--nproc` asks for.
+        phases: the phases that the command runs.
+        nproc: the number of processes, from `--nproc`.
         typed: the values of each flag; none where it was not typed.
     """
 
@@ -179,25 +210,25 @@ class CommandLine:
 
     @cached_property
     def values(self) -> dict[str, str]:
-        """Flag -> its one value; of those that may be repeated, all of them with commas.
+        """The one value of each flag; of those that may be repeated, all values with commas.
 
         Raises:
             click.UsageError: one is given several times with different values.
         """
-        found = {}
+        values = {}
         for flag, row in flags().items():
             typed = self.typed[flag.replace("-", "_")]
             if len(set(typed)) > 1 and not row.get("repeats"):
-                others = "".join(f", also --{name}" for name in row.get("also", ()))
-                times = f"given {len(typed)} times, with {' and '.join(typed)}"
-                raise click.UsageError(f"--{flag}{others}: {times}. Give it once.")
+                other_names = "".join(f", also --{name}" for name in row.get("also", ()))
+                problem = f"given {len(typed)} times, with {' and '.join(typed)}"
+                raise click.UsageError(f"--{flag}{other_names}: {problem}. Give it once.")
             if typed:
-                found[flag] = ",".join(dict.fromkeys(typed))
-        return found
+                values[flag] = ",".join(dict.fromkeys(typed))
+        return values
 
     @cached_property
     def recipe(self) -> Recipe:
-        """Read only where a flag depends on it, since other flags may complete it."""
+        """The recipe, read only where a flag depends on it, since other flags may complete it."""
         from grouper.cli.opening import read_recipe
 
         return read_recipe(self.name, self.overrides)
@@ -205,17 +236,20 @@ class CommandLine:
     @cached_property
     def running(self) -> Sequence[str]:
         """The phases of the command that the recipe does not skip."""
-        return [phase for phase in self.phases if phase in self.recipe.phases] or self.phases
+        running = [phase for phase in self.phases if phase in self.recipe.phases]
+        return running or self.phases
 
     def keys(self, template: str) -> list[str]:
-        """The keys that a row of the table means: `{phase}` is GRPO where it runs."""
+        """Return the keys of a row of the table: `{phase}` is GRPO where it runs."""
         if "{phases}" in template:
             return [template.format(phases=phase) for phase in self.phases]
-        return [template.format(phase=self.running[-1]) if "{" in template else template]
+        if "{" in template:
+            return [template.format(phase=self.running[-1])]
+        return [template]
 
 
 def spelled_out(line: CommandLine) -> tuple[list[str], list[str]]:
-    """The overrides that a command line stands for, those it has itself among them.
+    """Turn a command line into overrides, those it has itself among them.
 
     Returns:
         The overrides, and notes of what the command line itself does not show.
@@ -224,46 +258,63 @@ def spelled_out(line: CommandLine) -> tuple[list[str], list[str]]:
         click.UsageError: flags that contradict each other or an override, or have wrong values.
         ConfigError: a value that is not YAML, or a recipe that cannot be read.
     """
-    gives_way: Settings = {}
-    spelled: list[tuple[str, Settings]] = []
+    # Settings that everything else on the command line overrides.
+    defaults: Settings = {}
+    settings_by_flag: list[tuple[str, Settings]] = []
     for flag, value in line.values.items():
         for template, setting in flags()[flag].get("first", {}).items():
-            gives_way |= dict.fromkeys(line.keys(template), setting)
-        spelled.append((flag, WORKED_OUT.get(flag, _by_the_table)(flag, value, line)))
+            defaults |= dict.fromkeys(line.keys(template), setting)
+        settings_of = WORKED_OUT.get(flag, _by_the_table)
+        settings_by_flag.append((flag, settings_of(flag, value, line)))
     batch, batch_note = _batch(line)
-    size = DEVICE_BATCH if DEVICE_BATCH in line.values else ACCUMULATION
-    spelled += [("tracker", _trackers(line)), (size, batch)]
-    _refuse_contradictions(spelled, line.overrides)
-    settings = {key: setting for _, several in spelled for key, setting in several.items()}
+    batch_flag = DEVICE_BATCH if DEVICE_BATCH in line.values else ACCUMULATION
+    settings_by_flag.append(("tracker", _trackers(line)))
+    settings_by_flag.append((batch_flag, batch))
+    _refuse_contradictions(settings_by_flag, line.overrides)
     notes = [note for note in (_phase_note(line), batch_note) if note]
+    sections: Settings = {}
+    values: Settings = {}
+    for _, settings in settings_by_flag:
+        for key, setting in settings.items():
+            if isinstance(setting, dict):
+                sections[key] = setting
+            else:
+                values[key] = setting
     # A section is replaced before overrides set something inside it.
-    sections = {key: setting for key, setting in settings.items() if isinstance(setting, dict)}
-    rest = {key: setting for key, setting in settings.items() if key not in sections}
-    return [*_as_overrides(gives_way | sections), *line.overrides, *_as_overrides(rest)], notes
+    first = _as_overrides(defaults | sections)
+    last = _as_overrides(values)
+    return [*first, *line.overrides, *last], notes
 
 
 def _as_overrides(settings: Settings) -> list[str]:
-    return [
-        f"{key}={json.dumps(value, ensure_ascii=False, default=str)}"
-        for key, value in settings.items()
-    ]
+    overrides = []
+    for key, value in settings.items():
+        text = json.dumps(value, ensure_ascii=False, default=str)
+        overrides.append(f"{key}={text}")
+    return overrides
 
 
 def _refuse_contradictions(
-    spelled: Sequence[tuple[str, Settings]], overrides: Sequence[str]
+    settings_by_flag: Sequence[tuple[str, Settings]], overrides: Sequence[str]
 ) -> None:
     """Refuse two flags, or a flag and an override, that set one key to different values."""
-    pairs = [(text.partition("=")[0], text) for text in overrides]
-    known = {key: (text, _parsed(text.partition("=")[2], text)) for key, text in pairs}
-    known.pop(TRACKERS, None)
-    for flag, settings in spelled:
-        sections = [(key, part) for key, part in settings.items() if isinstance(part, dict)]
-        inside = {f"{key}.{name}": part for key, parts in sections for name, part in parts.items()}
-        for key, setting in (settings | inside).items():
-            before, other = known.setdefault(key, (f"--{flag}", setting))
-            if other != setting:
-                both = f"{before} and --{flag} contradict each other"
-                raise click.UsageError(f"{both}: {key} would be {setting}. Give one of them.")
+    # Key -> the words that set it first, and its value.
+    first_settings: dict[str, tuple[str, Any]] = {}
+    for override in overrides:
+        key, _, value = override.partition("=")
+        first_settings[key] = (override, _parsed(value, override))
+    first_settings.pop(TRACKERS, None)
+    for flag, settings in settings_by_flag:
+        inner_settings: Settings = {}
+        for key, setting in settings.items():
+            if isinstance(setting, dict):
+                for name, inner_setting in setting.items():
+                    inner_settings[f"{key}.{name}"] = inner_setting
+        for key, setting in (settings | inner_settings).items():
+            words, first_setting = first_settings.setdefault(key, (f"--{flag}", setting))
+            if first_setting != setting:
+                problem = f"{words} and --{flag} contradict each other"
+                raise click.UsageError(f"{problem}: {key} would be {setting}. Give one of them.")
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -273,15 +324,24 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _by_the_table(flag: str, value: str, line: CommandLine) -> Settings:
+    """Return the settings of a flag by its row."""
     row = flags()[flag]
-    spells = row.get("spells", {value: {row["to"]: _setting(flag, value)} if "to" in row else {}})
-    if value not in spells:
-        raise click.UsageError(f"--{flag} is one of {', '.join(spells)}, not {value!r}.")
-    return {key: setting for to, setting in spells[value].items() for key in line.keys(to)}
+    # Key, perhaps with `{phase}` -> setting.
+    templates: Settings = {}
+    if "to" in row:
+        templates[row["to"]] = _setting(flag, value)
+    if "spells" in row:
+        if value not in row["spells"]:
+            raise click.UsageError(f"--{flag} is one of {', '.join(row['spells'])}, not {value!r}.")
+        templates = row["spells"][value]
+    settings: Settings = {}
+    for template, setting in templates.items():
+        settings |= dict.fromkeys(line.keys(template), setting)
+    return settings
 
 
 def _setting(flag: str, value: str) -> Any:
-    """The setting that a flag's value stands for."""
+    """Return the setting of a flag's value."""
     row = flags()[flag]
     if value.lower() in row.get("values", {}):
         return row["values"][value.lower()]
@@ -295,59 +355,71 @@ def _names(value: str) -> list[str]:
 
 
 def _phase_note(line: CommandLine) -> str | None:
-    """A note on flags that set GRPO alone; None if only one phase runs."""
-    to = {flag: str(flags()[flag].get("to")) for flag in line.values}
-    to = {flag: key for flag, key in to.items() if "{phase}" in key}
-    if not to or len(line.running) < 2:
+    """Write a note on flags that set GRPO alone; None if only one phase runs."""
+    names = []
+    sft_keys = []
+    for flag in line.values:
+        template = str(flags()[flag].get("to"))
+        if "{phase}" in template:
+            names.append(f"--{flag}")
+            sft_keys.append(f"{template.format(phase='sft')}=...")
+    if not names or len(line.running) < 2:
         return None
-    names = " and ".join(f"--{flag}" for flag in to)
-    keys = " and ".join(f"{key.format(phase='sft')}=..." for key in to.values())
-    mean = "mean" if len(to) > 1 else "means"
-    return f"{names} {mean} GRPO. SFT stays as the recipe has it; {keys} would change it."
+    verb = "mean" if len(names) > 1 else "means"
+    meaning = f"{' and '.join(names)} {verb} GRPO."
+    return f"{meaning} SFT stays as the recipe has it; {' and '.join(sft_keys)} would change it."
 
 
 # --- flags of their own --------------------------------------------------------------------------
 
 
 def _learning_rate(flag: str, value: str, line: CommandLine) -> Settings:
-    """With muon there are two rates: the matrices' own keeps its proportion to the other."""
+    """Set both rates of muon: that of the matrices keeps its proportion to the other."""
     settings = _by_the_table(flag, value, line)
     ((key, rate),) = settings.items()
     optimizer = getattr(line.recipe, line.running[-1]).optimizer
     if optimizer.name == "muon" and isinstance(rate, int | float):
-        muon = optimizer.muon_learning_rate * rate / optimizer.learning_rate
-        settings[key.replace("learning_rate", "muon_learning_rate")] = muon
+        muon_key = key.replace("learning_rate", "muon_learning_rate")
+        settings[muon_key] = optimizer.muon_learning_rate * rate / optimizer.learning_rate
     return settings
 
 
 def _unique(flag: str, value: str, line: CommandLine) -> Settings:
-    """For the data of SFT if it runs: data.train, unless the recipe has data.sft."""
-    part = "sft" if "sft" in line.phases and line.recipe.data.sft is not None else "train"
-    return {f"data.{part}.unique": _setting(flag, value)}
+    """Set the data of SFT if it runs: data.train, unless the recipe has data.sft."""
+    has_sft_data = "sft" in line.phases and line.recipe.data.sft is not None
+    section = "sft" if has_sft_data else "train"
+    return {f"data.{section}.unique": _setting(flag, value)}
 
 
 def _dataset(_flag: str, value: str, line: CommandLine) -> Settings:
     from grouper.data.reading import source_named
 
-    only_sft = tuple(line.phases) == ("sft",) and line.recipe.data.sft is not None
-    return {f"data.{'sft' if only_sft else 'train'}": source_named(value)}
+    has_only_sft_data = tuple(line.phases) == ("sft",) and line.recipe.data.sft is not None
+    section = "sft" if has_only_sft_data else "train"
+    return {f"data.{section}": source_named(value)}
 
 
 def _system_prompt(_flag: str, value: str, _line: CommandLine) -> Settings:
     from grouper.config.loading import read_text
 
-    return {"prompt.system": read_text(Path(value).expanduser()).strip()}
+    text = read_text(Path(value).expanduser())
+    return {"prompt.system": text.strip()}
 
 
 def _rewards(_flag: str, value: str, line: CommandLine) -> Settings:
-    """Rewards in the order given, with the weight and parameters that the recipe has for them."""
-    rows = [row.model_dump(mode="json", exclude_defaults=True) for row in line.recipe.rewards]
-    known = {row["name"]: row for row in rows}
-    return {"rewards": [known.get(name, {"name": name}) for name in _names(value)]}
+    """Set the rewards, in this order, with the recipe's weights and parameters for them."""
+    recipe_rows = _rows_by_name(line.recipe.rewards)
+    rows = [recipe_rows.get(name, {"name": name}) for name in _names(value)]
+    return {"rewards": rows}
+
+
+def _rows_by_name(settings: Sequence[RewardConfig | TrackerConfig]) -> dict[str, Settings]:
+    """Return rewards or trackers of a recipe, without their defaults, by name."""
+    return {row.name: row.model_dump(mode="json", exclude_defaults=True) for row in settings}
 
 
 def _push(_flag: str, value: str, line: CommandLine) -> Settings:
-    """To `--hub-model-id`, else to a repository of the run's name."""
+    """Push to `--hub-model-id`, else to a repository of the run's name."""
     if value != "true":
         return {"push_to": None}
     name = line.values.get("run-name") or line.recipe.name
@@ -355,6 +427,7 @@ def _push(_flag: str, value: str, line: CommandLine) -> Settings:
 
 
 def _repository(_flag: str, _value: str, line: CommandLine) -> Settings:
+    """Require the flag that uses the repository; `_push` reads its name."""
     if "push-to-hub" not in line.values:
         raise click.UsageError("--hub-model-id names what --push-to-hub pushes to: give both.")
     return {}
@@ -372,54 +445,71 @@ WORKED_OUT: dict[str, Callable[[str, str, CommandLine], Settings]] = {
 
 
 def _trackers(line: CommandLine) -> Settings:
-    """The trackers that are named, or the recipe's, with what the flags say about them all."""
-    values = line.values
-    of_all = {flag: row["of_trackers"] for flag, row in flags().items() if "of_trackers" in row}
-    about = {key: _setting(flag, values[flag]) for flag, key in of_all.items() if flag in values}
-    asked, wandb = _names(values.get("tracker", "")), values.get("use-wandb")
-    off = "none" in asked
-    if (wandb == "false" and "wandb" in asked) or (
-        off and ({*asked} - {"none"} or wandb == "true")
-    ):
-        no, yes = ("tracker none", "tracker") if off else ("no-wandb", "tracker wandb")
-        raise click.UsageError(f"--{no} and --{yes} contradict each other: give one.")
-    if off or not (about or asked or wandb):
-        return {TRACKERS: []} if off else {}
-    rows = line.recipe.tracking.trackers
-    known = {row.name: row.model_dump(mode="json", exclude_defaults=True) for row in rows}
-    names = [*(asked or known), *(["wandb"] if wandb == "true" else [])]
-    found = [
-        known.get(n, {"name": n}) for n in dict.fromkeys(names) if (n, wandb) != ("wandb", "false")
-    ]
-    if about and not found:
-        typed = ", ".join(f"--{flag}" for flag in values if flag in of_all)
-        what = f"{typed}: the recipe has no trackers"
-        raise click.UsageError(f"{what}; add --use-wandb or --tracker NAME.")
-    return {TRACKERS: [{**row, **about} for row in found]}
+    """Return the named trackers, or the recipe's, with the settings for all of them."""
+    shared_settings: Settings = {}
+    for flag, value in line.values.items():
+        row = flags()[flag]
+        if "of_trackers" in row:
+            shared_settings[row["of_trackers"]] = _setting(flag, value)
+    names = _names(line.values.get("tracker", ""))
+    wandb = line.values.get("use-wandb")
+    _refuse_other_trackers(names, wandb)
+    if "none" in names:
+        return {TRACKERS: []}
+    if not (shared_settings or names or wandb):
+        return {}
+    recipe_rows = _rows_by_name(line.recipe.tracking.trackers)
+    if not names:
+        names = list(recipe_rows)
+    if wandb == "true":
+        names.append("wandb")
+    rows = []
+    for name in dict.fromkeys(names):
+        if name == "wandb" and wandb == "false":
+            continue
+        row = recipe_rows.get(name, {"name": name})
+        rows.append({**row, **shared_settings})
+    if shared_settings and not rows:
+        typed = ", ".join(f"--{flag}" for flag in line.values if "of_trackers" in flags()[flag])
+        problem = f"{typed}: the recipe has no trackers"
+        raise click.UsageError(f"{problem}; add --use-wandb or --tracker NAME.")
+    return {TRACKERS: rows}
+
+
+def _refuse_other_trackers(names: Sequence[str], wandb: str | None) -> None:
+    """Refuse trackers that another flag switches off."""
+    if "none" in names:
+        if set(names) != {"none"} or wandb == "true":
+            raise click.UsageError("--tracker none and --tracker contradict each other: give one.")
+    elif wandb == "false" and "wandb" in names:
+        raise click.UsageError("--no-wandb and --tracker wandb contradict each other: give one.")
 
 
 def _batch(line: CommandLine) -> tuple[Settings, str]:
-    """The recipe's batch size from those of other trainers, and a note about it."""
+    """Return the recipe's batch size from those of other trainers, and a note about it."""
     from grouper.config.loading import shipped_recipes
 
     if not {DEVICE_BATCH, ACCUMULATION} & line.values.keys():
         return {}, ""
-    phase, grpo = line.running[-1], line.recipe.grpo
+    phase = line.running[-1]
     # A shipped recipe keeps its batch under another run name.
     system = line.name if line.name in shipped_recipes() else line.recipe.name
-    device, accumulation = tables()["batches"].get(system, {}).get(phase, (1, 1))
+    default_sizes = tables()["batches"].get(system, {})
+    device, accumulation = default_sizes.get(phase, (1, 1))
     device = _count(line, DEVICE_BATCH, device)
     accumulation = _count(line, ACCUMULATION, accumulation)
-    processes = max(line.nproc, int(os.environ.get("WORLD_SIZE", "1")))
-    completions = device * accumulation * processes
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = max(line.nproc, world_size)
+    batch = device * accumulation * processes
     product = f"{device} per device x {accumulation} accumulated x {processes} process(es)"
-    product += f" = {completions}"
+    product = f"{product} = {batch}"
     if phase == "sft":
-        return {"sft.batch_size": completions}, f"SFT: {product} demonstrations per step."
-    group = _count(line, "num-generations", grpo.group_size)
-    prompts, rest = divmod(completions * grpo.updates_per_batch, group)
-    product += f" completions per optimizer step, {grpo.updates_per_batch} step(s) on each batch"
-    if rest:
+        return {"sft.batch_size": batch}, f"SFT: {product} demonstrations per step."
+    updates = line.recipe.grpo.updates_per_batch
+    group = _count(line, "num-generations", line.recipe.grpo.group_size)
+    prompts, remainder = divmod(batch * updates, group)
+    product = f"{product} completions per optimizer step, {updates} step(s) on each batch"
+    if remainder:
         raise click.UsageError(
             f"{product}: that is not whole groups of {group} (--num-generations). Choose "
             f"--{DEVICE_BATCH} and --{ACCUMULATION} so that it is, or say how many prompts a "

@@ -61,9 +61,9 @@ def generate(
     if question is not None and not question.strip():
         raise click.UsageError("--question is empty.")
     model = model_in(model, checkpoint=checkpoint, say=warn)
-    named = None if recipe is None else open_recipe(recipe)
-    asked = recipe_for(model, named, format_name).override(*sampled_by(engine))
-    opened = with_sampling(asked, **sampling)
+    named_recipe = None if recipe is None else open_recipe(recipe)
+    model_recipe = recipe_for(model, named_recipe, format_name).override(*sampled_by(engine))
+    opened = with_sampling(model_recipe, **sampling)
     require_new(output_file, f"--output {output_file}")
     display = progress(quiet=quiet)
     if input_file is not None:
@@ -97,9 +97,11 @@ def _read_questions(path: Path) -> Rows:
         )
     empty = [str(number) for number, row in enumerate(rows, start=1) if not _question(row)]
     if empty:
-        shown = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
+        numbers = ", ".join(empty[:5])
+        if len(empty) > 5:
+            numbers += ", ..."
         raise DataError(
-            f"{len(empty)} of {len(rows)} rows hold no question (row {shown})",
+            f"{len(empty)} of {len(rows)} rows hold no question (row {numbers})",
             where=str(path),
             fix=f"Put it in a column {' or '.join(QUESTION_COLUMNS)}; the columns of the first "
             f"row are {', '.join(map(str, rows[0]))}.",
@@ -108,8 +110,11 @@ def _read_questions(path: Path) -> Rows:
 
 
 def _question(row: Mapping[str, Any]) -> str:
-    found = (row.get(name) for name in QUESTION_COLUMNS)
-    return next((text for text in found if isinstance(text, str) and text.strip()), "")
+    for name in QUESTION_COLUMNS:
+        text = row.get(name)
+        if isinstance(text, str) and text.strip():
+            return text
+    return ""
 
 
 def _answer_file(
@@ -117,51 +122,55 @@ def _answer_file(
 ) -> None:
     """Answer the rows of a file in their order, and write each at once.
 
-    Those for `output` lie beside it until all are there, under a name that says what they follow
-    from: after an interruption the same call goes on.
+    Until all are finished, those for `output` are in a partial file beside it, whose name depends
+    on model, recipe and rows: after an interruption the same call continues.
     """
     from grouper.api import Generator
 
-    part, answered = None, dict[int, list[dict[str, Any]]]()
+    partial_file = None
+    answered: dict[int, list[dict[str, Any]]] = {}
     if output is not None:
-        follows = repr([identity_of(model, recipe.model.revision), recipe, rows]).encode()
-        mark = hashlib.blake2b(follows, digest_size=6).hexdigest()
-        part = output.with_name(f".{output.name}.{mark}.part")
+        inputs = repr([identity_of(model, recipe.model.revision), recipe, rows]).encode()
+        mark = hashlib.blake2b(inputs, digest_size=6).hexdigest()
+        partial_file = output.with_name(f".{output.name}.{mark}.part")
         fix = "Restore the file, or delete it: its questions are then answered again."
-        with reading(part, "the answers that were kept cannot be read", fix):
-            answered = {one["row"]: one["answers"] for one in whole_lines(part)}
-    left = [number for number in range(len(rows)) if number not in answered]
+        with reading(partial_file, "the answers that were kept cannot be read", fix):
+            answered = {line["row"]: line["answers"] for line in whole_lines(partial_file)}
+    unanswered = [number for number in range(len(rows)) if number not in answered]
 
-    def write(number: int, found: Sequence[Solution]) -> None:
-        row = left[number]
-        answered[row] = [*_answered(rows[row], found, recipe.evaluation.samples)]
-        if part is None:
+    def write(number: int, solutions: Sequence[Solution]) -> None:
+        row = unanswered[number]
+        answered[row] = [*_answered(rows[row], solutions, recipe.evaluation.samples)]
+        if partial_file is None:
             write_rows(answered[row], None)
         else:
-            append_line(part, {"row": row, "answers": answered[row]})
+            append_line(partial_file, {"row": row, "answers": answered[row]})
 
     with display.within("generate"), Generator(recipe, model) as generator:
         if answered:
             display.say(f"Answered before: {len(answered):,} of {counted(len(rows), 'row')}.")
-        generator.answers([_question(rows[n]) for n in left], display=display, on_answers=write)
-    if part is not None and output is not None:
+        questions = [_question(rows[number]) for number in unanswered]
+        generator.answers(questions, display=display, on_answers=write)
+    if partial_file is not None and output is not None:
         lines = [line for number in range(len(rows)) for line in answered[number]]
         write_rows(lines, output)
-        delete(part)
+        delete(partial_file)
         click.echo(f"{output}: {counted(len(lines), 'row')}.")
 
 
 def _answered(
-    row: Mapping[str, Any], found: Sequence[Solution], samples: int
+    row: Mapping[str, Any], solutions: Sequence[Solution], samples: int
 ) -> Iterator[dict[str, Any]]:
-    """The row once for each sample, with what was answered."""
-    for sample, one in enumerate(found or [None] * samples):
+    """Yield the row once for each sample, with its answer."""
+    for sample, solution in enumerate(solutions or [None] * samples):
         # Columns of a Parquet file may hold dates and the like, which become text.
-        kept = json.loads(json.dumps({str(name): row[name] for name in row}, default=str))
-        more: tuple[Any, ...] = (None, None, "too_long", 0)
-        if one is not None:
-            more = (one.response, one.answer, one.finish_reason, one.tokens)
-        yield kept | dict(zip(ADDED, (*more, sample) if samples > 1 else more, strict=False))
+        columns = json.loads(json.dumps({str(name): row[name] for name in row}, default=str))
+        values: list[Any] = [None, None, "too_long", 0]
+        if solution is not None:
+            values = [solution.response, solution.answer, solution.finish_reason, solution.tokens]
+        if samples > 1:
+            values.append(sample)
+        yield columns | dict(zip(ADDED, values, strict=False))
 
 
 def _show(question: str, generator: Generator) -> None:
@@ -208,8 +217,8 @@ def _converse(generator: Generator) -> None:
     from grouper.prompts.rendering import uses_chat
 
     turns = uses_chat(generator.prepared.format, generator.prepared.tokenizer)
-    kind = "" if turns else " This model was trained on single questions: each stands alone."
-    click.echo(f"/stats shows or hides numbers, /new starts over, Ctrl-D ends.{kind}", err=True)
+    note = "" if turns else " This model was trained on single questions: each stands alone."
+    click.echo(f"/stats shows or hides numbers, /new starts over, Ctrl-D ends.{note}", err=True)
     earlier: list[Message] = []
     stats = False
     while True:
@@ -221,11 +230,13 @@ def _converse(generator: Generator) -> None:
                 earlier.clear()
             elif line:
                 answer = _say(line, generator, earlier, stats=stats)
-                asked = Message(role="user", content=line)
-                earlier += [asked, answer] if turns else []
+                if turns:
+                    question = Message(role="user", content=line)
+                    earlier += [question, answer]
         except EOFError:
             return
-        except DataError as error:  # what is too long ends nothing
+        except DataError as error:
+            # A question that is too long does not end the conversation.
             click.echo(error.paragraph(), err=True)
 
 
@@ -233,7 +244,9 @@ def _say(
     question: str, generator: Generator, earlier: Sequence[Message], *, stats: bool
 ) -> Message:
     """Print an answer as it comes, dimmed up to the tag that opens it; returns the turn."""
-    fmt, text, started = generator.prepared.format, "", time.perf_counter()
+    fmt = generator.prepared.format
+    text = ""
+    started = time.perf_counter()
 
     def show(piece: str) -> None:
         nonlocal text
@@ -279,5 +292,6 @@ def synthesize(
         rows, drawn = api.synthesize(opened, subject, output, samples=samples, display=display)
     click.echo(f"{output}: {counted(rows, 'right answer')} of {counted(drawn, 'completion')}.")
     settings = source_named(str(output))
-    own = {"columns": {"response": "response"}} if settings["source"] == "file" else {}
-    click.echo(f"Train on them with 'data.sft={flow(settings | own)}'.")
+    if settings["source"] == "file":
+        settings = settings | {"columns": {"response": "response"}}
+    click.echo(f"Train on them with 'data.sft={flow(settings)}'.")

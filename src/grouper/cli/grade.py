@@ -6,7 +6,7 @@ import itertools
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from grouper.types import AnswerContract, AnswerKind, Completion, FinishReason, 
 Row = dict[str, Any]
 Score = Callable[[Sequence[Row], Sequence[Grade]], Iterator[float | None]]
 
-# Columns of a file, the first that is there: the texts become `completion`, references `answer`.
+# Usual columns of a file, in order: the first present one becomes `completion`, or `answer`.
 TEXTS = ("completion", "text", "response", "prediction", "output")
 ANSWERS = ("answer", "reference", "ground_truth", "gold", "expected_answer")
 # Formats that no prompt asks for, but texts have.
@@ -50,31 +50,42 @@ def grade(
 ) -> None:
     """Grade a text, a file or a run, whichever `what` is."""
     require_new(output, "--output")
-    try:
-        place = Path(what).expanduser()
-        is_folder, is_file = bool(what) and place.is_dir(), bool(what) and place.exists()
-    except (OSError, RuntimeError, ValueError):  # too long, ~nobody, a null character: a text
-        is_folder = is_file = False
-    if is_folder:
-        run = place.absolute()
+    path = _existing_path(what)
+    if path is not None and path.is_dir():
+        run = path.absolute()
         warn_of_losses(RunFolder(run))
-        listed = _grade_run(run, open_recipe(recipe or str(run), overrides), only, show)
+        opened = open_recipe(recipe or str(run), overrides)
+        differing = _grade_run(run, opened, only, show)
     else:
         grading = GradingConfig()
         if recipe or overrides:
             opened = open_recipe(recipe or "demo", overrides)
-            grading, own = opened.grading, opened.prompt.format if recipe else None
-            format_name = format_name or own
-        if not is_file:
-            _grade_text(sys.stdin.read() if what == "-" else what, answer, format_name, grading)
+            grading = opened.grading
+            if recipe:
+                format_name = format_name or opened.prompt.format
+        if path is None:
+            text = sys.stdin.read() if what == "-" else what
+            _grade_text(text, answer, format_name, grading)
             return
-        rows = _rows(place, text_column, answer)
+        rows = _rows(path, text_column, answer)
         name = format_name or _looks_like(rows[0]["completion"])
         with Grader(_contract(name), grading) as grader:
-            listed = _grade_rows(f"{what}, by format {name}", rows, grader, show)
+            differing = _grade_rows(f"{what}, by format {name}", rows, grader, show)
     if output is not None:
-        write_rows(listed, output)
+        write_rows(differing, output)
         click.echo(f"They are in {output}.")
+
+
+def _existing_path(text: str) -> Path | None:
+    """Return the file or folder that a text names; None if it is no path."""
+    if not text:
+        return None
+    try:
+        path = Path(text).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):
+        # It is too long, begins with ~nobody, or has a null character.
+        return None
 
 
 # --- one text ------------------------------------------------------------------------------------
@@ -91,27 +102,35 @@ def _grade_text(
         )
     name = format_name or _looks_like(text)
     contract = _contract(name)
-    chosen = "" if format_name else "  (by the look of the text; --format names another)"
+    note = "" if format_name else "  (by the look of the text; --format names another)"
     problem = check_references([answer])[answer] or "readable, equals itself"
-    click.echo(f"format     {name}{chosen}\nreference  {short(answer)}  ({problem})")
-    found = {"strict": extract(text, contract), "lenient": extract_lenient(text, contract)}
-    for label, one in found.items():
-        click.echo(f"{label:<10} {short(one.answer)}  ({one.reason})")
+    click.echo(f"format     {name}{note}\nreference  {short(answer)}  ({problem})")
+    extractions = {"strict": extract(text, contract), "lenient": extract_lenient(text, contract)}
+    for label, extraction in extractions.items():
+        click.echo(f"{label:<10} {short(extraction.answer)}  ({extraction.reason})")
     with Grader(contract, grading) as grader:
         for label, lenient in (("verdict", False), ("leniently", True)):
             graded = grader.submit(text, answer, lenient=lenient).result()
-            colour = "green" if graded.correct else "red" if graded.extracted else "yellow"
-            verdict = click.style(graded.verdict.value, fg=colour, bold=True)
-            took = f"stage {graded.stage}, {1000 * graded.seconds:.2f} ms"
-            click.echo(f"{label:<10} {verdict}  {took}: {short(graded.reason)}")
+            verdict = click.style(graded.verdict.value, fg=_color(graded), bold=True)
+            facts = f"stage {graded.stage}, {1000 * graded.seconds:.2f} ms"
+            click.echo(f"{label:<10} {verdict}  {facts}: {short(graded.reason)}")
+
+
+def _color(graded: Grade) -> str:
+    if graded.correct:
+        return "green"
+    return "red" if graded.extracted else "yellow"
 
 
 def _looks_like(text: str) -> str:
+    """Guess the prompt format of a text."""
     if "<answer>" in text:
         return "think" if "</think>" in text else "xml"
     if "<SOLUTION>" in text:
         return "tags"
-    return "hashes" if "####" in text and "box" not in text else "boxed"
+    if "####" in text and "box" not in text:
+        return "hashes"
+    return "boxed"
 
 
 def _contract(name: str) -> AnswerContract:
@@ -125,129 +144,165 @@ def _contract(name: str) -> AnswerContract:
 
 
 def _rows(file: Path, text: str | None = None, answer: str | None = None) -> list[Row]:
-    """The rows of a file, with texts as `completion` and references as `answer`."""
+    """Read the rows of a file, with texts as `completion` and references as `answer`."""
     rows = read_rows(file)
-    present = {name for row in rows for name in row}
-    for named, usual in ((text, TEXTS), (answer, ANSWERS)):
-        found = next((name for name in ((named,) if named else usual) if name in present), None)
-        if found is None:
+    columns = {name for row in rows for name in row}
+    for chosen, usual in ((text, TEXTS), (answer, ANSWERS)):
+        candidates = (chosen,) if chosen else usual
+        column = next((name for name in candidates if name in columns), None)
+        if column is None:
             raise DataError(
-                f"there is no column {named or ' or '.join(usual)}",
+                f"there is no column {' or '.join(candidates)}",
                 where=str(file),
-                fix=f"Name one with --text or --answer. Columns: {', '.join(sorted(present))}.",
+                fix=f"Name one with --text or --answer. Columns: {', '.join(sorted(columns))}.",
             )
+        new_name = usual[0]
         for row in rows:
-            row[usual[0]] = "" if row.get(found) is None else str(row[found])
+            value = row.get(column)
+            row[new_name] = "" if value is None else str(value)
     return rows
 
 
 def _grade_rows(
     name: str, rows: Sequence[Row], grader: Grader, show: int, score: Score | None = None
 ) -> list[Row]:
-    """Grade rows, and print and return those that come out differently than stored.
+    """Grade rows, and print and return those whose grade differs from the stored one.
 
-    Of rows without a verdict these are the ones that are not correct.
+    Rows without a verdict are returned if they are not correct.
 
     Args:
-        name: of the rows, for people.
+        name: the name of the rows in the output.
         rows: as `_rows` has them.
-        grader: of their format.
+        grader: a grader of their format.
         show: how many to print.
-        score: their total rewards; None for evaluations, where a reference that cannot be read is
-            compared as text.
+        score: returns their total rewards; None for evaluations, where a reference that cannot be
+            read is compared as text.
     """
-    grades = grader.grade([row["completion"] for row in rows], [row["answer"] for row in rows])
+    texts = [row["completion"] for row in rows]
+    references = [row["answer"] for row in rows]
+    grades = grader.grade(texts, references)
+    totals: Iterable[float | None]
     if score is None:
-        grades = [by_text_alone(g, row["answer"]) for g, row in zip(grades, rows, strict=True)]
-    totals = [None] * len(rows) if score is None else score(rows, grades)
-    listed: list[Row] = []
-    kinds: Counter[str] = Counter()
+        pairs = zip(grades, references, strict=True)
+        grades = [by_text_alone(grade, reference) for grade, reference in pairs]
+        totals = [None] * len(rows)
+    else:
+        totals = score(rows, grades)
+    differing: list[Row] = []
+    changes: Counter[str] = Counter()
     for number, (row, grade, total) in enumerate(zip(rows, grades, totals, strict=True)):
-        after: Row = {"verdict": grade.verdict.value, "extracted": grade.extracted}
-        after |= {"reason": grade.reason, **({} if score is None else {"reward": total})}
-        before = {key: row.get(key) for key in after}
-        stored, was = before["verdict"] is not None, before["verdict"] or "correct"
-        if was != after["verdict"]:
-            kinds[(f"{was} -> " if stored else "") + after["verdict"]] += 1
-        elif stored and not _equal(before.get("reward"), total):
-            kinds["only the reward"] += 1
-        else:
+        new: Row = {
+            "verdict": grade.verdict.value,
+            "extracted": grade.extracted,
+            "reason": grade.reason,
+        }
+        if score is not None:
+            new["reward"] = total
+        stored = {key: row.get(key) for key in new}
+        change = _change(stored, new)
+        if change is None:
             continue
-        place = {"problem_id": row.get("problem_id", number), "sample": row.get("sample", 0)}
-        found = {"where": name, **place, "answer": row["answer"]}
-        listed.append({**found, "before": before, "after": after})
-    right = sum(grade.correct for grade in grades)
-    counts = f"{right:,} correct, {len(listed):,} not"
+        changes[change] += 1
+        record = {
+            "where": name,
+            "problem_id": row.get("problem_id", number),
+            "sample": row.get("sample", 0),
+            "answer": row["answer"],
+            "before": stored,
+            "after": new,
+        }
+        differing.append(record)
+    correct = sum(grade.correct for grade in grades)
+    counts = f"{correct:,} correct, {len(differing):,} not"
     if "verdict" in rows[0]:
-        before = sum(row["verdict"] == "correct" for row in rows)
-        counts = f"{before:,} correct before, {right:,} now; {len(listed):,} differ"
+        stored_correct = sum(row["verdict"] == "correct" for row in rows)
+        counts = f"{stored_correct:,} correct before, {correct:,} now; {len(differing):,} differ"
     click.echo(f"{name}: {counted(len(rows), 'row')}, {counts}")
-    for kind, count in kinds.most_common():
-        click.echo(printable(f"    {count:>6,}  {kind}"))
-    some([f"{row['problem_id']} #{row['sample']}, {_told(row)}" for row in listed], show)
-    return listed
+    for change, count in changes.most_common():
+        click.echo(printable(f"    {count:>6,}  {change}"))
+    some([_described(record) for record in differing], show)
+    return differing
 
 
-def _told(row: Row) -> str:
-    lines = [f"reference {short(row['answer'], 120)}"]
-    for when, facts in (("before", row["before"]), ("now", row["after"])):
+def _change(stored: Row, new: Row) -> str | None:
+    """Name the change of a grade, or return None if there is none."""
+    stored_verdict = stored["verdict"]
+    new_verdict = str(new["verdict"])
+    if stored_verdict is None:
+        return None if new_verdict == "correct" else new_verdict
+    if (stored_verdict or "correct") != new_verdict:
+        return f"{stored_verdict or 'correct'} -> {new_verdict}"
+    if not _equal(stored.get("reward"), new.get("reward")):
+        return "only the reward"
+    return None
+
+
+def _described(record: Row) -> str:
+    """Describe a row whose grade differs: its reference, and both grades."""
+    reference = short(record["answer"], 120)
+    lines = [f"{record['problem_id']} #{record['sample']}, reference {reference}"]
+    for label, facts in (("before", record["before"]), ("now", record["after"])):
         if facts["verdict"]:
             answer = short(facts["extracted"] or "no answer", 120)
             reward = f", reward {facts['reward']}" if "reward" in facts else ""
             reason = short(facts["reason"], 120)
-            lines.append(f"    {when:<6} {facts['verdict']}: {answer} ({reason}){reward}")
+            lines.append(f"    {label:<6} {facts['verdict']}: {answer} ({reason}){reward}")
     return "\n".join(lines)
 
 
-def _equal(before: float | None, now: float | None) -> bool:
-    if before is None or now is None:
-        return before is now
-    return math.isclose(before, now, rel_tol=1e-9, abs_tol=1e-9)
+def _equal(first: float | None, second: float | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return math.isclose(first, second, rel_tol=1e-9, abs_tol=1e-9)
 
 
 # --- a run ---------------------------------------------------------------------------------------
 
 
 def _grade_run(run: Path, chosen: Recipe, only: str | None, show: int) -> list[Row]:
-    """Grade every stored file of a run again; the answer stands where its own format says."""
-    own = open_recipe(str(run))
-    listed: list[Row] = []
-    with Grader(make_format(own.prompt).contract, chosen.grading) as grader:
-        for kind in ("evaluations", "rollouts") if only is None else (only,):
-            score = _scoring(own, chosen) if kind == "rollouts" else None
-            for file in sorted((run / kind).glob("*.jsonl.gz")):
+    """Grade every stored file of a run again; answers are extracted by the run's own format."""
+    run_recipe = open_recipe(str(run))
+    folders = ("evaluations", "rollouts") if only is None else (only,)
+    differing: list[Row] = []
+    with Grader(make_format(run_recipe.prompt).contract, chosen.grading) as grader:
+        for folder in folders:
+            score = _scoring(run_recipe, chosen) if folder == "rollouts" else None
+            for file in sorted((run / folder).glob("*.jsonl.gz")):
                 try:
                     rows = _rows(file) if score is None else _rollouts(run, file)
-                except GrouperError as error:  # one of many
+                except GrouperError as error:
+                    # One damaged file does not stop the others.
                     warn(f"left out: {error.paragraph()}")
                     continue
-                step = f"{rows[0]['phase']} step {rows[0]['step']}" if score else None
-                name = step or file.name.partition(".")[0]
-                listed += _grade_rows(name, rows, grader, show, score)
-    click.echo(f"Rows that come out differently: {len(listed):,}.")
-    return listed
+                name = file.name.partition(".")[0]
+                if score is not None:
+                    name = f"{rows[0]['phase']} step {rows[0]['step']}"
+                differing += _grade_rows(name, rows, grader, show, score)
+    click.echo(f"Rows that come out differently: {len(differing):,}.")
+    return differing
 
 
 def _rollouts(run: Path, file: Path) -> list[Row]:
-    """The rows of a file of rollouts, with all that a reward looks at."""
+    """Read a file of rollouts, and check that it has all columns that rewards need."""
     rows = [*RunFolder(run).shown_rollouts(file)]
-    needed = ("problem_id", "prompt", "answer", "tokens", "phase")
-    lacking = [name for name in needed for row in rows if not row[name]]
-    if lacking or not rows:
-        what = f"a row has no {lacking[0]}" if rows else "there are no rows in it"
-        raise DataError(what, where=str(file), fix="Check the file.")
+    if not rows:
+        raise DataError("there are no rows in it", where=str(file), fix="Check the file.")
+    for name in ("problem_id", "prompt", "answer", "tokens", "phase"):
+        if not all(row[name] for row in rows):
+            raise DataError(f"a row has no {name}", where=str(file), fix="Check the file.")
     return rows
 
 
-def _scoring(own: Recipe, chosen: Recipe) -> Score:
-    """A function that scores stored rollouts of the recipe `own` with the rewards of `chosen`."""
+def _scoring(run_recipe: Recipe, chosen: Recipe) -> Score:
+    """Return a function that scores stored rollouts of a run with the rewards of `chosen`."""
     from grouper.training.problem_sets import require_part
 
-    fmt = make_format(own.prompt)
+    fmt = make_format(run_recipe.prompt)
     stack = build_rewards(chosen.rewards, fmt)
     problems: dict[str, Problem] = {}
     try:
-        problems = {problem.id: problem for problem in require_part(own, "train").problems}
+        training_set = require_part(run_recipe, "train")
+        problems = {problem.id: problem for problem in training_set.problems}
     except GrouperError as error:
         warn(f"the training problems cannot be read ({error.what}); rewards see no columns.")
 
@@ -255,13 +310,7 @@ def _scoring(own: Recipe, chosen: Recipe) -> Score:
         graded = zip(rows, grades, strict=True)
         for _, members in itertools.groupby(graded, lambda member: member[0]["group"]):
             group, group_grades = zip(*members, strict=True)
-            first = group[0]
-            problem = problems.get(first["problem_id"]) or Problem(
-                id=first["problem_id"],
-                question=first["prompt"],
-                answer=first["answer"],
-                source="stored",
-            )
+            problem = problems.get(group[0]["problem_id"]) or _stored_problem(group[0])
             completions = [_completion(row) for row in group]
             prompt = example_prompt(problem, fmt)
             # With notes a reward that fails is not scored, as in training.
@@ -271,12 +320,23 @@ def _scoring(own: Recipe, chosen: Recipe) -> Score:
     return score
 
 
+def _stored_problem(row: Row) -> Problem:
+    """Make a problem from a rollout, for lack of the training set."""
+    return Problem(
+        id=row["problem_id"],
+        question=row["prompt"],
+        answer=row["answer"],
+        source="stored",
+    )
+
+
 def _completion(row: Row) -> Completion:
-    """As stored; without stored ids there are as many as were sampled."""
+    """Make a completion as it was stored; ids that were not stored are zeros, as many as tokens."""
     ids = row.get("token_ids") or [0] * row["tokens"]
+    logprobs = row.get("logprobs") or [0.0] * len(ids)
     return Completion(
         token_ids=tuple(ids),
-        logprobs=tuple(row.get("logprobs") or [0.0] * len(ids)),
+        logprobs=tuple(logprobs),
         text=row["completion"],
         finish_reason=FinishReason(row["finish_reason"]),
         policy_version=row["policy_version"],

@@ -1,4 +1,4 @@
-"""`grouper runs`, `report`, `show`, `watch`, `diagnose` and `env`: what is there already."""
+"""`grouper runs`, `report`, `show`, `watch`, `diagnose` and `env`: inspect runs and the machine."""
 
 from __future__ import annotations
 
@@ -29,60 +29,73 @@ from grouper.runs.lock import is_running
 
 def runs(folder: str | None, *, as_json: bool) -> None:
     """Print the runs of a folder, the latest last."""
-    place = Path(folder or Recipe.model_fields["output_dir"].default).expanduser()
-    if not place.is_dir():
-        raise ConfigError("there is no folder of this name", where=str(place))
-    found = []
-    for path in sorted(entry for entry in place.iterdir() if entry.is_dir()):
+    parent = Path(folder or Recipe.model_fields["output_dir"].default).expanduser()
+    if not parent.is_dir():
+        raise ConfigError("there is no folder of this name", where=str(parent))
+    rows = []
+    for path in sorted(entry for entry in parent.iterdir() if entry.is_dir()):
         # One of the two may be damaged, or a link to nothing.
-        if any(os.path.lexists(path / name) for name in (RECIPE_FILE, "run.json")):
-            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                found.append(_run(path))
-    found.sort(key=lambda row: row["when"])
+        if os.path.lexists(path / RECIPE_FILE) or os.path.lexists(path / "run.json"):
+            # A run may be deleted meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                rows.append(_run(path))
+    rows.sort(key=lambda row: row["when"])
     if as_json:
-        show_json(found)
-    elif not found:
-        click.echo(f"There are no runs in {place}.")
+        show_json(rows)
+    elif not rows:
+        click.echo(f"There are no runs in {parent}.")
     else:
         columns = ("name", "state", "step", "accuracy %", "when")
-        rows = [["-" if row[n] is None else str(row[n]) for n in columns] for row in found]
-        table(columns, rows, box=None)
+        cells = [[_cell(row[name]) for name in columns] for row in rows]
+        table(columns, cells, box=None)
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else str(value)
 
 
 def _run(path: Path) -> dict[str, Any]:
-    """One row of the list of runs."""
+    """Return a row of the list of runs."""
     run = RunFolder(path)
     steps: list[dict[str, Any]] = []
-    tested: list[EvaluationResult] = []
+    results: list[EvaluationResult] = []
     try:
-        recipe, steps = load_recipe(path / RECIPE_FILE), run.metrics_rows()
-        # Those of a run on its test problems; reading every validation takes seconds.
-        tested = [r for phase in PHASES if (r := run.read_evaluation(phase)) is not None]
+        recipe = load_recipe(path / RECIPE_FILE)
+        steps = run.metrics_rows()
+        # Only the results on test problems: reading every validation takes seconds.
+        by_phase = [run.read_evaluation(phase) for phase in PHASES]
+        results = [result for result in by_phase if result is not None]
         state = "finished" if run.has_finished(recipe.phases) else "stopped"
         warn_of_losses(run)
-    except GrouperError as error:  # one of many: the others are listed anyway
+    except GrouperError as error:
+        # One damaged run does not stop the list.
         warn(error.paragraph())
         state = "damaged"
-    state = "running" if is_running(path) else state
-    # The others are gone a moment later, where a run goes on: half-written files, and its lock.
+    if is_running(path):
+        state = "running"
+    # Hidden files, half-written ones and the lock, may be gone a moment later.
     files = [file for file in path.iterdir() if not file.name.startswith(".")]
-    last = max((file.lstat().st_mtime for file in files), default=path.stat().st_mtime)
+    times = [file.lstat().st_mtime for file in files]
+    last_time = max(times, default=path.stat().st_mtime)
     return {
         "name": path.name,
         "state": state,
         "step": "{phase} {step}".format_map(steps[-1]) if steps else None,
-        "accuracy %": round(100 * tested[-1].overall.mean, 1) if tested else None,
-        "when": datetime.fromtimestamp(last).astimezone().isoformat(" ", "minutes"),
+        "accuracy %": round(100 * results[-1].overall.mean, 1) if results else None,
+        "when": datetime.fromtimestamp(last_time).astimezone().isoformat(" ", "minutes"),
     }
 
 
 def report(runs: tuple[str, ...], *, output: Path | None) -> None:
-    """Write what runs hold as one HTML file, and print its path."""
-    if len({Path(run).expanduser().resolve() for run in runs}) < len(runs):
+    """Write a report of runs as one HTML file, and print its path."""
+    paths = {Path(run).expanduser().resolve() for run in runs}
+    if len(paths) < len(runs):
         raise click.UsageError("the same run is named twice.")
     folders = [_opened(run) for run in runs]
-    target = (output or (Path() if len(runs) > 1 else folders[0].path)).expanduser()
-    target = target / "report.html" if target.is_dir() else target
+    default = Path() if len(runs) > 1 else folders[0].path
+    target = (output or default).expanduser()
+    if target.is_dir():
+        target = target / "report.html"
     require_writable(target.absolute(), "Name another file with --output.")
     from grouper.report.page import write_report
 
@@ -101,7 +114,7 @@ def show(
     diff: tuple[int, int] | None,
     count: int,
 ) -> None:
-    """Print what the model wrote in training."""
+    """Print completions of training."""
     if best and worst:
         raise click.UsageError("--best and --worst are opposite orders: give one.")
     if diff is not None and (step is not None or verdict or best or worst):
@@ -112,9 +125,9 @@ def show(
     if diff is not None:
         print_rich(*itertools.islice(changes(folder, *diff, problem), count))
         return
-    found = rollouts(folder, step=step, problem=problem, verdict=verdict, best=best, worst=worst)
+    rows = rollouts(folder, step=step, problem=problem, verdict=verdict, best=best, worst=worst)
     row = None
-    for row in itertools.islice(found, count):
+    for row in itertools.islice(rows, count):
         print_rich(in_words(row))
     if row is None:
         click.echo("No rollout matches.")
@@ -130,7 +143,7 @@ def watch(run: str, *, every: float) -> None:
 
 
 def _opened(run: str) -> RunFolder:
-    """A run folder that exists; a warning names what it has lost."""
+    """Open a run folder, which must exist; a warning names lost records."""
     folder = RunFolder(Path(run).expanduser())
     folder.read_info()
     warn_of_losses(folder)
@@ -150,8 +163,8 @@ def diagnose(run: str, *, as_json: bool) -> int:
     if as_json:
         show_json({"run": run, "steps": steps, "findings": [*map(asdict, findings)]})
     else:
-        done = ", ".join(f"{counted(n, 'step')} of {phase}" for phase, n in steps.items() if n)
-        click.echo(f"{run}: {done}")
+        done = [f"{counted(count, 'step')} of {phase}" for phase, count in steps.items() if count]
+        click.echo(f"{run}: {', '.join(done)}")
         for finding in findings:
             first, last = finding.steps
             title = click.style(finding.name, bold=True)
@@ -166,11 +179,12 @@ def diagnose(run: str, *, as_json: bool) -> int:
 
 
 def env(*, as_json: bool) -> None:
-    """Print what a bug report needs."""
+    """Print the facts for a bug report."""
     facts = _environment()
     if as_json:
         show_json(facts)
-    for title, rows in () if as_json else facts.items():
+        return
+    for title, rows in facts.items():
         definitions(rows.items(), title.capitalize())
 
 
@@ -182,21 +196,26 @@ def _environment() -> dict[str, dict[str, str]]:
 
     versions = {"grouper-rl": version("grouper-rl"), "python": platform.python_version()}
     extras: dict[str, str] = {}
-    for need in requires("grouper-rl") or ():
-        package, extra = re.findall(r"^[\w-]+", need)[0], re.search(r"extra == \W(\w+)", need)
-        found = installed(package)
-        if extra is None:
-            versions[package] = found
-        elif extra[1] != "dev":
-            extras[extra[1]] = ", ".join(filter(None, (extras.get(extra[1]), f"{package} {found}")))
+    for requirement in requires("grouper-rl") or ():
+        package = re.findall(r"^[\w-]+", requirement)[0]
+        package_version = installed(package)
+        extra_match = re.search(r"extra == \W(\w+)", requirement)
+        if extra_match is None:
+            versions[package] = package_version
+            continue
+        extra = extra_match[1]
+        if extra == "dev":
+            continue
+        text = f"{package} {package_version}"
+        extras[extra] = f"{extras[extra]}, {text}" if extra in extras else text
     devices = {
         "system": platform.platform(),
         "cpu": f"{processors()} of {os.cpu_count()} processors, {torch.get_num_threads()} threads",
         "memory": f"{machine_memory() / 2**30:.1f} GiB",
     }
     for number in range(torch.cuda.device_count()):
-        card = torch.cuda.get_device_properties(number)
-        devices[f"cuda:{number}"] = f"{card.name}, {card.total_memory / 2**30:.1f} GiB"
+        gpu = torch.cuda.get_device_properties(number)
+        devices[f"cuda:{number}"] = f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB"
     if torch.backends.mps.is_available():
         devices["mps"] = "shares the memory"
     kernels = {"cpu": kernels_in_use()}

@@ -36,15 +36,17 @@ Row = dict[str, Any]
 
 TABLE: Row = table("grouper.cli", "commands.yaml")
 
-# Options of a command that stand first in its help.
+# Number of options at the top of a command's help.
 FIRST = 5
-# What a shell reports for a closed pipe: not 0, since a run may have been cut short.
+# Exit code of shells for a closed pipe: not 0, since a run may have ended early.
 SIGPIPE_EXIT = 141
 # Seconds that a follower waits before it reports an error: rank 0 with the same one ends them all,
 # once its trackers are closed and its pictures drawn.
 HEAD_START = 20.0
 
-# Type in the table -> click's, and what messages call such a number.
+# Keys of an option's row that are ours, not click's.
+_OUR_KEYS = {"name", "type", "least", "most", "choices", "short", "opposite"}
+# Type in the table -> click's type, and the name of such a number in messages.
 RANGES = {"int": (click.IntRange, "whole number"), "float": (click.FloatRange, "number")}
 
 
@@ -56,48 +58,59 @@ class _Path(click.Path):
 
 
 def _option(flag: str, row: Row) -> click.Option:
-    """The option of a row; what is not named here is click's own."""
-    own = {"name", "type", "least", "most", "choices", "short", "opposite"}
-    named = {key: value for key, value in row.items() if key not in own}
-    switch = not {"metavar", "choices"} & row.keys()
+    """Make the option of a row; keys that are not in `_OUR_KEYS` are click's own."""
+    settings = {key: value for key, value in row.items() if key not in _OUR_KEYS}
+    is_switch = not {"metavar", "choices"} & row.keys()
     if "choices" in row:
-        named["type"] = click.Choice(row["choices"])
+        settings["type"] = click.Choice(row["choices"])
     elif row.get("type") in ("path", "file"):
-        there = row["type"] == "file"
-        named["type"] = _Path(exists=there, dir_okay=not there, path_type=Path)
+        is_file = row["type"] == "file"
+        settings["type"] = _Path(exists=is_file, dir_okay=not is_file, path_type=Path)
     elif "type" in row:
-        kind, noun = RANGES[row["type"]]
-        named["type"] = kind(min=row.get("least"))
-        named["type"].name = noun
+        range_type, noun = RANGES[row["type"]]
+        settings["type"] = range_type(min=row.get("least"))
+        settings["type"].name = noun
         # There is no use for a count beyond a billion.
-        named["callback"] = partial(_bounded, row.get("most", 10**9))
-    if switch and "opposite" not in row:
-        named["default"] = False
-    names = [row["short"]] if "short" in row else []
-    names.append(f"--{flag}/--{row['opposite']}" if "opposite" in row else f"--{flag}")
-    names.append(row.get("name", flag.replace("-", "_")))
-    return click.Option(names, is_flag=switch or None, show_default="default" in row, **named)
+        settings["callback"] = partial(_bounded, row.get("most", 10**9))
+    if is_switch and "opposite" not in row:
+        settings["default"] = False
+    spellings = []
+    if "short" in row:
+        spellings.append(row["short"])
+    if "opposite" in row:
+        spellings.append(f"--{flag}/--{row['opposite']}")
+    else:
+        spellings.append(f"--{flag}")
+    parameter_name = row.get("name", flag.replace("-", "_"))
+    return click.Option(
+        [*spellings, parameter_name],
+        is_flag=is_switch or None,
+        show_default="default" in row,
+        **settings,
+    )
 
 
 def _bounded(most: float, _context: click.Context, _option: click.Parameter, value: Any) -> Any:
-    """The value, or values, of an option with a number: at most `most`, and not NaN."""
-    for number in value if isinstance(value, tuple) else (value,):
+    """Return the value, or values, of an option; a number may be at most `most`, and not NaN."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    for number in numbers:
         if number is not None and not number <= most:
             raise click.BadParameter(f"{number} is not a number up to {most:,}.")
     return value
 
 
-def _argument(name: str, shown: str) -> click.Argument:
-    count = -1 if shown.endswith("...") else 1
-    return click.Argument([name], nargs=count, required=not shown.startswith("["), metavar=shown)
+def _argument(name: str, metavar: str) -> click.Argument:
+    count = -1 if metavar.endswith("...") else 1
+    is_required = not metavar.startswith("[")
+    return click.Argument([name], nargs=count, required=is_required, metavar=metavar)
 
 
 def _texts(row: Row) -> Row:
-    """What a command and a group of them have in common."""
-    shown = "".join(f"  {line}\n" for line in row.get("examples", "").splitlines())
+    """Return the settings that commands and groups of commands share."""
+    examples = "".join(f"  {line}\n" for line in row.get("examples", "").splitlines())
     return {
         "help": row["about"],
-        "epilog": f"\b\nExamples:\n{shown}" if shown else None,
+        "epilog": f"\b\nExamples:\n{examples}" if examples else None,
         "callback": partial(_call, row["call"]) if "call" in row else None,
         "context_settings": {
             "help_option_names": ["-h", "--help"],
@@ -108,12 +121,14 @@ def _texts(row: Row) -> Row:
     }
 
 
-def _call(place: str, /, **given: Any) -> Any:
+def _call(path: str, /, **arguments: Any) -> Any:
     """Import a command's function and call it; a group's own one only without a subcommand."""
     if click.get_current_context().invoked_subcommand is not None:
         return None
-    module, _, function = place.partition(".")
-    return getattr(importlib.import_module(f"grouper.cli.{module}"), function)(**given)
+    module_name, _, function_name = path.partition(".")
+    module = importlib.import_module(f"grouper.cli.{module_name}")
+    function = getattr(module, function_name)
+    return function(**arguments)
 
 
 class Command(click.Command):
@@ -139,10 +154,14 @@ class Command(click.Command):
             raise click.UsageError(hint(error.option_name, args), ctx) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
-        shown = [record for option in options if (record := option.get_help_record(ctx))]
-        first = FIRST if len(shown) > FIRST + 1 else len(shown)
-        for title, rows in (("Options", shown[:first]), ("More options", shown[first:])):
+        records = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record:
+                records.append(record)
+        # A section of one more option would be no shorter.
+        count = FIRST if len(records) > FIRST + 1 else len(records)
+        for title, rows in (("Options", records[:count]), ("More options", records[count:])):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
@@ -152,10 +171,13 @@ class Group(click.Group):
     """Commands of the table; a mistyped name gets the nearest one."""
 
     def __init__(self, name: str, row: Row) -> None:
-        rows = row["commands"].items()
+        commands: dict[str, click.Command] = {}
+        for command_name, command_row in row["commands"].items():
+            command_class = Group if "commands" in command_row else Command
+            commands[command_name] = command_class(command_name, command_row)
         super().__init__(
             name,
-            commands={n: (Group if "commands" in r else Command)(n, r) for n, r in rows},
+            commands=commands,
             invoke_without_command="call" in row,
             short_help=row.get("does"),
             **_texts(row),
@@ -169,14 +191,14 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         typed = args[0]
         if typed not in self.commands and not typed.startswith("-"):
-            place = f"{ctx.command_path} {typed}".partition(" ")[2]
-            near = did_you_mean(typed, self.commands)
-            instead = f"{ctx.command_path} has no command {typed!r}. {near}"
+            command = f"{ctx.command_path} {typed}".partition(" ")[2]
+            suggestion = did_you_mean(typed, self.commands)
+            message = f"{ctx.command_path} has no command {typed!r}. {suggestion}"
             from grouper.config.loading import shipped_recipes
 
             if typed.endswith((".yaml", ".yml")) or typed in shipped_recipes():
-                instead = f"{typed} is a recipe. Give the command, too: grouper run {typed}"
-            ctx.fail(TABLE["elsewhere"].get(place, instead))
+                message = f"{typed} is a recipe. Give the command, too: grouper run {typed}"
+            ctx.fail(TABLE["elsewhere"].get(command, message))
         return super().resolve_command(ctx, args)
 
 
@@ -229,9 +251,9 @@ def _ended(*_: object) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """The exit code of a command, after its errors were printed.
+    """Run a command, print its errors, and return its exit code.
 
-    Not click's own `main`, which ends with code 1 where the reader of a pipe has left.
+    Click's own `main` is not used: it ends with code 1 where the reader of a pipe has left.
     """
     try:
         with cli.make_context("grouper", list(arguments)) as context:
@@ -246,30 +268,43 @@ def _run(arguments: list[str]) -> int:
         error.show()
         code = error.exit_code
     except BaseException as error:  # libraries make other errors of a closed pipe and of Ctrl-C
-        full = error.strerror if isinstance(error, OSError) and error.errno in FULL else None
-        if full or _comes_from(error, BrokenPipeError):  # what reads our output (`head`) has left
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-            what = f"nothing more can be written ({full})"
-            fix = "Free some space where its output goes, and where temporary files and caches are."
-            code = _tell(GrouperError(what, fix=fix)) if full else SIGPIPE_EXIT
-        elif _comes_from(error, click.exceptions.Abort, KeyboardInterrupt, EOFError):
-            code = _tell(Interrupted("Stopped", fix=TABLE["kept"].get("".join(arguments[:1]), "")))
-        elif isinstance(error, RuntimeError) and "gloo" in str(error) and "by peer" in str(error):
-            # The cause is reported by that process or the launcher; after Ctrl-C none is needed.
-            code = _tell(Interrupted("another process of this run has ended, or is out of reach"))
-        elif is_out_of_memory(error):
-            what = f"memory ran out ({first_line(error).rstrip('.')})"
-            code = _tell(ModelError(what, fix=TABLE["memory"]))
-        elif problem := _no_path(error):
-            code = _tell(problem)
+        is_full = isinstance(error, OSError) and error.errno in FULL
+        if is_full or _comes_from(error, BrokenPipeError):
+            # The reader of our output (`head`) has left, and Python would flush it at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = _tell(_disk_full(error)) if is_full else SIGPIPE_EXIT
         else:
-            raise
+            problem = _known_problem(error, arguments)
+            if problem is None:
+                raise
+            code = _tell(problem)
     return code
 
 
+def _disk_full(error: BaseException) -> GrouperError:
+    reason = getattr(error, "strerror", None)
+    fix = "Free some space where its output goes, and where temporary files and caches are."
+    return GrouperError(f"nothing more can be written ({reason})", fix=fix)
+
+
+def _known_problem(error: BaseException, arguments: list[str]) -> GrouperError | None:
+    """Turn an error of Python or of a library into ours; None if it is a bug."""
+    if _comes_from(error, click.exceptions.Abort, KeyboardInterrupt, EOFError):
+        command = arguments[0] if arguments else ""
+        return Interrupted("Stopped", fix=TABLE["kept"].get(command, ""))
+    if isinstance(error, RuntimeError) and "gloo" in str(error) and "by peer" in str(error):
+        # The cause is reported by that process or the launcher; after Ctrl-C none is needed.
+        return Interrupted("another process of this run has ended, or is out of reach")
+    if is_out_of_memory(error):
+        reason = first_line(error).rstrip(".")
+        return ModelError(f"memory ran out ({reason})", fix=TABLE["memory"])
+    return _no_path(error)
+
+
 def _no_path(error: BaseException) -> GrouperError | None:
-    """What is wrong with a path, or with what is there; None for every other error."""
-    if isinstance(error, RuntimeError) and "home directory" in str(error):  # of `expanduser`
+    """Describe a problem with a path, or with its file; None for every other error."""
+    if isinstance(error, RuntimeError) and "home directory" in str(error):
+        # This is an error of `expanduser`.
         return GrouperError("the ~ in a path stands for no folder", fix="Write it out.")
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         what = f"the name of a file or folder is too long: {str(error.filename)[:60]!r}..."
@@ -284,7 +319,7 @@ def _no_path(error: BaseException) -> GrouperError | None:
 
 
 def _comes_from(error: BaseException | None, *kinds: type[BaseException]) -> bool:
-    """Whether an exception, or one that it was raised from, is one of `kinds`.
+    """Tell whether an exception, or one that it was raised from, is one of `kinds`.
 
     Libraries turn one into another: rich a closed pipe into an exit, transformers Ctrl-C during an
     import into a module that could not be found.
@@ -299,10 +334,11 @@ def _tell(error: GrouperError) -> int:
 
     Every process finds a mistake in the recipe, and one paragraph is enough: followers wait.
     """
-    stopped = isinstance(error, Interrupted)
-    if stopped and is_follower():  # all of them are
+    is_stopped = isinstance(error, Interrupted)
+    if is_stopped and is_follower():
+        # All processes are stopped, and the first one says so.
         return error.exit_code
-    prefix = "" if stopped else "error: "
+    prefix = "" if is_stopped else "error: "
     if is_follower():
         with contextlib.suppress(KeyboardInterrupt):
             time.sleep(HEAD_START)

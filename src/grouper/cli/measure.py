@@ -1,4 +1,4 @@
-"""`grouper eval`, `compare`, `preview`, `plan`, `bench` and `data difficulty`: what is measured."""
+"""`grouper eval`, `compare`, `preview`, `plan`, `bench` and `data difficulty`: measurements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from grouper.cli.text import (
 )
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError, counted, duration
-from grouper.evaluation.result import EvaluationResult
+from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.models.folders import (
     RECIPE_FILE,
     is_model,
@@ -97,66 +97,88 @@ def evaluate(
     **sampling: Any,
 ) -> None:
     """Measure models, and print the results side by side."""
-    given = {name: value for name, value in sampling.items() if value is not None}
+    sampling = {name: value for name, value in sampling.items() if value is not None}
     settings = [] if seed is None else [f"seed={seed}"]
-    if on is None:  # a suite has its own problems and sampling
-        if len(prompts) > 1:
-            raise click.UsageError("several prompts are tried on suites: add --on.")
-        settings += [f"evaluation.{name}={value}" for name, value in given.items()]
-        settings += [] if limit is None else [f"data.{split}.limit={limit}"]
-        settings += [f"prompt.format={name}" for name in prompts]
+    if on is None:
+        # A suite has its own problems and sampling.
+        settings += _as_overrides(split, limit, prompts, sampling)
     opened, run, model = _asked(
         recipe, sampled_by(engine, (*overrides, *settings)), may_be_model=on is not None
     )
     # Never in an exported folder, which a later run replaces.
     home = opened.run_folder if is_model(run) else run
     target = (output_dir or home / "eval_runs").expanduser()
-    wanted = _wanted(opened, run, models or ((model,) if model else ()), checkpoint)
-    implied = with_base is None and not models
-    base = _base(opened, run, fetch=bool(with_base)) if with_base or implied else None
-    subjects = _labelled([*filter(None, [base]), *wanted])
+    named_models = models or ((model,) if model else ())
+    measured_models = list(_models_to_measure(opened, run, named_models, checkpoint))
+    is_base_implied = with_base is None and not models
+    base = None
+    if with_base or is_base_implied:
+        base = _base(opened, run, fetch=bool(with_base))
+        measured_models = [*filter(None, [base]), *measured_models]
+    subjects = _labelled(measured_models)
     for subject in subjects.values():
         require_model_folder(subject, where="--model")
     files.require_writable(target)
-    own = run / RECIPE_FILE
-    if not (models or prompts) and own.is_file() and load_recipe(own).prompt != opened.prompt:
-        warn(
-            f"the run in {run} was trained with other `prompt` settings than these; measure it by "
-            f"its own recipe with `grouper eval {run}`."
-        )
+    if not (models or prompts):
+        _warn_of_other_prompt(run, opened)
     plans = [_Measurement(opened, split, None, None)]
     if on is not None:
-        limits = {"limit": limit, "tokens": given.pop("max_new_tokens", None)}
-        suites = [part.strip() for part in on.split(",")]
-        bare = not own.is_file()
-        plans = _on_suites(opened, suites, prompts, subjects, bare=bare, **limits, **given)
-    to_do = [
-        (label, model, plan)
-        for label, model in subjects.items()
-        for plan in plans
-        if model == base or not plan.only_base
-    ]
+        limits = {"limit": limit, "tokens": sampling.pop("max_new_tokens", None)}
+        suites = [name.strip() for name in on.split(",")]
+        bare = not (run / RECIPE_FILE).is_file()
+        plans = _on_suites(opened, suites, prompts, subjects, bare=bare, **limits, **sampling)
+    to_do = _pairs(subjects, plans, base)
     if dry_run:
         _show_sizes(to_do, target)
         return
     display = progress(quiet=quiet)
     with display.within("eval"):
-        found = _measured(to_do, target, display)
+        comparisons = _measured(to_do, target, display)
     if as_json:
-        rows = [{"problems": name, **comparison.numbers} for name, comparison in found.items()]
-        show_json({"evaluations": rows})
+        _show_numbers(comparisons)
         return
-    for name, comparison in found.items():
+    for name, comparison in comparisons.items():
         if on is not None:
             click.echo(click.style(f"\n{name}", bold=True))
         show_results(comparison)
     show(*(f"Items: {target / label / 'evaluations'}" for label in subjects))
 
 
-def _wanted(
+def _show_numbers(comparisons: Mapping[str, Comparison]) -> None:
+    """Print comparisons as JSON."""
+    rows = []
+    for name, comparison in comparisons.items():
+        rows.append({"problems": name, **comparison.numbers})
+    show_json({"evaluations": rows})
+
+
+def _as_overrides(
+    split: str, limit: int | None, prompts: Sequence[str], sampling: Mapping[str, Any]
+) -> list[str]:
+    """Return the flags about problems, prompt and sampling as overrides of the recipe."""
+    if len(prompts) > 1:
+        raise click.UsageError("several prompts are tried on suites: add --on.")
+    overrides = [f"evaluation.{name}={value}" for name, value in sampling.items()]
+    if limit is not None:
+        overrides.append(f"data.{split}.limit={limit}")
+    overrides += [f"prompt.format={name}" for name in prompts]
+    return overrides
+
+
+def _warn_of_other_prompt(run: Path, recipe: Recipe) -> None:
+    """Warn if a run was trained with another prompt than that of a recipe."""
+    path = run / RECIPE_FILE
+    if path.is_file() and load_recipe(path).prompt != recipe.prompt:
+        warn(
+            f"the run in {run} was trained with other `prompt` settings than these; measure it by "
+            f"its own recipe with `grouper eval {run}`."
+        )
+
+
+def _models_to_measure(
     recipe: Recipe, run: Path, named: Sequence[str], checkpoint: str | None
 ) -> Sequence[str]:
-    """The models that are named, else the one that the run has trained."""
+    """Return the named models, else the one that the run has trained."""
     if named and checkpoint is not None:
         raise click.UsageError("--checkpoint is one of a run, and a model is named: give one.")
     return named or [trained_model(recipe, run, checkpoint=checkpoint, say=warn)]
@@ -165,11 +187,11 @@ def _wanted(
 def _measured(
     to_do: Sequence[tuple[str, str, _Measurement]], target: Path, display: Progress
 ) -> dict[str, Comparison]:
-    """What is measured, compared: one table per set of problems."""
+    """Measure models, and compare them: one comparison per set of problems."""
     from grouper import api
     from grouper.evaluation.compare import compare
 
-    found: dict[str, list[EvaluationResult]] = {}
+    results: dict[str, list[EvaluationResult]] = {}
     for label, model, plan in to_do:
         result = api.evaluate(
             plan.recipe,
@@ -180,9 +202,9 @@ def _measured(
             folder=target / label,
             display=display,
         )
-        shown = f"{label} {plan.prompt}" if plan.prompt else label
-        found.setdefault(plan.name, []).append(dataclasses.replace(result, name=shown))
-    return {name: compare(results) for name, results in found.items()}
+        name = f"{label} {plan.prompt}" if plan.prompt else label
+        results.setdefault(plan.name, []).append(dataclasses.replace(result, name=name))
+    return {name: compare(set_results) for name, set_results in results.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +229,7 @@ class _Measurement:
 def _asked(
     name: str, overrides: tuple[str, ...], *, may_be_model: bool
 ) -> tuple[Recipe, Path, str | None]:
-    """The recipe, its run folder, and the model where the first argument is one."""
+    """Return the recipe, its run folder, and the model where the first argument is one."""
     folder = Path(name).expanduser()
     hub = name.count("/") == 1 and not folder.exists() and not Path(name).suffix
     bare = hub or (is_model(folder) and not (folder / RECIPE_FILE).is_file())
@@ -228,9 +250,9 @@ def _asked(
 
 
 def _base(recipe: Recipe, run: Path, *, fetch: bool) -> str | None:
-    """The model before the training of a run; None where there is no run or no such model.
+    """Return the model before the training of a run; None where there is no run or no such model.
 
-    Unless it is to be fetched, only one that is on this machine.
+    A model that is not on this machine is returned only if it may be fetched.
     """
     if is_model(run) or not (run / "run.json").is_file():
         return None
@@ -252,16 +274,17 @@ def _on_suites(
     tokens: int | None,
     **sampling: Any,
 ) -> list[_Measurement]:
-    """Each suite in each prompt: those named, the recipe's own, or what suits a bare model.
+    """Plan each suite in each prompt: the named ones, the recipe's own, or that of a bare model.
 
-    The base of a run is also asked in the suite's few-shot prompt: it was never taught the other.
+    The base model of a run is evaluated with the suite's few-shot prompt, too, because it has not
+    seen the run's format.
     """
     from grouper.evaluation.suites import recipe_on, suite_named
     from grouper.models.loading import context_length, load_tokenizer, shape_of
 
     lengths = [context_length(shape_of(model, None)) for model in subjects.values()]
     room = min((length // 2 for length in lengths if length is not None), default=None)
-    found = []
+    plans = []
     for text in suites:
         suite = suite_named(text)
         if limit is not None:
@@ -272,61 +295,79 @@ def _on_suites(
             warn(f"{suite.name}: completions end at {longest} tokens, half of the model's context.")
         ways: list[tuple[str | None, bool]] = [(name, False) for name in prompts]
         if not ways and bare:
-            chats = all(load_tokenizer(model).chat_template for model in subjects.values())
-            ways = [(suite.prompts[0 if chats else -1], False)]
+            have_chat = all(load_tokenizer(model).chat_template for model in subjects.values())
+            prompt_of_models = suite.prompts[0] if have_chat else suite.prompts[-1]
+            ways = [(prompt_of_models, False)]
         elif not ways:
             ways = [(None, False), (suite.prompts[-1], True)]
         for prompt, only_base in ways:
             changed = recipe_on(recipe, suite, prompt=prompt, tokens=longest, **sampling)
-            shown = prompt if len(ways) > 1 else None
-            found.append(_Measurement(changed, suite.name, suite, shown, only_base))
-    return found
+            prompt_name = prompt if len(ways) > 1 else None
+            plans.append(_Measurement(changed, suite.name, suite, prompt_name, only_base))
+    return plans
+
+
+def _pairs(
+    subjects: Mapping[str, str], plans: Sequence[_Measurement], base: str | None
+) -> list[tuple[str, str, _Measurement]]:
+    """Return (label, model, plan) of every measurement; some plans are for the base alone."""
+    pairs = []
+    for label, model in subjects.items():
+        model_plans = [plan for plan in plans if model == base or not plan.only_base]
+        pairs += [(label, model, plan) for plan in model_plans]
+    return pairs
 
 
 def _show_sizes(to_do: Sequence[tuple[str, str, _Measurement]], target: Path) -> None:
     sizes = []
     for label, model, plan in to_do:
-        k, count = plan.recipe.evaluation.samples, len(plan.problems)
-        what = f"{counted(count, plan.name + ' problem')} x {k} = {k * count:,} completions"
-        way = f" in {plan.prompt}" if plan.prompt else ""
-        sizes.append(f"{model}: {what}{way}, to {target / label}")
+        samples = plan.recipe.evaluation.samples
+        count = len(plan.problems)
+        problems = counted(count, f"{plan.name} problem")
+        prompt = f" in {plan.prompt}" if plan.prompt else ""
+        size = f"{problems} x {samples} = {samples * count:,} completions"
+        sizes.append(f"{model}: {size}{prompt}, to {target / label}")
     recipe = to_do[0][-1].recipe
     missing = models_not_here(recipe, *dict.fromkeys(model for _, model, _ in to_do))
     show_plan(recipe, sizes, unchecked=[*missing, "the rewards"])
 
 
 def _labelled(models: Iterable[str]) -> dict[str, str]:
-    """Label -> model; the labels are file names: `demo-grpo-final`, `Qwen-Qwen3-0.6B`."""
+    """Label models by file names: `demo-grpo-final`, `Qwen-Qwen3-0.6B`."""
     subjects: dict[str, str] = {}
     for model in dict.fromkeys(models):
         path = Path(model).expanduser()
-        parts = path.parts[-2:]
-        if path.exists():  # from the run it lies in
+        names = path.parts[-2:]
+        if path.exists():
+            # The label begins with the name of the model's run.
             path = path.resolve()
-            parts = path.relative_to((run_of_model(model) or path).parent).parts
-        label = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).lstrip("._-") or "model"
-        subjects[f"{label}-{len(subjects) + 1}" if label in subjects else label] = model
+            run = run_of_model(model) or path
+            names = path.relative_to(run.parent).parts
+        label = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(names)).lstrip("._-") or "model"
+        if label in subjects:
+            label = f"{label}-{len(subjects) + 1}"
+        subjects[label] = model
     return subjects
 
 
 def _recorded(place: Path, split: str) -> EvaluationResult:
-    """A recorded evaluation: that of a run's last phase, or the latest one in another folder.
+    """Read a recorded evaluation: that of a run's last phase, or the latest in another folder.
 
     Args:
         place: a run folder, a folder of eval_runs, or the summary of one evaluation.
         split: `test`, `validation`, or the name of a suite.
     """
-    if _is_summary(place) and (one := RunFolder(place.parent.parent).read_evaluation(place.stem)):
-        return one
+    if _is_summary(place):
+        summary = RunFolder(place.parent.parent).read_evaluation(place.stem)
+        if summary:
+            return summary
     is_run = (place / "run.json").exists()
     later = sorted((place / "eval_runs").glob("*")) if is_run else []
-    found = [
-        (folder, result)
-        for folder in (place, *later)
-        for result in RunFolder(folder).read_evaluations()
-        if result.split == split
-    ]
-    if not found:
+    pairs: list[tuple[Path, EvaluationResult]] = []
+    for folder in (place, *later):
+        results = RunFolder(folder).read_evaluations()
+        pairs += [(folder, result) for result in results if result.split == split]
+    if not pairs:
         raise ConfigError(
             f"there is no evaluation on {split} problems in it",
             where=str(place),
@@ -335,11 +376,12 @@ def _recorded(place: Path, split: str) -> EvaluationResult:
 
     def age(pair: tuple[Path, EvaluationResult]) -> tuple[float, ...]:
         folder, result = pair
-        measured = (folder / "evaluations" / f"{result.name}.json").stat().st_mtime
-        return (PHASES.index(result.phase), result.step, measured) if is_run else (measured,)
+        time = (folder / "evaluations" / f"{result.name}.json").stat().st_mtime
+        return (PHASES.index(result.phase), result.step, time) if is_run else (time,)
 
-    own = [pair for pair in found if pair[0] == place]
-    return max(own or found, key=age)[1]
+    pairs_of_run = [pair for pair in pairs if pair[0] == place]
+    _, result = max(pairs_of_run or pairs, key=age)
+    return result
 
 
 def _is_summary(place: Path) -> bool:
@@ -357,11 +399,14 @@ def show_results(comparison: Comparison, *, parts: bool = True) -> None:
     if any(setting != settings[0] for setting in settings):
         warn("these models were not measured with the same sampling settings.")
     show(compare.render_table(comparison))
-    by_part = [table for _, tables in compare.render_parts(results) for table in tables]
-    more = [compare.render_answers(results)] if parts else []
-    for found in (*more, compare.render_metrics(results), *(by_part if parts else ())):
-        if found is not None:
-            show("", found)
+    renderables = [compare.render_metrics(results)]
+    if parts:
+        renderables.insert(0, compare.render_answers(results))
+        for _, tables in compare.render_parts(results):
+            renderables += tables
+    for renderable in renderables:
+        if renderable is not None:
+            show("", renderable)
     show("")
 
 
@@ -369,9 +414,12 @@ def show_results(comparison: Comparison, *, parts: bool = True) -> None:
 
 
 def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> None:
-    """Compare what was measured before; runs with commas between them are seeds of one arm."""
-    places = [[Path(part).expanduser() for part in arm.split(",") if part] for arm in arms]
-    every = [place for arm in places for place in arm]
+    """Compare recorded evaluations; runs with commas between them are seeds of one arm."""
+    places = []
+    for arm in arms:
+        names = [name for name in arm.split(",") if name]
+        places.append([Path(name).expanduser() for name in names])
+    every = [place for arm_places in places for place in arm_places]
     for place in every:
         _look_at(place)
     if not all(places):
@@ -381,24 +429,25 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
     if len(places) == 1 and len(places[0]) == 1 and not (places[0][0] / "run.json").exists():
         raise click.UsageError("name at least two things to compare, or one run.")
     if len(places) == 1:
-        found = stages(places[0], on=on)
+        comparison = stages(places[0], on=on)
     else:
         recorded = {place: _recorded(place, on) for place in every}
-        after = {run: recorded[run].phase for run in every if (run / "run.json").exists()}
-        if len({*after.values()}) > 1:  # perhaps one of them was stopped
-            phases = ", ".join(f"{run} after {phase}" for run, phase in after.items())
-            warn(f"these runs were not measured after the same phase: {phases}.")
-        measured = [[recorded[place] for place in arm] for arm in places]
-        found = _pooled(dict(zip(_arm_names(places), measured, strict=True)))
+        phases = {run: recorded[run].phase for run in every if (run / "run.json").exists()}
+        if len(set(phases.values())) > 1:
+            # Perhaps one of the runs was stopped.
+            text = ", ".join(f"{run} after {phase}" for run, phase in phases.items())
+            warn(f"these runs were not measured after the same phase: {text}.")
+        results = [[recorded[place] for place in arm_places] for arm_places in places]
+        comparison = _pooled(dict(zip(_arm_names(places), results, strict=True)))
     if as_json:
-        show_json(found.numbers)
+        show_json(comparison.numbers)
         return
-    show_results(found)
-    show_changes(found.results[0], found.results[-1], items)
+    show_results(comparison)
+    show_changes(comparison.results[0], comparison.results[-1], items)
 
 
 def _look_at(place: Path) -> None:
-    """Warn where a run goes on, or has lost something; raise `ConfigError` if nothing is there."""
+    """Warn of a run that goes on or has lost records; raise `ConfigError` for a missing path."""
     if not place.exists():
         raise ConfigError("there is nothing here", where=str(place), fix="Check the path.")
     if is_running(place):
@@ -408,7 +457,7 @@ def _look_at(place: Path) -> None:
 
 
 def stages(runs: Sequence[Path], *, on: str = "test") -> Comparison:
-    """Base, SFT and GRPO of a run, or of several seeds of one recipe.
+    """Compare base, SFT and GRPO of a run, or of several seeds of one recipe.
 
     Args:
         runs: their folders.
@@ -417,42 +466,52 @@ def stages(runs: Sequence[Path], *, on: str = "test") -> Comparison:
     Raises:
         ConfigError: nothing was measured on them in one of the runs.
     """
-    of_runs = [
-        {r.phase: r for r in RunFolder(run).read_evaluations() if r.split == on} for run in runs
-    ]
-    names = [name for name in PHASES if all(name in found for found in of_runs)]
+    by_run = []
+    for run in runs:
+        results = RunFolder(run).read_evaluations()
+        by_run.append({result.phase: result for result in results if result.split == on})
+    names = [name for name in PHASES if all(name in by_phase for by_phase in by_run)]
     if not names:
         raise ConfigError(
             f"the {on} problems were not measured in every one of them",
             where=", ".join(map(str, runs)),
             fix="Finish the runs (--resume), or name their evaluations.",
         )
-    return _pooled({name: [found[name] for found in of_runs] for name in names})
+    return _pooled({name: [by_phase[name] for by_phase in by_run] for name in names})
 
 
 def _pooled(arms: Mapping[str, Sequence[EvaluationResult]]) -> Comparison:
+    """Compare arms, each the mean of its seeds."""
     from grouper.evaluation.compare import compare, pool
 
-    seeds = {name: found for name, found in arms.items() if len(found) > 1}
-    results = [
-        pool(name, found) if name in seeds else dataclasses.replace(found[0], name=name)
-        for name, found in arms.items()
-    ]
+    seeds = {}
+    results = []
+    for name, arm_results in arms.items():
+        if len(arm_results) > 1:
+            seeds[name] = arm_results
+            results.append(pool(name, arm_results))
+        else:
+            results.append(dataclasses.replace(arm_results[0], name=name))
     return compare(results, seeds=seeds)
 
 
 def _arm_names(arms: Sequence[Sequence[Path]]) -> list[str]:
-    """What tables call them: `demo`, `demo-grpo` for a summary of it, or whole paths where two
-    would have the same name.
+    """Name arms for tables: `demo`, `demo-grpo` for a summary of it; their paths if two names are
+    the same.
     """
-    first = [arm[0].resolve() for arm in arms]
-    names = [
-        f"{path.parents[1].name}-{path.stem}" if _is_summary(path) else path.name for path in first
-    ]
-    if len({*names}) < len(names):
-        names = [*map(str, first)]
-    more = [f" and {len(arm) - 1} more" if len(arm) > 1 else "" for arm in arms]
-    return [f"{name}{others}" for name, others in zip(names, more, strict=True)]
+    paths = [arm[0].resolve() for arm in arms]
+    names = []
+    for path in paths:
+        name = f"{path.parents[1].name}-{path.stem}" if _is_summary(path) else path.name
+        names.append(name)
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    counts = [f" and {len(arm) - 1} more" if len(arm) > 1 else "" for arm in arms]
+    return [f"{name}{count}" for name, count in zip(names, counts, strict=True)]
+
+
+def _answer_of(item: EvaluationItem) -> str:
+    return item.extracted or item.outcome.replace("_", " ")
 
 
 def show_changes(before: EvaluationResult, after: EvaluationResult, count: int) -> None:
@@ -460,14 +519,19 @@ def show_changes(before: EvaluationResult, after: EvaluationResult, count: int) 
     from grouper.evaluation.compare import changed_problems, label
 
     changes = changed_problems(before, after)
-    won = [row for row in changes if row[0] > 0]
-    lost = [row for row in changes if row[0] < 0][::-1]
+    won = [change for change in changes if change[0] > 0]
+    lost = [change for change in reversed(changes) if change[0] < 0]
     show(f"{counted(len(won), 'problem')} won and {len(lost)} lost by {label(after.name)}")
-    rows = [
-        (old.problem_id, f"{100 * change:+.0f}", *(short(t, 30) for t in (old.answer, *both)))
-        for change, old, new in (*won[:count], *lost[:count])
-        for both in [[i.extracted or i.outcome.replace("_", " ") for i in (old, new)]]
-    ]
+    rows = []
+    for change, old, new in (*won[:count], *lost[:count]):
+        row = (
+            old.problem_id,
+            f"{100 * change:+.0f}",
+            short(old.answer, 30),
+            short(_answer_of(old), 30),
+            short(_answer_of(new), 30),
+        )
+        rows.append(row)
     if rows:
         table(("problem", "points", "reference", label(before.name), label(after.name)), rows)
 
@@ -500,38 +564,43 @@ def preview(
 
     display = progress(quiet=quiet)
     with display.within("preview"):
-        seen = api.preview(opened, subject, display=display, **drawn)
-    causes = find(seen)
+        samples = api.preview(opened, subject, display=display, **drawn)
+    causes = find(samples)
     click.echo(f"Model:     {subject}")
-    _show_samples(seen)
-    _summarise(seen, causes)
+    _show_samples(samples)
+    _summarise(samples, causes)
     return 1 if causes else 0
 
 
-def _show_samples(seen: Samples) -> None:
-    params, usual = dataclasses.asdict(seen.groups[0].params), dataclasses.asdict(SamplingParams())
-    usual = {k: v for k, v in usual.items() if k not in ("temperature", "max_new_tokens")}
-    shown = [f"{name} {value}" for name, value in params.items() if usual.get(name) != value]
-    click.echo(f"Sampling:  {', '.join(shown)}")
-    for group in seen.groups:
+def _show_samples(samples: Samples) -> None:
+    defaults = dataclasses.asdict(SamplingParams())
+    settings = []
+    for name, value in dataclasses.asdict(samples.groups[0].params).items():
+        is_always_shown = name in ("temperature", "max_new_tokens")
+        default = None if is_always_shown else defaults.get(name)
+        if value != default:
+            settings.append(f"{name} {value}")
+    click.echo(f"Sampling:  {', '.join(settings)}")
+    for group in samples.groups:
         click.echo(click.style(f"\nProblem {group.problem.id}", bold=True))
-        asked = seen.prepared.text(group.prompt.token_ids)
-        click.echo(printable(f"{asked}\nReference: {group.problem.answer}"))
+        prompt = samples.prepared.text(group.prompt.token_ids)
+        click.echo(printable(f"{prompt}\nReference: {group.problem.answer}"))
         for number, rollout in enumerate(group.rollouts, start=1):
             click.echo(click.style(f"\n[{number} of {len(group.rollouts)}] ", fg="cyan"), nl=False)
-            _show_rollout(rollout, seen.prepared.format)
+            _show_rollout(rollout, samples.prepared.format)
 
 
 def _show_rollout(rollout: Rollout, fmt: AnswerFormat) -> None:
     from grouper.advice.checks import tags_in
 
-    completion, grade = rollout.completion, rollout.grade
-    found = tags_in(completion.text, fmt)
-    missing = [tag for tag, there in found.items() if not there]
+    completion = rollout.completion
+    grade = rollout.grade
+    tags = tags_in(completion.text, fmt)
+    missing = [tag for tag, is_present in tags.items() if not is_present]
     lines = (
         f"reward {in_words(rollout.reward)}",
         f"answer {grade.extracted or 'none'}: {grade.verdict.value} ({grade.reason})",
-        f"tags {len(found) - len(missing)} of {len(found)}"
+        f"tags {len(tags) - len(missing)} of {len(tags)}"
         + (f", missing {', '.join(missing)}" if missing else "")
         + f"; {len(completion.token_ids)} tokens, ended by {completion.finish_reason.value}",
         fmt.prefix + completion.text,
@@ -539,16 +608,16 @@ def _show_rollout(rollout: Rollout, fmt: AnswerFormat) -> None:
     click.echo(printable("\n".join(lines)))
 
 
-def _summarise(seen: Samples, causes: Sequence[Finding]) -> None:
-    right = sum(rollout.grade.correct for rollout in seen.rollouts)
-    click.echo(f"\nRight:     {right} of {counted(len(seen.rollouts), 'sample')}")
+def _summarise(samples: Samples, causes: Sequence[Finding]) -> None:
+    right = sum(rollout.grade.correct for rollout in samples.rollouts)
+    click.echo(f"\nRight:     {right} of {counted(len(samples.rollouts), 'sample')}")
     click.echo(
-        f"Diversity: {seen.diversity:.2f} (0: all the same, 1: no two the same); tokens drawn with "
-        f"a mean probability of {seen.certainty:.3f}"
+        f"Diversity: {samples.diversity:.2f} (0: all the same, 1: no two the same); tokens drawn "
+        f"with a mean probability of {samples.certainty:.3f}"
     )
     click.echo(
-        f"Rewards:   mean variance {seen.reward_variance:.4f}; something to learn from on "
-        f"{sum(seen.signal)} of {counted(len(seen.groups), 'problem')}"
+        f"Rewards:   mean variance {samples.reward_variance:.4f}; something to learn from on "
+        f"{sum(samples.signal)} of {counted(len(samples.groups), 'problem')}"
     )
     for cause in causes:
         click.echo(click.style(f"Cause ({cause.name}): ", fg="red", bold=True) + f"{cause.what}.")
@@ -582,12 +651,12 @@ def difficulty(
 
     display = progress(quiet=quiet)
     with display.within("difficulty"):
-        found = api.pass_rates(opened, subject, path, samples=samples, display=display)
-    solved = Counter(correct for correct, _ in found.values())
+        rates = api.pass_rates(opened, subject, path, samples=samples, display=display)
+    solved = Counter(correct for correct, _ in rates.values())
     for correct in range(samples + 1):
         bar = "#" * round(40 * solved[correct] / max(solved.values()))
         click.echo(f"solved {correct:>3} of {samples}  {solved[correct]:>6,}  {bar}".rstrip())
-    click.echo(f"\n{counted(len(found), 'problem')}: {path}")
+    click.echo(f"\n{counted(len(rates), 'problem')}: {path}")
 
 
 # --- grouper plan --------------------------------------------------------------------------------
@@ -609,39 +678,41 @@ def plan(
     with progress().track("planning"):  # importing torch takes as long as the plan
         from grouper.advice.run_plan import plan_run
 
-        found = plan_run(opened, device=device, tokens_per_second=tokens_per_second)
+        run_plan = plan_run(opened, device=device, tokens_per_second=tokens_per_second)
     if as_json:
-        show_json(found.as_dict())
+        show_json(run_plan.as_dict())
     else:
-        _show_plan(found)
+        _show_plan(run_plan)
 
 
-def _show_plan(found: RunPlan) -> None:
-    size, unit = (2**30, "GiB") if found.peak >= 2**30 else (2**20, "MiB")
+def _show_plan(run_plan: RunPlan) -> None:
+    size, unit = (2**30, "GiB") if run_plan.peak >= 2**30 else (2**20, "MiB")
     # Columns of zeros are left out.
-    names = [field.name for field in dataclasses.fields(found.memory[0]) if field.name != "name"]
-    shown = [name for name in names if any(getattr(part, name) for part in found.memory)]
-    rows = [
-        (part.name, *(f"{getattr(part, name) / size:.2f}" for name in (*shown, "peak")))
-        for part in found.memory
-    ]
-    show(f"{found.parameters:,} parameters, {found.trainable:,} of them trained, on {found.device}")
+    names = [field.name for field in dataclasses.fields(run_plan.memory[0]) if field.name != "name"]
+    used_names = [name for name in names if any(getattr(row, name) for row in run_plan.memory)]
+    rows = []
+    for memory in run_plan.memory:
+        values = [getattr(memory, name) / size for name in (*used_names, "peak")]
+        rows.append((memory.name, *(f"{value:.2f}" for value in values)))
+    parameters = f"{run_plan.parameters:,} parameters, {run_plan.trainable:,} of them trained"
+    show(f"{parameters}, on {run_plan.device}")
     show("")
-    columns = ("part", *(name.replace("_", " ") for name in shown), "peak")
+    columns = ("part", *(name.replace("_", " ") for name in used_names), "peak")
     table(columns, rows, title=f"{unit} at the worst moment")
     peak = "The peak is the sum of its row; a chunk of logits is a part of the activations."
-    if found.device == "cpu":
+    if run_plan.device == "cpu":
         peak += " The process may hold up to half as much again: glibc keeps freed memory."
     show(peak, "")
-    phases = [f"{phase}.tokens_per_micro_batch" for phase in found.cards[0].tokens_per_micro_batch]
+    first_card = run_plan.cards[0]
+    phases = [f"{phase}.tokens_per_micro_batch" for phase in first_card.tokens_per_micro_batch]
     cards = []
-    for card in found.cards:
+    for card in run_plan.cards:
         settings = (*card.tokens_per_micro_batch.values(), card.max_slots)
         largest = ("none" if value is None else f"{value:,}" for value in settings)
         cards.append((f"{card.gib} GB", "yes" if card.fits else "no", *largest))
     columns = ("card", "fits", *phases, "sampling.max_slots")
     table(columns, cards, title="What fits, and the largest settings that would")
-    show("", *map(_phase_line, found.phases), *(f"Note: {note}" for note in found.notes))
+    show("", *map(_phase_line, run_plan.phases), *(f"Note: {note}" for note in run_plan.notes))
 
 
 def _phase_line(phase: PhasePlan) -> str:
@@ -679,50 +750,58 @@ def bench(
 
     from grouper.advice import measuring
 
-    seen = measuring.bench(opened, model=subject, progress=progress(quiet=quiet), **measured)
+    report = measuring.bench(opened, model=subject, progress=progress(quiet=quiet), **measured)
     if as_json:
-        show_json(seen.as_dict())
+        show_json(report.as_dict())
     else:
-        _show_bench(seen)
+        _show_bench(report)
 
 
-def _show_bench(seen: Bench) -> None:
-    grpo, tokens = seen.recipe.grpo, seen.spread("completion/tokens")
+def _show_bench(report: Bench) -> None:
+    grpo = report.recipe.grpo
+    tokens = report.spread("completion/tokens")
     length = f" of {tokens['median']:.0f} tokens" if tokens else ""
-    forced = "" if seen.completion_tokens is None else " (made so)"
-    size, unit = (1e12, "TFLOP/s") if seen.matrix_rate >= 1e12 else (1e9, "GFLOP/s")
+    forced = "" if report.completion_tokens is None else " (made so)"
+    size, unit = (1e12, "TFLOP/s") if report.matrix_rate >= 1e12 else (1e9, "GFLOP/s")
     show(
-        f"{seen.model}: {seen.parameters:,} parameters on {seen.device}, "
-        f"{counted(seen.threads, 'thread')}; "
-        f"large {seen.dtype} products run at {seen.matrix_rate / size:.3g} {unit}",
-        f"{counted(len(seen.reports), 'step')} after {seen.warmup} to warm up, each "
+        f"{report.model}: {report.parameters:,} parameters on {report.device}, "
+        f"{counted(report.threads, 'thread')}; "
+        f"large {report.dtype} products run at {report.matrix_rate / size:.3g} {unit}",
+        f"{counted(len(report.reports), 'step')} after {report.warmup} to warm up, each "
         f"{counted(grpo.prompts_per_step, 'prompt')} x {grpo.group_size} completions{length}"
         f"{forced}, all of them trained on",
         "",
     )
-    _show_times(seen)
+    _show_times(report)
     of_what = "in the whole process"
-    if seen.memory_bytes is not None:
-        of_what = f"of {seen.memory_bytes / 2**30:.0f} GiB on the GPU"
-    show(f"Peak memory: {seen.peak_bytes / 2**30:.2f} GiB {of_what}")
-    if seen.token_limit is not None:
+    if report.memory_bytes is not None:
+        of_what = f"of {report.memory_bytes / 2**30:.0f} GiB on the GPU"
+    show(f"Peak memory: {report.peak_bytes / 2**30:.2f} GiB {of_what}")
+    if report.token_limit is not None:
         show(
-            f"Memory ran out: slices have had at most {seen.token_limit:,} tokens since. Set "
-            f"grpo.tokens_per_micro_batch={seen.token_limit} to begin there."
+            f"Memory ran out: slices have had at most {report.token_limit:,} tokens since. Set "
+            f"grpo.tokens_per_micro_batch={report.token_limit} to begin there."
         )
     show(
-        f"The recipe's {seen.recipe_steps:,} GRPO steps: {duration(3600 * seen.hours)}, "
+        f"The recipe's {report.recipe_steps:,} GRPO steps: {duration(3600 * report.hours)}, "
         "evaluations and checkpoints not counted"
     )
 
 
-def _show_times(seen: Bench) -> None:
-    last = ["no kernels"] if seen.plain_reports else []
+def _show_times(report: Bench) -> None:
+    columns = ["", "min", "median", "max", "share"]
+    if report.plain_reports:
+        columns.append("no kernels")
     rows = []
-    for name, metric, form in files.table("grouper.cli", "bench.yaml"):
-        spread = seen.spread(metric)
-        if spread:
-            share = f"{seen.share(metric[5:]):.0%}" if name.endswith(", s") else ""
-            plain = [form.format(seen.spread(metric, plain=True)["median"]) for _ in last]
-            rows.append((name, *map(form.format, spread.values()), share, *plain))
-    table(("", "min", "median", "max", "share", *last), rows)
+    for name, metric, number_format in files.table("grouper.cli", "bench.yaml"):
+        spread = report.spread(metric)
+        if not spread:
+            continue
+        row = [name]
+        row += [number_format.format(value) for value in spread.values()]
+        row.append(f"{report.share(metric[5:]):.0%}" if name.endswith(", s") else "")
+        if report.plain_reports:
+            plain_spread = report.spread(metric, plain=True)
+            row.append(number_format.format(plain_spread["median"]))
+        rows.append(row)
+    table(columns, rows)

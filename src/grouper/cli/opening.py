@@ -1,4 +1,4 @@
-"""What most commands start with: the recipe, its run folder, its model; and dry runs."""
+"""Open the recipe of a command, its run folder and its model; print dry runs."""
 
 from __future__ import annotations
 
@@ -46,9 +46,12 @@ def open_recipe(
 
     recipe = read_recipe(name, overrides)
     path = recipe.model.path or ""
-    instead = [*fallbacks(name, recipe, overrides)] if runs_here else []
-    changes = [override for override, _ in instead]
-    notes = [text for _, text in instead]
+    changes = []
+    notes = []
+    if runs_here:
+        for override, note in fallbacks(name, recipe, overrides):
+            changes.append(override)
+            notes.append(note)
     local = local_model(path)
     if local != path:
         changes += [f"model.path={local}", "model.revision=null"]
@@ -66,18 +69,21 @@ def open_recipe(
 
 
 def sampled_by(engine: str | None, overrides: Sequence[str] = ()) -> tuple[str, ...]:
-    """The overrides, with what `--engine` names."""
-    return (*overrides, *([] if engine is None else [f"sampling.engine={engine}"]))
+    """Return the overrides, with the engine of `--engine`."""
+    if engine is None:
+        return tuple(overrides)
+    return (*overrides, f"sampling.engine={engine}")
 
 
 def read_recipe(name: str, overrides: Sequence[str]) -> Recipe:
     """Load a recipe with overrides, without checks; `name` is as in `open_recipe`."""
     folder = run_folder_of(name)
-    return load_recipe(name if folder is None else folder / RECIPE_FILE, overrides)
+    source = name if folder is None else folder / RECIPE_FILE
+    return load_recipe(source, overrides)
 
 
 def run_folder_of(name: str) -> Path | None:
-    """The run folder that RECIPE names, or None if it is a shipped name or a file.
+    """Return the run folder that RECIPE names, or None if it is a shipped name or a file.
 
     Raises:
         ConfigError: a folder without a recipe.
@@ -95,22 +101,27 @@ def run_folder_of(name: str) -> Path | None:
 
 
 def run_of(name: str, recipe: Recipe) -> Path:
-    """The run folder that RECIPE names, else the one that a run of the recipe would have."""
+    """Return the run folder that RECIPE names, else that of a run of the recipe."""
     return run_folder_of(name) or recipe.run_folder
 
 
 def chosen_model(model: str | None, recipe: Recipe, run: Path) -> str | None:
-    """What `--model` names, else what GRPO would start from; None if that has not been made yet.
+    """Return the model of `--model`, else the start of GRPO; None if that does not exist yet.
 
     Raises:
         ModelError: a folder that holds no model.
     """
-    sft, base = (str(p) if p.is_dir() else None for p in (run / "sft" / "final", run / "base"))
-    own = str(run) if is_model(run) else recipe.grpo.start_from
-    subject = model or own or sft or recipe.model.path or base
+    start = str(run) if is_model(run) else recipe.grpo.start_from
+    sft = _existing_folder(run / "sft" / "final")
+    base = _existing_folder(run / "base")
+    subject = model or start or sft or recipe.model.path or base
     if subject is not None:
         require_model_folder(subject, where=str(run) if model is None else "--model")
     return subject
+
+
+def _existing_folder(path: Path) -> str | None:
+    return str(path) if path.is_dir() else None
 
 
 def require_new(path: Path | None, where: str = "") -> None:
@@ -131,23 +142,25 @@ def require_new(path: Path | None, where: str = "") -> None:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a file: JSONL, CSV, Parquet, or what a run has stored.
+    """Read the rows of a file: JSONL, CSV, Parquet, or the stored rows of a run.
 
     Raises:
         DataError: it cannot be read, or holds no rows.
     """
     from grouper.data.reading import find_file, read_files
 
-    stored = file.suffix == ".gz"
-    files = () if stored else find_file(file, split="", subset=None)
-    rows = [*read_lines(file, _object)] if stored else [dict(row) for row in read_files(files)]
+    if file.suffix == ".gz":
+        rows = [*read_lines(file, _object)]
+    else:
+        files = find_file(file, split="", subset=None)
+        rows = [dict(row) for row in read_files(files)]
     if not rows:
         raise DataError("there are no rows in it", where=str(file), fix="Check the file.")
     return rows
 
 
 def _object(line: str) -> dict[str, Any]:
-    """A stored row; `ValueError` where it is none."""
+    """Parse a stored row; raise `ValueError` if it is none."""
     row: Any = json.loads(line)
     if isinstance(row, dict):
         return row
@@ -165,21 +178,25 @@ def show_plan(
     leaks: Sequence[str] = (),
     unchecked: Sequence[str] = (),
 ) -> None:
-    """What a dry run prints: a summary as YAML comments, then the resolved recipe.
+    """Print a dry run: a summary as YAML comments, then the resolved recipe.
 
     Args:
-        recipe: what would be run.
+        recipe: the recipe of the command.
         sizes: one line each; those that do not fit into the summary follow the recipe.
-        warnings: for standard error.
+        warnings: texts for standard error.
         leaks: counts of held-out problems in the training data, for the last line.
-        unchecked: what was not checked.
+        unchecked: the checks that were left out.
     """
     for text in warnings:
         warn(text)
-    last = "Everything that was looked at checks out"
-    last += f", but {' and '.join(leaks)}." if leaks else "."
-    last += f" Not checked: {'; '.join(unchecked)}." if unchecked else ""
-    lines = [*sizes[: SUMMARY - 1], f"Dry run: no model was loaded and nothing was written. {last}"]
+    verdict = "Everything that was looked at checks out"
+    if leaks:
+        verdict = f"{verdict}, but {' and '.join(leaks)}"
+    verdict = f"{verdict}."
+    if unchecked:
+        verdict = f"{verdict} Not checked: {'; '.join(unchecked)}."
+    last_line = f"Dry run: no model was loaded and nothing was written. {verdict}"
+    lines = [*sizes[: SUMMARY - 1], last_line]
     click.echo("".join(f"# {line}\n" for line in lines))
     click.echo(resolved_yaml(recipe))
     for line in sizes[SUMMARY - 1 :]:
@@ -187,36 +204,39 @@ def show_plan(
 
 
 def models_not_here(recipe: Recipe, *models: str) -> list[str]:
-    """The models that are not on this machine, as `show_plan` lists them."""
+    """List the models that are not on this machine, as `show_plan` takes them."""
     from grouper.models.folders import on_this_machine
 
-    own, revision = recipe.model.path, recipe.model.revision
-    missing = [m for m in models if not on_this_machine(m, revision if m == own else None)]
-    return [f"the model {model!r}, which is not on this machine" for model in missing]
+    missing = []
+    for model in models:
+        revision = recipe.model.revision if model == recipe.model.path else None
+        if not on_this_machine(model, revision):
+            missing.append(f"the model {model!r}, which is not on this machine")
+    return missing
 
 
 # --- defaults that need a library which is missing here -------------------------------------------
 
 
 def fallbacks(name: str, recipe: Recipe, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(override, warning) for each default that needs a missing library.
+    """Yield (override, warning) for each default that needs a missing library.
 
-    What the user has set is refused instead. The resolved recipe shows the overrides.
+    Settings of the user are refused instead. The resolved recipe shows the overrides.
 
     Args:
-        name: of the recipe, as typed.
-        recipe: what it and `overrides` give.
+        name: the name of the recipe, as typed.
+        recipe: the recipe with `overrides`.
         overrides: `section.key=value`.
     """
     keys = {override.partition("=")[0].strip() for override in overrides}
-    shipped = name in shipped_recipes()
-    for phase in ("sft", "grpo") if shipped and not find_spec("bitsandbytes") else ():
-        key = f"{phase}.optimizer.name"
-        theirs = {phase, f"{phase}.optimizer", key} & keys
-        wanted = getattr(recipe, phase).optimizer.name == "adamw_8bit"
-        if wanted and not theirs and not getattr(recipe, f"skip_{phase}"):
-            why = f"bitsandbytes is not installed: {key} is adamw instead of adamw_8bit, the same "
-            yield f"{key}=adamw", f"{why}update with more memory."
+    if name in shipped_recipes() and not find_spec("bitsandbytes"):
+        for phase in recipe.phases:
+            key = f"{phase}.optimizer.name"
+            is_set_by_user = bool({phase, f"{phase}.optimizer", key} & keys)
+            needs_library = getattr(recipe, phase).optimizer.name == "adamw_8bit"
+            if needs_library and not is_set_by_user:
+                change = f"{key} is adamw instead of adamw_8bit, the same update with more memory"
+                yield f"{key}=adamw", f"bitsandbytes is not installed: {change}."
     from grouper.grading import require_symbolic
 
     try:

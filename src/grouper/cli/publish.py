@@ -98,7 +98,8 @@ def serve(
     if not (_is_this_machine(host) or unprotected):
         _require_key(chosen, key, host)
     with tempfile.TemporaryDirectory(prefix="grouper-serve-") as place:
-        folder, request = Path(source).expanduser(), None
+        folder = Path(source).expanduser()
+        request = None
         if not (folder / EXPORT_FILE).is_file():
             # Other servers know nothing of recipes: template and stops must be in the folder.
             if dry_run:  # no weights are loaded: the folder would not be there afterwards
@@ -174,7 +175,8 @@ def _curl(
     messages = [{"role": "user", "content": "What is 3 + 4?"}]
     body = {"model": str(folder), "messages": messages, **settings}
     header = "-H 'Content-Type: application/json'"
-    header += f' -H "Authorization: Bearer ${API_KEY}"' if with_key else ""
+    if with_key:
+        header += f' -H "Authorization: Bearer ${API_KEY}"'
     return (
         f"curl http://{host}:{port}/v1/chat/completions {header} -d {shlex.quote(json.dumps(body))}"
     )
@@ -205,7 +207,8 @@ def serve_rollouts(
     shared_secret()
     subject = chosen_model(model, opened, run_of(recipe, opened))
     sets = load_problem_sets(opened) if subject is None else ProblemSets()
-    folder, device = cache_folder() / "rollouts" / str(port), find_device(opened.device).type
+    folder = cache_folder() / "rollouts" / str(port)
+    device = find_device(opened.device).type
     folder.mkdir(parents=True, exist_ok=True)
     with Prepared(opened, sets, model=subject, quiet=True) as prepared:
         computed = on_device(opened.model, device).compute_dtype

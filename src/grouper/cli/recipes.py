@@ -55,14 +55,19 @@ def formats() -> None:
     """Print the prompt formats."""
     from grouper.prompts import FORMATS, make_format
 
-    definitions([(n, make_format(PromptConfig(format=n)).description) for n in FORMATS])
+    rows = []
+    for name in FORMATS:
+        fmt = make_format(PromptConfig(format=name))
+        rows.append((name, fmt.description))
+    definitions(rows)
 
 
 def fields(words: tuple[str, ...]) -> None:
     """Print the settings of a section, or those that the words find."""
-    known = dict(settings(Recipe))
-    keys = [key for key in known if _lies_in(key, ".".join(words))] or _search(words, known)
-    definitions([(key.replace("[]", ""), _describe(known[key])) for key in keys])
+    all_fields = dict(settings(Recipe))
+    section = ".".join(words)
+    keys = [key for key in all_fields if _lies_in(key, section)] or _search(words, all_fields)
+    definitions([(key.replace("[]", ""), _describe(all_fields[key])) for key in keys])
 
 
 def imported(file: Path | str, output: Path | None, nproc: int) -> None:
@@ -72,54 +77,61 @@ def imported(file: Path | str, output: Path | None, nproc: int) -> None:
     from grouper.rewards import REWARDS
 
     require_new(output, "--output")
-    found = import_recipe(file, source_named=source_named, rewards=REWARDS, nproc=nproc)
+    imported = import_recipe(file, source_named=source_named, rewards=REWARDS, nproc=nproc)
     if output is None:
-        click.echo(found.text, nl=False)
+        click.echo(imported.text, nl=False)
         return
-    write_atomic(output, found.text.encode())
-    for name, why in found.left_out.items():
-        click.echo(f"{name}: {why}", err=True)
-    shown = shlex.quote(str(output) if "/" in str(output) else f"./{output}")
-    click.echo(f"Written to {output}: grouper run {shown} --dry-run", err=True)
+    write_atomic(output, imported.text.encode())
+    for name, reason in imported.left_out.items():
+        click.echo(f"{name}: {reason}", err=True)
+    path = shlex.quote(str(output) if "/" in str(output) else f"./{output}")
+    click.echo(f"Written to {output}: grouper run {path} --dry-run", err=True)
 
 
 def _lies_in(key: str, section: str) -> bool:
-    """Whether a key is `section` itself or below it; every key is below the empty one."""
-    return not section or f"{key}.".replace("[]", "").startswith(f"{section.replace('[]', '')}.")
+    """Tell whether a key is `section` itself or below it; every key is below the empty one."""
+    if not section:
+        return True
+    section_key = section.replace("[]", "")
+    return f"{key}.".replace("[]", "").startswith(f"{section_key}.")
 
 
 def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
-    """The keys of settings that have every word in name or meaning, or that the words stand for.
+    """Find the settings that have every word in name or meaning, or that the words stand for.
 
     Raises:
         ConfigError: there is none.
     """
     _, counterparts = meant("_".join(words), fields)
-    found = [
-        key
-        for key, field in fields.items()
-        if any(_lies_in(key, counterpart) for counterpart in counterparts)
-        or all(word.lower() in f"{key} {field.description}".lower() for word in words)
-    ]
-    if not found:
+    keys = []
+    for key, field in fields.items():
+        text = f"{key} {field.description}".lower()
+        is_counterpart = any(_lies_in(key, counterpart) for counterpart in counterparts)
+        if is_counterpart or all(word.lower() in text for word in words):
+            keys.append(key)
+    if not keys:
         raise ConfigError(
             f"no setting has {' '.join(words)!r} in its name or meaning",
             fix=advice((words[-1].rpartition(".")[2],), "...", fields),
         )
-    return found
+    return keys
 
 
 def _describe(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
-    shown = "none" if value is None else repr([*value] if isinstance(value, tuple) else value)
-    default = "required" if field.is_required() else f"default {shown}"
+    if isinstance(value, tuple):
+        # Recipes write a tuple as a list.
+        value = list(value)
+    value_text = "none" if value is None else repr(value)
+    default = "required" if field.is_required() else f"default {value_text}"
     meaning = f": {' '.join(field.description.split())}" if field.description else ""
     return f"({_kind(field.annotation)}, {default}){meaning}"
 
 
 def _kind(annotation: Any) -> str:
-    """A type in the words of a recipe: `int | none`, `list of str`, `mapping`."""
-    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    """Describe a type in the words of a recipe: `int | none`, `list of str`, `mapping`."""
+    origin = typing.get_origin(annotation)
+    inner = typing.get_args(annotation)
     if origin is typing.Literal:
         return " | ".join(map(str, inner))
     if origin is typing.Annotated:
@@ -355,7 +367,7 @@ def _ask(
 
 
 def _fits(file: Path, memory: float) -> bool:
-    """Whether an update of the new recipe fits on the GPU, as `grouper plan` counts it."""
+    """Tell whether an update of the new recipe fits on the GPU, as `grouper plan` counts it."""
     from grouper.runs.progress import Progress
 
     # `grouper plan` measures the longest rows of all problems. So does this, but for sets whose
@@ -365,7 +377,8 @@ def _fits(file: Path, memory: float) -> bool:
         from grouper.advice.run_plan import GIB, plan_run
 
         plan = plan_run(recipe, device="cuda", with_cards=False)
-    update = max(part.peak for part in plan.memory[: len(recipe.phases)]) / GIB
+    peaks = [memory_row.peak for memory_row in plan.memory[: len(recipe.phases)]]
+    update = max(peaks) / GIB
     click.echo(
         f"Model: {recipe.model.path}, {plan.parameters:,} parameters, {plan.trainable:,} of them "
         f"trained. An update takes {update:.2f} GiB of a GPU of {memory:g} GB"
@@ -437,14 +450,17 @@ def _sources(data: str, columns: dict[str, str]) -> dict[str, Any]:
     from grouper.data import SOURCES
     from grouper.data.reading import READERS, source_named
 
-    train, path = source_named(data), Path(data).expanduser()
+    train = source_named(data)
+    path = Path(data).expanduser()
     if train["source"] == "hub" and (data.count("/") != 1 or path.suffix in READERS):
-        here = (file.name for file in Path().iterdir() if file.suffix in READERS)
-        fix = did_you_mean(data, [*SOURCES, *here])
+        file_names = [file.name for file in Path().iterdir() if file.suffix in READERS]
+        fix = did_you_mean(data, [*SOURCES, *file_names])
         raise ConfigError(f"there is no file, folder or source {data!r}", where="--data", fix=fix)
     if columns:
-        own = {"source": "file"} if train["source"] == "prompt-response" else {}
-        train |= {"columns": columns, **own}
+        if train["source"] == "prompt-response":
+            train |= {"columns": columns, "source": "file"}
+        else:
+            train |= {"columns": columns}
     parts: dict[str, Any] = {"train": train, "validation_share": HELD_OUT}
     beside = path.parent / f"test{path.suffix}"  # `.` has no name that could be replaced
     if any([*path.glob("test[.-]*"), *path.glob("data/test[.-]*"), *path.glob("test/")]):

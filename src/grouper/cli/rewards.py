@@ -17,16 +17,18 @@ from grouper.errors import RewardError, did_you_mean
 from grouper.grading import Grader
 from grouper.prompts import make_format
 from grouper.rewards import REWARDS, build_rewards, probe
-from grouper.rewards.attacks import score_texts
+from grouper.rewards.attacks import ProbeResult, score_texts
 from grouper.runs.samples import in_words
 from grouper.types import AnswerFormat, Problem
 
 
 def listed() -> None:
     """Print the first line of each reward, and the stacks."""
-    definitions(
-        [(n, _doc(b).split("\n")[0]) for n, b in REWARDS.items()], "Rewards (rewards[].name)"
-    )
+    rewards = []
+    for name, builder in REWARDS.items():
+        first_line = _doc(builder).split("\n")[0]
+        rewards.append((name, first_line))
+    definitions(rewards, "Rewards (rewards[].name)")
     stacks = [(f"{PREFIX}{name}", stack.description) for name, stack in STACKS.items()]
     definitions(stacks, "Stacks (several rewards by one name)")
 
@@ -39,74 +41,101 @@ def show(name: str) -> None:
     """Print the documentation of a reward, or a stack as YAML."""
     key = name.removeprefix(PREFIX)
     if key in STACKS:
-        shown, rewards = STACKS[key], stack(key)
-        fmt = make_format(PromptConfig(format=shown.format))
-        low, high = build_rewards(rewards, fmt).bounds or (0, 0)
-        click.echo(f"# {key}: {shown.description}")
-        click.echo(f"# Made for prompt.format: {shown.format}. Total: {low:g} to {high:g}.")
-        click.echo(f"# Probes it fails: {', '.join(shown.fails) or 'none'}.")
-        entries = [r.model_dump(mode="json", exclude_defaults=True) for r in rewards]
-        click.echo(yaml.safe_dump({"rewards": entries}, sort_keys=False), nl=False)
+        _show_stack(key)
         return
     if name not in REWARDS:
-        near = did_you_mean(name, [*REWARDS, *STACKS])
-        raise RewardError(f"there is no reward or stack {name!r}", fix=near)
+        suggestion = did_you_mean(name, [*REWARDS, *STACKS])
+        raise RewardError(f"there is no reward or stack {name!r}", fix=suggestion)
     click.echo(f"{name}: {_doc(REWARDS[name])}")
+    # The first parameter is the completion, or the group, to be scored.
     _, *parameters = inspect.signature(REWARDS[name]).parameters.values()
-    usual = {p: "required" if p.default is p.empty else f"default {p.default}" for p in parameters}
-    rows = [(p.name, f"({p.annotation}, {default})") for p, default in usual.items()]
+    rows = []
+    for parameter in parameters:
+        is_required = parameter.default is parameter.empty
+        default = "required" if is_required else f"default {parameter.default}"
+        rows.append((parameter.name, f"({parameter.annotation}, {default})"))
     if rows:
         click.echo()
         definitions(rows, "Parameters (rewards[].params)")
 
 
+def _show_stack(name: str) -> None:
+    """Print a stack as YAML, with its totals and weaknesses as comments."""
+    row = STACKS[name]
+    rewards = stack(name)
+    fmt = make_format(PromptConfig(format=row.format))
+    low, high = build_rewards(rewards, fmt).bounds or (0, 0)
+    click.echo(f"# {name}: {row.description}")
+    click.echo(f"# Made for prompt.format: {row.format}. Total: {low:g} to {high:g}.")
+    click.echo(f"# Probes it fails: {', '.join(row.fails) or 'none'}.")
+    entries = [reward.model_dump(mode="json", exclude_defaults=True) for reward in rewards]
+    click.echo(yaml.safe_dump({"rewards": entries}, sort_keys=False), nl=False)
+
+
 def tried(
     recipe: str, text: str, overrides: tuple[str, ...], *, answer: str, question: str
 ) -> None:
-    """Print what the rewards pay for a text."""
+    """Print the rewards of a text."""
     if not answer.strip():
         raise click.UsageError("--answer is empty.")
     fmt, rewards, grading = _open(recipe, overrides)
-    text = sys.stdin.read() if text == "-" else text
+    if text == "-":
+        text = sys.stdin.read()
     problem = Problem(id="try/0", question=question, answer=answer, source="try")
     with Grader(fmt.contract, grading) as grader:
         stack = build_rewards(rewards, fmt)
         ((grade, reward),) = score_texts(stack, fmt, grader, problem, [text])
-    click.echo(f"format      {fmt.name}" + (f", opened by {fmt.prefix!r}" if fmt.prefix else ""))
+    opening = f", opened by {fmt.prefix!r}" if fmt.prefix else ""
+    click.echo(f"format      {fmt.name}{opening}")
     click.echo(f"answer      {'(none)' if grade.extracted is None else grade.extracted}")
     click.echo(f"verdict     {grade.verdict.value} by {grade.stage}: {grade.reason}")
     for name, value in reward.components.items():
-        shown = "not scored" if value is None else f"{value:g}"
-        click.echo(f"reward      {name} = {shown}, weight {reward.weights[name]:g}")
-    leaves = ": it leaves its group" if reward.total is None else ""
-    click.echo(f"total       {in_words(reward).partition(' (')[0]}{leaves}")
+        score = "not scored" if value is None else f"{value:g}"
+        click.echo(f"reward      {name} = {score}, weight {reward.weights[name]:g}")
+    total = in_words(reward).partition(" (")[0]
+    note = ": it leaves its group" if reward.total is None else ""
+    click.echo(f"total       {total}{note}")
 
 
 def probed(recipe: str, overrides: tuple[str, ...], *, texts: bool) -> int:
-    """Print what each attack earns; 1 if one pays."""
+    """Print the reward of each attack; 1 if one pays."""
     fmt, rewards, grading = _open(recipe, overrides)
     with Grader(fmt.contract, grading) as grader:
         results = probe(build_rewards(rewards, fmt), fmt, grader)
-    paid = {r.name: "not scored" if r.earned is None else f"{r.earned:.3f}" for r in results}
     columns = ("probe", "", "earned", "honest", "graded", "what it tries")
     rows = []
-    for r in results:
-        passed, honest = "pass" if r.passed else "FAIL", f"{r.honest:.3f}"
-        rows.append((r.name, passed, paid[r.name], honest, r.verdict.value, r.what))
+    for result in results:
+        row = (
+            result.name,
+            "pass" if result.passed else "FAIL",
+            _earned(result),
+            f"{result.honest:.3f}",
+            result.verdict.value,
+            result.what,
+        )
+        rows.append(row)
     table(columns, rows, box=None)
-    failed = [r for r in results if not r.passed]
-    for r in failed if texts else ():
-        click.echo(f"\n--- {r.name}: earned {paid[r.name]}")
-        click.echo(r.text if len(r.text) <= 2000 else f"{r.text[:2000]} [cut]")
-    verdict = f"No attack pays: all {len(results)} probes passed."
-    click.echo(f"Cheating pays in {len(failed)} of {len(results)} probes." if failed else verdict)
-    return int(bool(failed))
+    failed = [result for result in results if not result.passed]
+    if texts:
+        for result in failed:
+            text = result.text if len(result.text) <= 2000 else f"{result.text[:2000]} [cut]"
+            click.echo(f"\n--- {result.name}: earned {_earned(result)}")
+            click.echo(text)
+    if failed:
+        click.echo(f"Cheating pays in {len(failed)} of {len(results)} probes.")
+        return 1
+    click.echo(f"No attack pays: all {len(results)} probes passed.")
+    return 0
+
+
+def _earned(result: ProbeResult) -> str:
+    return "not scored" if result.earned is None else f"{result.earned:.3f}"
 
 
 def _open(
     name: str, overrides: Sequence[str]
 ) -> tuple[AnswerFormat, tuple[RewardConfig, ...], GradingConfig]:
-    """Format, rewards and grading of a recipe, or of a stack in the format it is made for."""
+    """Return format, rewards and grading of a recipe, or of a stack in its own format."""
     if not name.startswith(PREFIX):
         recipe = open_recipe(name, overrides)
         return make_format(recipe.prompt), recipe.rewards, recipe.grading
@@ -116,4 +145,5 @@ def _open(
         raise RewardError(
             "a stack has no settings to override", where=name, fix="Give a recipe that names it."
         )
-    return make_format(PromptConfig(format=STACKS[key].format)), rewards, GradingConfig()
+    fmt = make_format(PromptConfig(format=STACKS[key].format))
+    return fmt, rewards, GradingConfig()

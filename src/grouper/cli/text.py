@@ -1,4 +1,4 @@
-"""Output of the commands: a helper for each kind of thing that several of them print."""
+"""Output that several commands share: warnings, tables, JSON and short texts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def is_follower() -> bool:
-    """Whether this is one of several processes and not the one that prints, rank 0."""
-    return int(os.environ.get("RANK", "0")) > 0
+    """Tell whether this is one of several processes and not the one that prints, rank 0."""
+    rank = os.environ.get("RANK", "0")
+    return int(rank) > 0
 
 
 def warn(text: str) -> None:
@@ -42,7 +43,8 @@ def warn_of_losses(folder: RunFolder) -> None:
         return
     try:
         recipe = load_recipe(folder.path / RECIPE_FILE)
-    except ConfigError:  # reported by the commands that need it
+    except ConfigError:
+        # The commands that need the recipe report this.
         recipe = None
     for loss in folder.losses(recipe):
         warn(
@@ -61,9 +63,10 @@ def definitions(rows: Iterable[tuple[str, str]], title: str = "") -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], **style: Any) -> None:
     """Print a table, with numbers aligned to the right."""
-    from grouper.evaluation.compare import table as made
+    from grouper.evaluation.compare import table as make_table
 
-    show(made(columns, [[*map(printable, row)] for row in rows], lines=True, **style))
+    cells = [[printable(cell) for cell in row] for row in rows]
+    show(make_table(columns, cells, lines=True, **style))
 
 
 def show(*things: Any) -> None:
@@ -71,34 +74,38 @@ def show(*things: Any) -> None:
     from rich.console import Console
 
     console = Console()
-    console = console if console.is_terminal else Console(width=120)
+    if not console.is_terminal:
+        console = Console(width=120)
     for thing in things:
-        text = isinstance(thing, str)
-        console.print(thing, highlight=False, markup=not text, soft_wrap=text)
+        is_text = isinstance(thing, str)
+        console.print(thing, highlight=False, markup=not is_text, soft_wrap=is_text)
 
 
 def show_json(value: Any) -> None:
     """Print JSON that strict readers take, too: NaN and infinities are null."""
     from pydantic_core import to_json
 
-    # In ASCII, which every encoding of standard output has.
-    click.echo(json.dumps(json.loads(to_json(value, inf_nan_mode="null")), indent=2))
+    strict_value = json.loads(to_json(value, inf_nan_mode="null"))
+    # ASCII is in every encoding of standard output.
+    click.echo(json.dumps(strict_value, indent=2))
 
 
 def short(text: str | None, length: int = 200) -> str:
-    r"""Text on one line that cannot steer the terminal, cut where it is long.
+    r"""Return text on one line that cannot steer the terminal, truncated where it is long.
 
     >>> short("red \x1b[31m\n" + "x" * 20, 16), short(None)
     ('red \\x1b[31m x...', 'none')
     """
     if text is None:
         return "none"
-    shown = printable(" ".join(text.split()))
-    return shown if len(shown) <= length else f"{shown[: length - 1]}..."
+    line = printable(" ".join(text.split()))
+    if len(line) <= length:
+        return line
+    return f"{line[: length - 1]}..."
 
 
 def flow(value: Any) -> str:
-    """A setting as YAML on one line."""
+    """Return a setting as YAML on one line."""
     text = yaml.safe_dump(
         value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10_000
     )

@@ -52,14 +52,14 @@ def run(
     verbose: bool,
     **flags: Any,
 ) -> None:
-    """Train what the command names: `sft`, `grpo`, or both phases that are not skipped.
+    """Train the phases of the command: `sft`, `grpo`, or both if they are not skipped.
 
     Flags are spellings of overrides, so that the resolved recipe shows them.
     """
     context = click.get_current_context()
-    phases = tuple(p for p in ("sft", "grpo") if context.info_name in ("run", p))
+    phases = tuple(phase for phase in ("sft", "grpo") if context.info_name in ("run", phase))
     seeds = flags.pop("seeds", 1)
-    skipped = [p for p in ("sft", "grpo") if flags.pop(f"skip_{p}", p not in phases)]
+    skips = _skips(flags, phases)
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     if resume and overwrite:
         raise click.UsageError("--resume continues the run, --overwrite deletes it: give one.")
@@ -68,21 +68,16 @@ def run(
     name, overrides = _named(recipe, config, overrides)
     if resume:
         name = _run_of_that_name(name, overrides, flags["output_dir"])
-    overrides = (*overrides, *(f"skip_{phase}=true" for phase in skipped))
-    spelled, notes = spelled_out(
-        CommandLine(name=name, overrides=overrides, phases=phases, nproc=nproc, typed=flags)
-    )
-    for note in () if is_follower() else notes:
-        click.echo(f"note: {note}", err=True)
-    # A dry run reports a missing library together with what is wrong with data and model.
-    opened = open_recipe(name, spelled, packages=not dry_run)
+    overrides = (*overrides, *skips)
+    line = CommandLine(name=name, overrides=overrides, phases=phases, nproc=nproc, typed=flags)
+    all_overrides, notes = spelled_out(line)
+    _print_notes(notes)
+    # A dry run reports a missing library together with the problems of data and model.
+    opened = open_recipe(name, all_overrides, packages=not dry_run)
     if not opened.phases:
         warn("nothing is trained: both phases are skipped, and the base model is measured alone.")
-    folder = run_folder_of(name) if resume or overwrite else None
-    if folder is not None and folder.resolve() != opened.run_folder.resolve():
-        what = f"the recipe of the run in this folder names another one, {opened.run_folder}"
-        fix = f"If the run was moved, name its folder {opened.name} and add --output-dir PARENT."
-        raise ConfigError(what, where=name, fix=fix)
+    if resume or overwrite:
+        _require_same_folder(name, opened)
     check_trackers(opened.tracking)
     for hook in opened.hooks:
         load_hook(hook)
@@ -93,32 +88,67 @@ def run(
     _run_all(runs, intent, nproc=nproc, quiet=quiet, verbose=verbose)
     if seeds > 1:
         click.echo(click.style(f"\n{seeds} seeds of {opened.name}", bold=True))
-        show_results(stages([one.run_folder for one in runs]), parts=False)
+        folders = [recipe_of_seed.run_folder for recipe_of_seed in runs]
+        show_results(stages(folders), parts=False)
+
+
+def _skips(flags: dict[str, Any], phases: Sequence[str]) -> list[str]:
+    """Take the flags that skip a phase, and return them as overrides.
+
+    A command without these flags skips the phases that are not its own.
+    """
+    skips = []
+    for phase in ("sft", "grpo"):
+        is_skipped = flags.pop(f"skip_{phase}", phase not in phases)
+        if is_skipped:
+            skips.append(f"skip_{phase}=true")
+    return skips
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    """Print notes on standard error, once for all processes of a run."""
+    if is_follower():
+        return
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+
+
+def _require_same_folder(name: str, opened: Recipe) -> None:
+    """Raise `ConfigError` if NAME is a run folder and its recipe names another one."""
+    folder = run_folder_of(name)
+    if folder is not None and folder.resolve() != opened.run_folder.resolve():
+        problem = f"the recipe of the run in this folder names another one, {opened.run_folder}"
+        fix = f"If the run was moved, name its folder {opened.name} and add --output-dir PARENT."
+        raise ConfigError(problem, where=name, fix=fix)
 
 
 def _run_all(
     runs: Sequence[Recipe], intent: dict[str, bool], *, nproc: int, quiet: bool, verbose: bool
 ) -> None:
-    """One run after another, each in as many processes as were asked for."""
-    for one in () if is_follower() else runs:  # before torch is imported and data are read
-        RunFolder(one.run_folder).check(recipe_hash(one), resolved_yaml(one), **intent)
+    """Run recipes one after another, each in `nproc` processes."""
+    if not is_follower():
+        # Mistakes are reported before torch is imported and data are read.
+        for recipe in runs:
+            folder = RunFolder(recipe.run_folder)
+            folder.check(recipe_hash(recipe), resolved_yaml(recipe), **intent)
     if nproc > 1 and "WORLD_SIZE" not in os.environ:
         require_devices(nproc, runs[0].device)
-        given = {**intent, "quiet": quiet, "verbose": verbose}
-        switches = [f"--{name.replace('_', '-')}" for name, on in given.items() if on]
-        for one in runs:
-            with tempfile.TemporaryDirectory(prefix="grouper-") as folder:
-                file = Path(folder) / f"{one.name}.yaml"
-                file.write_text(resolved_yaml(one), encoding="utf-8")
-                if code := launch(nproc, ["run", str(file), *switches]):
+        switches = {**intent, "quiet": quiet, "verbose": verbose}
+        options = [f"--{name.replace('_', '-')}" for name, is_on in switches.items() if is_on]
+        for recipe in runs:
+            with tempfile.TemporaryDirectory(prefix="grouper-") as temporary_folder:
+                file = Path(temporary_folder) / f"{recipe.name}.yaml"
+                file.write_text(resolved_yaml(recipe), encoding="utf-8")
+                code = launch(nproc, ["run", str(file), *options])
+                if code:
                     sys.exit(code)
         return
-    for one in runs:
-        _train(one, intent, quiet=quiet, verbose=verbose)
+    for recipe in runs:
+        _train(recipe, intent, quiet=quiet, verbose=verbose)
 
 
 def _seeds(recipe: Recipe, count: int) -> list[Recipe]:
-    """The recipe with its own seed and those after it, each a run of its own.
+    """Return the recipe with its own seed and the following ones, each a run of its own.
 
     Raises:
         ConfigError: under torchrun, whose processes cannot begin a second run.
@@ -129,36 +159,45 @@ def _seeds(recipe: Recipe, count: int) -> list[Recipe]:
             where="--seeds",
             fix="Call it without torchrun; --nproc starts the processes of each run.",
         )
-    return [
-        recipe.model_copy(update={"seed": seed, "name": f"{recipe.name}-seed{seed}"})
-        for seed in range(recipe.seed, recipe.seed + count)
-    ]
+    recipes = []
+    for seed in range(recipe.seed, recipe.seed + count):
+        changes = {"seed": seed, "name": f"{recipe.name}-seed{seed}"}
+        recipes.append(recipe.model_copy(update=changes))
+    return recipes
 
 
 def _named(
     name: str | None, config: str | None, overrides: tuple[str, ...]
 ) -> tuple[str, tuple[str, ...]]:
-    """The recipe and the overrides; with --config the first argument is an override."""
+    """Return the recipe and the overrides; with --config the first argument is an override."""
     if config is not None:
-        given = overrides if name is None else (name, *overrides)
-        extra = next((text for text in given if "=" not in text), None)
-        if extra is not None:
-            raise click.UsageError(f"--config names the recipe, and so does {extra!r}: give one.")
+        if name is not None:
+            overrides = (name, *overrides)
+        for text in overrides:
+            if "=" not in text:
+                problem = f"--config names the recipe, and so does {text!r}"
+                raise click.UsageError(f"{problem}: give one.")
         # Usually a file, but the name of a shipped recipe is accepted.
         is_name = not Path(config).suffix and not Path(config).exists()
-        return config if is_name or "/" in config else f"./{config}", given
+        if is_name or "/" in config:
+            return config, overrides
+        return f"./{config}", overrides
     if name is None:
         raise click.UsageError("Missing argument 'RECIPE': a name from `grouper recipes`, or FILE.")
     return name, overrides
 
 
 def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dirs: tuple[str, ...]) -> str:
-    """The folder of the run of that name; the name of a recipe stays what it is."""
+    """Return the folder of the run of that name; the name of a recipe is returned unchanged."""
     if "/" in name or Path(name).suffix or name in shipped_recipes():
         return name
-    usual = str(Recipe.model_fields["output_dir"].default)
-    keys = [text.partition("=")[2] for text in overrides if text.startswith("output_dir=")]
-    folder = Path([usual, *keys, *output_dirs][-1]).expanduser() / name
+    output_dir = str(Recipe.model_fields["output_dir"].default)
+    for text in overrides:
+        if text.startswith("output_dir="):
+            output_dir = text.partition("=")[2]
+    if output_dirs:
+        output_dir = output_dirs[-1]
+    folder = Path(output_dir).expanduser() / name
     return str(folder) if (folder / RECIPE_FILE).is_file() else name
 
 
@@ -192,8 +231,9 @@ def _report(recipe: Recipe, result: RunResult) -> None:
         show_results(result.comparison, parts=False)
     if recipe.note and not (recipe.skip_sft or recipe.skip_grpo):
         # One line per paragraph, which the terminal wraps.
-        paragraphs = recipe.note.strip().split("\n\n")
-        show(*(Text(" ".join(text.split())) for text in paragraphs), "")
+        for paragraph in recipe.note.strip().split("\n\n"):
+            show(Text(" ".join(paragraph.split())))
+        show("")
     show(f"Run folder: {result.path}", f"Report:     {result.path / 'report.html'}")
     show(f"By subject, level and length: grouper compare {result.path}")
 
@@ -212,15 +252,15 @@ def require_devices(processes: int, device: str) -> None:
     """
     import torch
 
-    found = torch.cuda.device_count() if device in {"auto", "cuda"} else 0
-    if 0 < found < processes:
+    gpus = torch.cuda.device_count() if device in {"auto", "cuda"} else 0
+    if 0 < gpus < processes:
         raise ConfigError(
-            f"{processes} processes were asked for, one per GPU, and this machine has {found}",
+            f"{processes} processes were asked for, one per GPU, and this machine has {gpus}",
             where="--nproc",
-            fix=f"Use --nproc {found} or fewer, or device=cpu.",
+            fix=f"Use --nproc {gpus} or fewer, or device=cpu.",
         )
     most = max(2, processors())
-    if found == 0 and processes > most:
+    if gpus == 0 and processes > most:
         raise ConfigError(
             f"{processes} processes were asked for, and {counted(processors(), 'processor')} may "
             "be used here: they would only wait for each other",
@@ -242,66 +282,101 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     """
     from torch.distributed.elastic.utils.distributed import create_c10d_store
 
-    # Shared out, or every process would start as many threads as the machine has cores.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors() // processes)))
-    # Where they meet, on a port that the system has given to this launch alone.
+    # The processes share the processors, or each would start as many threads as there are cores.
+    threads = max(1, processors() // processes)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    # The processes meet on a port that the system has given to this launch alone.
     store = create_c10d_store(True, "127.0.0.1", wait_for_workers=False)
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    shared |= {"TORCHELASTIC_RUN_ID": str(os.getpid()), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    shared_environment = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_RUN_ID": str(os.getpid()),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+    }
     # -P: the working folder may hold a random.py.
     command = [sys.executable, "-P", "-m", "grouper", *arguments]
-    started: list[subprocess.Popen[bytes]] = []
-    asked: list[int] = []
+    children: list[subprocess.Popen[bytes]] = []
+    signals: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
-        third = number == signal.SIGINT and asked.count(number) > 1  # which does not wait
-        asked.append(signal.SIGKILL if third else number)
-        for one in started:
-            one.send_signal(asked[-1])
+        # The third Ctrl-C does not wait.
+        is_third_interrupt = number == signal.SIGINT and signals.count(number) > 1
+        signals.append(signal.SIGKILL if is_third_interrupt else number)
+        for child in children:
+            child.send_signal(signals[-1])
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    heeded = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]  # as under `nohup`
-    previous = {number: signal.signal(number, pass_on) for number in heeded}
+    handlers = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # A signal that is ignored, as under `nohup`, stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            handlers[number] = signal.signal(number, pass_on)
     try:
-        for rank in map(str, range(processes)):
-            if asked:
+        for rank in range(processes):
+            if signals:
                 break
-            env = {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank}
-            started.append(subprocess.Popen(command, env=env, start_new_session=True))
-        return _ended(started, asked)
+            environment = {**os.environ, **shared_environment}
+            environment["RANK"] = str(rank)
+            environment["LOCAL_RANK"] = str(rank)
+            child = subprocess.Popen(command, env=environment, start_new_session=True)
+            children.append(child)
+        return _ended(children, signals)
     finally:
-        for one in started:
-            one.kill()
-        for number, handler in previous.items():
+        for child in children:
+            child.kill()
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def _ended(started: Sequence[subprocess.Popen[bytes]], asked: Sequence[int]) -> int:
-    """Wait for all processes, `GRACE` seconds from when one has failed; returns the exit code.
+def _ended(children: Sequence[subprocess.Popen[bytes]], signals: Sequence[int]) -> int:
+    """Wait for all processes, `GRACE` seconds after one has failed; returns the exit code.
 
     Args:
-        started: the processes.
-        asked: the signals that were passed on to them so far.
+        children: the processes.
+        signals: the signals that were passed on to them so far.
     """
-    failed, deadline = 0, math.inf
+    failure = 0
+    deadline = math.inf
     while True:
-        codes = [one.poll() for one in started]
-        fine = (None, 0, Interrupted.exit_code, *(-number for number in asked))
-        if not failed and (bad := [code for code in codes if code and code not in fine]):
-            failed, deadline = bad[0], time.monotonic() + GRACE
-            if failed < 0:  # it has said nothing itself
-                what = f"error: rank {codes.index(failed)} of {len(codes)} was ended by "
-                what += f"{signal.Signals(-failed).name}, and the others with it."
-                if failed == -signal.SIGKILL:
-                    what += " If nobody sent it, the system did: memory ran out (see `dmesg`)."
-                click.echo(f"{what} Continue with the same command and --resume.", err=True)
-            for one in started:
-                one.terminate()
+        codes = [child.poll() for child in children]
+        if not failure:
+            failure = _failure(codes, signals)
+            if failure:
+                deadline = time.monotonic() + GRACE
+                _report_signal(failure, codes)
+                for child in children:
+                    child.terminate()
         if None not in codes:
             break
-        for one in started if time.monotonic() > deadline else ():
-            one.kill()
+        if time.monotonic() > deadline:
+            for child in children:
+                child.kill()
         time.sleep(0.1)
-    # Ended by a signal: as the shell says it.
-    return 128 - failed if failed < 0 else failed or Interrupted.exit_code * any(codes)
+    if not failure and any(codes):
+        return Interrupted.exit_code
+    # Shells add 128 to the number of a signal.
+    return 128 - failure if failure < 0 else failure
+
+
+def _failure(codes: Sequence[int | None], signals: Sequence[int]) -> int:
+    """Return the first exit code that is a failure, or 0."""
+    expected = {Interrupted.exit_code}
+    expected.update(-number for number in signals)
+    for code in codes:
+        if code and code not in expected:
+            return code
+    return 0
+
+
+def _report_signal(code: int, codes: Sequence[int | None]) -> None:
+    """Print which process a signal has ended: it could not say so itself."""
+    if code > 0:
+        return
+    number = -code
+    name = signal.Signals(number).name
+    rank = f"rank {codes.index(code)} of {len(codes)}"
+    message = f"error: {rank} was ended by {name}, and the others with it."
+    if number == signal.SIGKILL:
+        message += " If nobody sent it, the system did: memory ran out (see `dmesg`)."
+    click.echo(f"{message} Continue with the same command and --resume.", err=True)

@@ -30,56 +30,85 @@ _DIALECTS = ("math-r1-zero", "openmath-dapo", "trl")
 
 @cache
 def tables() -> dict[str, Any]:
-    """`aliases.json`."""
-    return read_json(Path(__file__).with_name("aliases.json"), "a table of names")
+    """Read `aliases.json`."""
+    path = Path(__file__).with_name("aliases.json")
+    return read_json(path, "a table of names")
 
 
 @cache
 def aliases() -> dict[str, Row]:
-    """The rows of other trainers' names, with underscores."""
-    return {**tables()["names"], **tables()["others"]}
+    """Return the rows of other trainers' names, with underscores."""
+    trl_names = tables()["names"]
+    other_names = tables()["others"]
+    return {**trl_names, **other_names}
 
 
 def plain_name(name: Any) -> str:
-    """A name without dashes: `max_steps` of `--max-steps`."""
-    return str(name).lstrip("-").replace("-", "_")
+    """Return a name without dashes: `max_steps` of `--max-steps`."""
+    text = str(name).lstrip("-")
+    return text.replace("-", "_")
 
 
 def alias(name: str) -> Row | None:
-    """The row of a name in any spelling (`--max-steps`), or of what it is called now, or None."""
+    """Find the row of a name in any spelling (`--max-steps`), or of its present name, or None."""
     name = plain_name(name)
-    return aliases().get(aliases().get(name, {}).get("now", name))
+    row = aliases().get(name, {})
+    present_name = row.get("now", name)
+    return aliases().get(present_name)
 
 
 def word_of(value: Any) -> str:
-    """How a row's `values` has a value: `true`, `none`, or as it is written."""
-    return str(value).lower() if isinstance(value, bool | None) else str(value)
+    """Spell a value as a row's `values` does: `true`, `none`, or as it is written."""
+    text = str(value)
+    if isinstance(value, bool | None):
+        return text.lower()
+    return text
 
 
 @cache
 def dialects() -> tuple[Row, ...]:
-    """The tables that files of other trainers are read by, each with a row for every name."""
-    *systems, trl = (table("grouper.config", f"dialects/{name}.yaml") for name in _DIALECTS)
+    """Read the tables of other trainers' files, each with a row for every name."""
+    *systems, trl = [table("grouper.config", f"dialects/{name}.yaml") for name in _DIALECTS]
     for name, row in trl["rows"].items():
-        row.setdefault("default", aliases().get(name, {}).get("default", {}))
-    for dialect, shared in [(trl, aliases()), *((system, trl["rows"]) for system in systems)]:
-        dialect["rows"] |= {n: row for n, row in shared.items() if n not in dialect["rows"]}
+        defaults = aliases().get(name, {}).get("default", {})
+        row.setdefault("default", defaults)
+    _add_missing_rows(trl, aliases())
+    for system in systems:
+        _add_missing_rows(system, trl["rows"])
     return (*systems, trl)
+
+
+def _add_missing_rows(dialect: Row, shared_rows: Mapping[str, Row]) -> None:
+    """Add the shared rows of names for which a dialect has no row of its own."""
+    for name, row in shared_rows.items():
+        dialect["rows"].setdefault(name, row)
 
 
 @cache
 def of_set_ups() -> dict[str, Row]:
-    """The rows of names in files of other trainers, with their section and without it."""
-    rows = {name: row for dialect in dialects()[:-1] for name, row in dialect["rows"].items()}
-    return {**{name.rpartition(".")[2]: row for name, row in rows.items()}, **rows}
+    """Return the rows of names in files of other trainers, with their section and without it."""
+    full_names: dict[str, Row] = {}
+    for dialect in dialects()[:-1]:
+        full_names |= dialect["rows"]
+    short_names: dict[str, Row] = {}
+    for name, row in full_names.items():
+        short_name = name.rpartition(".")[2]
+        short_names[short_name] = row
+    # A full name wins over a short one that is spelled the same.
+    return short_names | full_names
 
 
 def dialect_of(data: Mapping[Any, Any]) -> Row | None:
-    """The dialect of a file, by its names and those below its headings; None if there is none."""
-    levels = [data, *(value for value in data.values() if isinstance(value, Mapping))]
-    names = {str(name) for level in levels for name in level}
+    """Recognize the dialect of a file by its names and those below its headings, or return None."""
+    names = {str(name) for name in data}
+    for value in data.values():
+        if isinstance(value, Mapping):
+            names.update(str(name) for name in value)
     *systems, trl = dialects()
-    found = (dialect for dialect in systems if names & {*dialect["marks"]})
+    for dialect in systems:
+        marks = set(dialect["marks"])
+        if names & marks:
+            return dialect
     # Other trainers have a name or two in common with TRL.
-    known = sum(alias(name) is not None for name in names)
-    return next(found, trl if known > len(names) / 4 else None)
+    alias_count = sum(alias(name) is not None for name in names)
+    return trl if alias_count > len(names) / 4 else None

@@ -36,7 +36,7 @@ _COMMITS = {"commit", "hash", "revision", "sha", "version"}
 
 
 def refuse_literal_secrets(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters, if none of them is a secret in plain text.
+    """Return the parameters, if none of them is a secret in plain text.
 
     A text counts as a secret if its key, or one that contains it, has `key`, `token`, `secret`,
     `password`, `auth` or the like among its words; if it looks like the secret of a known service;
@@ -50,17 +50,19 @@ def refuse_literal_secrets(params: dict[str, Any]) -> dict[str, Any]:
     """
     for path, text in _texts(params):
         words = {word.lower() for word in _WORD.findall(".".join(path))}
-        secret = any(map(_SECRET.fullmatch, words)) and not _REFERENCE.search(text)
-        secret = secret or (_HEX.search(text) is not None and not words & _COMMITS)
-        if text and (secret or is_secret(text)):
+        has_secret_key = any(_SECRET.fullmatch(word) for word in words)
+        is_secret_by_key = has_secret_key and not _REFERENCE.search(text)
+        is_hex_key = _HEX.search(text) is not None and not words & _COMMITS
+        if text and (is_secret_by_key or is_hex_key or is_secret(text)):
             name = "_".join(_WORD.findall(path[-1])).upper()
-            what = f"{'.'.join(path)} looks like a secret, and recipes are shared"
-            raise ValueError(f"{what}: write ${{{name}}} instead and set {name} in the environment")
+            problem = f"{'.'.join(path)} looks like a secret, and recipes are shared"
+            fix = f"write ${{{name}}} instead and set {name} in the environment"
+            raise ValueError(f"{problem}: {fix}")
     return params
 
 
 def is_secret(text: str) -> bool:
-    """Whether a text holds what can only be a secret, whatever it is the value of.
+    """Tell whether a text holds what can only be a secret, whatever its key.
 
     >>> is_secret("hf_" + "a1B2" * 8), is_secret("https://me:hunter2@host/v1")
     (True, True)
@@ -71,13 +73,17 @@ def is_secret(text: str) -> bool:
 
 
 def places_of_secrets(settings: Mapping[str, Any]) -> list[str]:
-    """The dotted keys of nested settings whose texts hold a secret; see `is_secret`."""
-    found = [".".join(path) for path, text in _texts(settings) if is_secret(text)]
-    return list(dict.fromkeys(found))
+    """List the dotted keys of nested settings whose texts hold a secret; see `is_secret`."""
+    keys: list[str] = []
+    for path, text in _texts(settings):
+        key = ".".join(path)
+        if is_secret(text) and key not in keys:
+            keys.append(key)
+    return keys
 
 
 def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every text in nested settings, with the keys that lead to it."""
+    """Yield every text in nested settings, with the keys that lead to it."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
@@ -89,18 +95,20 @@ def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def expanded(params: Any, *, where: str, error: type[GrouperError]) -> Any:
-    """The parameters with every `${NAME}` replaced by that variable of the environment.
+    """Replace every `${NAME}` in parameters by that variable of the environment.
 
     Args:
         params: settings, nested or not.
         where: the recipe key, for messages.
-        error: the class of what is raised.
+        error: the class of the exception.
 
     Raises:
         GrouperError: of class `error`: a variable that is not set.
     """
     try:
-        return json.loads(_REFERENCE.sub(_value, json.dumps(params)))
+        text = json.dumps(params)
+        expanded_text = _REFERENCE.sub(_value, text)
+        return json.loads(expanded_text)
     except KeyError as missing:
         name = missing.args[0]
         fix = f"Set it (export {name}=...), or name another one."
@@ -108,6 +116,9 @@ def expanded(params: Any, *, where: str, error: type[GrouperError]) -> Any:
 
 
 def _value(reference: re.Match[str]) -> str:
-    value = os.environ[reference[1]]
+    """Return the value of a reference as JSON has it within quotes, and hide it in messages."""
+    name = reference[1]
+    value = os.environ[name]
     hide(value, reference[0])
-    return json.dumps(value)[1:-1]
+    quoted = json.dumps(value)
+    return quoted[1:-1]

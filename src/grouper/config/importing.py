@@ -1,6 +1,6 @@
 """Turn the configuration of another trainer into a recipe of the same run.
 
-A dialect is a file of `dialects/`: how such a file is recognised, the recipe that it is based on,
+A dialect is a file of `dialects/`: how such a file is recognized, the recipe that it is based on,
 and a row for each of its names; all share TRL's names. Settings that take arithmetic, or several
 names, are worked out here.
 """
@@ -28,11 +28,17 @@ from grouper.errors import ConfigError, nearest
 SourceNamed = Callable[[str], dict[str, Any]]
 # Similarity required of a name that is proposed: another trainer's own names are no typos.
 _ALIKE = 0.8
-# What switches off the settings that need it.
+# Values that switch off the settings that need theirs.
 _OFF: tuple[Any, ...] = (None, False, "", "no", "none", [], ["none"])
 # A tag of a system prompt -> the format whose tags these are.
 _FORMATS = {"<reasoning>": "xml", "<think>": "think"}
 _READABLE = "What can be read: TRL's YAML, JSON and Python, and files that docs/migrating.md lists."
+# Keys that every recipe has; a file with all of them is a recipe already.
+_KEYS_OF_RECIPES = {"name", "model", "data"}
+# Settings of a tracker by their names in TRL.
+_TRACKER_FIELDS = {"project": "project", "run_name": "run_name", "wandb_entity": "entity"}
+# Rewards that require the tags of a format around the answer.
+_TAG_REWARDS = {"format", "soft_format", "tag_count"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +55,13 @@ class ImportedRecipe:
 def import_recipe(
     path: str | Path, *, source_named: SourceNamed, rewards: Container[str], nproc: int = 1
 ) -> ImportedRecipe:
-    """Make a recipe from a file of another trainer, which is recognised by its names.
+    """Make a recipe from a file of another trainer, which is recognized by its names.
 
     Settings that the file leaves out get that trainer's defaults, so that the run is the same.
 
     Args:
         path: YAML or JSON; or Python, whose GRPOConfig or SFTConfig is read and never executed.
-        source_named: what a data set's name stands for.
+        source_named: returns the settings of the source that a data set's name stands for.
         rewards: the names of built-in rewards.
         nproc: processes the file was written for; its batch sizes are per process.
 
@@ -65,55 +71,50 @@ def import_recipe(
     path = Path(path).expanduser()
     data, left_out = _read(path)
     dialect = dialect_of(data)
-    if dialect is None or {"name", "model", "data"} <= data.keys():  # the three of every recipe
-        what = f"these names belong to no known trainer: {', '.join(map(str, [*data][:5]))}"
-        raise ConfigError(what, where=str(path), fix=_READABLE)
-    parts = _parts(data, dialect, path, left_out)
-    last = parts[-1]
-    for s in parts:
-        s.updates = _batch(s, nproc)
-        s.move_rows()
-        _trackers(s)
-    folder = Path(str(last.get("output_dir") or "outputs"))
-    folder = folder / path.stem if folder.name == "outputs" else folder  # of all runs, not of one
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or "imported"
-    last.put({"name": name, "description": f"From {path.name}, a file for {dialect['label']}"})
-    last.put({"output_dir": str(folder.parent)})
-    if last.get("push_to_hub"):
-        last.put({"push_to": last.get("hub_model_id") or name})
+    if dialect is None or data.keys() >= _KEYS_OF_RECIPES:
+        first_names = ", ".join(str(name) for name in [*data][:5])
+        problem = f"these names belong to no known trainer: {first_names}"
+        raise ConfigError(problem, where=str(path), fix=_READABLE)
+    phases = _settings_by_phase(data, dialect, path, left_out)
+    for settings in phases:
+        settings.updates = _set_batch(settings, nproc)
+        settings.move_rows()
+        _set_trackers(settings)
+    last = phases[-1]
+    _set_names(last, path)
     for rows in last.recipe["data"].values():
         if isinstance(rows, dict):
-            rows.update(source_named(str(rows["source"])))
+            source = str(rows["source"])
+            rows.update(source_named(source))
     if dialect["recipe"] is None:
-        _of_trl(last, path, rewards)
+        _convert_trl(last, path, rewards)
     elif dialect["recipe"] == "openmath-dapo":
-        _both_phases(last)
-    for s in parts:
-        s.account()
-    recipe = validate_json(Recipe, as_json(last.recipe, (), where=str(path)), where=str(path))
-    lines = dialect["head"].format(file=path.name, phase=last.phase.upper()).splitlines()
-    lines += ["", *(f"- {note}" for note in last.notes)] if last.notes else []
-    listed = [f"  {name}: {why}" for name, why in left_out.items()]
-    lines += ["", "Without a counterpart:", *listed] if listed else []
-    comments = "".join(f"# {line}".rstrip() + "\n" for line in lines)
-    text = f"{comments}\n{resolved_yaml(recipe, defaults=False)}"
+        _convert_openmath_dapo(last)
+    for settings in phases:
+        settings.account()
+    as_text = as_json(last.recipe, (), where=str(path))
+    recipe = validate_json(Recipe, as_text, where=str(path))
+    yaml_text = resolved_yaml(recipe, defaults=False)
+    text = f"{_comments(last, path)}\n{yaml_text}"
     return ImportedRecipe(recipe=recipe, text=text, left_out=left_out)
 
 
 def _read(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
-    """What a file sets: its names, or a script's arguments; and why some could not be read.
+    """Read the settings of a file, or a script's arguments; and why some could not be read.
 
     Raises:
         ConfigError: it cannot be read, or sets nothing; a script has not one configuration.
     """
     text = read_text(path)
-    if path.suffix != ".py":
-        # JSON is YAML, but for the tabs before a name.
-        data = parse_yaml(text.expandtabs() if path.suffix == ".json" else text, str(path))
-        if isinstance(data, dict) and data:
-            return data, {}
-        raise ConfigError("this file holds no named settings", where=str(path), fix=_READABLE)
-    return read_script(text, str(path))
+    if path.suffix == ".py":
+        return read_script(text, str(path))
+    if path.suffix == ".json":
+        # JSON is YAML, except for tabs before a name.
+        text = text.expandtabs()
+    data = parse_yaml(text, str(path))
+    if isinstance(data, dict) and data:
+        return data, {}
+    raise ConfigError("this file holds no named settings", where=str(path), fix=_READABLE)
 
 
 @dataclass
@@ -127,109 +128,151 @@ class _Settings:
     notes: list[str]
     # Name in the file -> why it was not used.
     left_out: dict[str, str]
-    given: dict[str, Any] = field(default_factory=dict)
-    # Name -> as it is in the file.
-    spelled: dict[str, str] = field(default_factory=dict)
+    # Name -> the value in the file.
+    values: dict[str, Any] = field(default_factory=dict)
+    # Name -> its spelling in the file.
+    spellings: dict[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     # Optimizer steps of one rollout batch, which is a step of ours.
     updates: int = 1
 
     def row(self, name: str) -> Row:
-        return Row(self.dialect["rows"].get(name, {}))
+        row = self.dialect["rows"].get(name, {})
+        return Row(row)
 
     def default(self, name: str) -> Any:
         if self.dialect["recipe"] is None:
-            return self.row(name).get("default", {}).get(self.phase)
-        return self.dialect["defaults"].get(self.phase, {}).get(name)
+            defaults_by_phase = self.row(name).get("default", {})
+            return defaults_by_phase.get(self.phase)
+        defaults = self.dialect["defaults"].get(self.phase, {})
+        return defaults.get(name)
 
     def get(self, name: str) -> Any:
-        """The value in the file, else the trainer's default, else None."""
+        """Return the value in the file, else the trainer's default, else None."""
         self.used.add(name)
-        value = self.given.get(name, self.default(name))
-        same = self.row(name).get("same_as")
-        return self.get(same) if same and value is None else value
-
-    def number(self, name: str, least: int = 0, *, whole: bool = False) -> Any:
-        """A number of `least` or more; if `whole`, an integer.
-
-        Raises:
-            ConfigError: it is not one.
-        """
-        value = self.get(name)
-        fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        if not fits or not least <= value <= LARGEST:  # infinity and NaN are not, either
-            wanted = f"a {'whole number' if whole else 'number'} of {least} or more"
-            what = f"{self.spelled.get(name, name)} is {value!r}, not {wanted}"
-            raise self.refused(what, self.row(name).get("fix", ""))
+        value = self.values.get(name, self.default(name))
+        same_as = self.row(name).get("same_as")
+        if same_as and value is None:
+            return self.get(same_as)
         return value
 
-    def refused(self, what: str, fix: str = "") -> ConfigError:
-        return ConfigError(what, where=self.where, fix=fix)
+    def number(self, name: str, least: int = 0, *, integer: bool = False) -> Any:
+        """Return a number of `least` or more.
+
+        Raises:
+            ConfigError: it is no such number, or no integer where `integer` is set.
+        """
+        value = self.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        has_type = is_number and (isinstance(value, int) or not integer)
+        # The upper limit also excludes infinity, and no comparison holds for NaN.
+        if has_type and least <= value <= LARGEST:
+            return value
+        noun = "whole number" if integer else "number"
+        spelling = self.spellings.get(name, name)
+        problem = f"{spelling} is {value!r}, not a {noun} of {least} or more"
+        raise self.refused(problem, self.row(name).get("fix", ""))
+
+    def refused(self, problem: str, fix: str = "") -> ConfigError:
+        return ConfigError(problem, where=self.where, fix=fix)
 
     def put(self, keys: dict[str, Any]) -> None:
         """Set dotted keys of the recipe; `{phase}` in one is the phase."""
-        for key, value in keys.items():
-            put(self.recipe, key.format(phase=self.phase).split("."), value)
+        for template, value in keys.items():
+            key = template.format(phase=self.phase)
+            put(self.recipe, key.split("."), value)
 
-    def leave_out(self, name: str, why: str) -> None:
-        if name in self.given:
-            self.left_out[self.spelled[name]] = why
+    def leave_out(self, name: str, reason: str) -> None:
+        if name in self.values:
+            spelling = self.spellings[name]
+            self.left_out[spelling] = reason
 
     def why_unused(self, name: str) -> str:
-        """Why a name means nothing in this file; empty if it does mean something."""
+        """Explain why a name means nothing in this file; empty if it does mean something."""
         row = self.row(name)
         if row.get("default") and self.phase not in row["default"]:
             return f"not a setting of {self.phase.upper()}Config"
-        off = (why for other, why in row.get("needs", {}).items() if self.get(other) in _OFF)
-        return next(off, "")
+        for needed_name, reason in row.get("needs", {}).items():
+            if self.get(needed_name) in _OFF:
+                return str(reason)
+        return ""
 
     def move_rows(self) -> None:
         """Set everything that has a key of its own."""
         for name, row in self.dialect["rows"].items():
-            ours = self.dialect["recipe"] or not row.get("default") or row.get("unset") == "ours"
-            said = name in self.given or not ours
-            if row.keys() & {"to", "values"} and said and not self.why_unused(name):
+            if not row.keys() & {"to", "values"}:
+                continue
+            if name not in self.values and self._keeps_our_default(row):
+                continue
+            if not self.why_unused(name):
                 self._move(name, row, self.get(name))
 
+    def _keeps_our_default(self, row: Row) -> bool:
+        """Tell whether a setting that the file leaves out keeps the recipe's own default."""
+        if self.dialect["recipe"] or not row.get("default"):
+            return True
+        return bool(row.get("unset") == "ours")
+
     def _move(self, name: str, row: Row, value: Any) -> None:
-        word, values, notes = word_of(value), row.get("values", {}), row.get("notes", {})
-        if note := notes.get(word, "" if word in values else notes.get("*")):
+        word = word_of(value)
+        values = row.get("values", {})
+        notes = row.get("notes", {})
+        note = notes.get(word)
+        if word not in notes and word not in values:
+            note = notes.get("*")
+        if note:
             self.notes.append(note)
         key = row.get("to", "").format(phase=self.phase)
         if word in values or "*" in values:
-            value = values.get(word, values.get("*"))
-            self.put(value if isinstance(value, dict) else {key: value})
+            translated = values.get(word, values.get("*"))
+            self.put(translated if isinstance(translated, dict) else {key: translated})
         elif values and "otherwise" not in row:
             self.leave_out(name, f"{value!r} has no counterpart, so that {key} keeps its default")
         elif row.get("unit") != "updates":
             self.put({key: value, **row.get("also", {})})
-        elif not 0 < self.number(name) < 1:
-            self.put({key: math.ceil(value / self.updates), **row.get("also", {})})
+        else:
+            self._move_updates(name, row, key)
+
+    def _move_updates(self, name: str, row: Row, key: str) -> None:
+        """Set a number of optimizer steps, or a share of them, in steps of ours."""
+        updates = self.number(name)
+        if not 0 < updates < 1:
+            steps = math.ceil(updates / self.updates)
+            self.put({key: steps, **row.get("also", {})})
         elif "share" in row:
-            self.put({key: None, row["share"]: value})
+            self.put({key: None, row["share"]: updates})
         else:
             self.leave_out(name, "a share of the steps has no counterpart: give their number")
 
     def account(self) -> None:
         """List the settings that were not used, with the reason."""
+        for name, value in self.values.items():
+            reason = self._why_left_out(name, value)
+            is_known = name in self.dialect["rows"]
+            if reason and not (is_known and value == self.default(name)):
+                self.leave_out(name, reason)
+
+    def _why_left_out(self, name: str, value: Any) -> str:
+        """Explain why a value of the file was not used; empty if it was."""
         rows = self.dialect["rows"]
-        for name, value in self.given.items():
-            row, why = self.row(name), self.why_unused(name)
-            if name not in rows:
-                near = nearest(name, rows, _ALIKE)
-                meant = f" (Did you mean {near!r}?)" if near else ""
-                why = f"not a name in {self.dialect['names']}{meant}"
-            elif not why and word_of(value) not in row.get("values", {}):
-                why = row.get("why", "")
-            if not why and "computed" in row and name not in self.used:
-                keys = row["computed"].format(phase=self.phase)
-                why = f"not read from such a file: set {keys} in the recipe"
-            if why and (name not in rows or value != self.default(name)):
-                self.leave_out(name, why)
+        if name not in rows:
+            similar_name = nearest(name, rows, _ALIKE)
+            hint = f" (Did you mean {similar_name!r}?)" if similar_name else ""
+            return f"not a name in {self.dialect['names']}{hint}"
+        row = self.row(name)
+        reason = self.why_unused(name)
+        if not reason and word_of(value) not in row.get("values", {}):
+            reason = row.get("why", "")
+        if not reason and "computed" in row and name not in self.used:
+            keys = row["computed"].format(phase=self.phase)
+            reason = f"not read from such a file: set {keys} in the recipe"
+        return reason
 
 
-def _parts(data: Row, dialect: Row, path: Path, left_out: dict[str, str]) -> list[_Settings]:
-    """The settings of the file by phase.
+def _settings_by_phase(
+    data: Row, dialect: Row, path: Path, left_out: dict[str, str]
+) -> list[_Settings]:
+    """Sort the settings of the file by phase.
 
     Raises:
         ConfigError: a name is set twice, to different values.
@@ -238,156 +281,274 @@ def _parts(data: Row, dialect: Row, path: Path, left_out: dict[str, str]) -> lis
     if dialect["recipe"] is not None:
         recipe = load_recipe(dialect["recipe"]).model_dump(mode="json", exclude_unset=True)
     notes: list[str] = []
-    shared = (dialect, str(path), recipe, notes, left_out)
-    parts = {phase: _Settings(phase, *shared) for phase in dialect["sections"].values()}
+    sections = dialect["sections"]
+    by_phase: dict[str, _Settings] = {}
+    for phase in sections.values():
+        by_phase[phase] = _Settings(phase, dialect, str(path), recipe, notes, left_out)
+    last_phase = [*by_phase][-1]
     for section, name, value in _flat(data, dialect):
-        s = parts[dialect["sections"].get(section, [*parts][-1])]
-        full = f"{section}.{name}" if section else name
-        key = name if section in dialect["sections"] and full not in dialect["rows"] else full
-        row = s.row(key)
-        meant = row.get("values", {}).get(word_of(value), value) if "now" in row else value
-        key = row.get("now", key)
-        if s.given.setdefault(key, meant) != meant:
-            raise s.refused(f"{key} is set twice, to different values")
-        s.spelled.setdefault(key, full)
-    for s in parts.values():
-        if not s.phase:  # GRPO if any of the names is GRPO's alone
-            grpo = any([*s.row(name).get("default", ())] == ["grpo"] for name in s.given)
-            s.phase = "grpo" if grpo else "sft"
-        s.put(copy.deepcopy(dialect["start"].get(s.phase, {})))
-    return list(parts.values())
+        phase = sections.get(section, last_phase)
+        _add_value(by_phase[phase], section, name, value)
+    for settings in by_phase.values():
+        if not settings.phase:
+            settings.phase = _phase_of(settings)
+        start = dialect["start"].get(settings.phase, {})
+        settings.put(copy.deepcopy(start))
+    return list(by_phase.values())
+
+
+def _add_value(settings: _Settings, section: str, name: str, value: Any) -> None:
+    """Add a value of the file under its present name."""
+    dialect = settings.dialect
+    full_name = f"{section}.{name}" if section else name
+    key = full_name
+    if section in dialect["sections"] and full_name not in dialect["rows"]:
+        key = name
+    row = settings.row(key)
+    if "now" in row:
+        key = row["now"]
+        value = row.get("values", {}).get(word_of(value), value)
+    first_value = settings.values.setdefault(key, value)
+    if first_value != value:
+        raise settings.refused(f"{key} is set twice, to different values")
+    settings.spellings.setdefault(key, full_name)
+
+
+def _phase_of(settings: _Settings) -> str:
+    """Return `grpo` if any of the names is GRPO's alone, else `sft`."""
+    for name in settings.values:
+        phases = [*settings.row(name).get("default", ())]
+        if phases == ["grpo"]:
+            return "grpo"
+    return "sft"
 
 
 def _flat(data: dict[Any, Any], dialect: Row) -> Iterator[tuple[str, str, Any]]:
-    """(section, name, value) of every setting; a heading that is no section means nothing."""
-    known = dialect["rows"]
-    sections = {name.partition(".")[0] for name in known if "." in name}
-    for name, value in data.items():
-        section = plain_name(name)
-        inside = {plain_name(n): v for n, v in value.items()} if isinstance(value, dict) else {}
+    """Yield (section, name, value) of every setting; a heading that is no section means nothing."""
+    rows = dialect["rows"]
+    sections = {name.partition(".")[0] for name in rows if "." in name}
+    for heading, value in data.items():
+        section = plain_name(heading)
+        inner_values: dict[str, Any] = {}
+        if isinstance(value, dict):
+            inner_values = {plain_name(name): inner for name, inner in value.items()}
         if section in sections and isinstance(value, dict | None):
-            yield from ((section, n, v) for n, v in inside.items())
-        elif section not in known and inside.keys() & known.keys():
-            yield from (("", n, v) for n, v in inside.items())
+            for name, inner in inner_values.items():
+                yield section, name, inner
+        elif section not in rows and inner_values.keys() & rows.keys():
+            for name, inner in inner_values.items():
+                yield "", name, inner
         else:
             yield "", section, value
 
 
-def _batch(s: _Settings, nproc: int) -> int:
+def _set_batch(settings: _Settings, nproc: int) -> int:
     """Set the batch sizes; return the optimizer steps of one rollout batch."""
-    device = s.number("per_device_train_batch_size", 1, whole=True) * nproc
-    a_step = device * s.number("gradient_accumulation_steps", 1, whole=True)
-    if s.phase == "sft":
-        s.put({"sft.batch_size": a_step})
+    per_forward = settings.number("per_device_train_batch_size", 1, integer=True) * nproc
+    accumulated = settings.number("gradient_accumulation_steps", 1, integer=True)
+    per_update = per_forward * accumulated
+    if settings.phase == "sft":
+        settings.put({"sft.batch_size": per_update})
         return 1
-    group = s.number("num_generations", 2, whole=True)
-    sampled = device * s.number("steps_per_generation", 1, whole=True)
-    if s.get("generation_batch_size") is not None:
-        sampled = s.number("generation_batch_size", 1, whole=True)
+    group_size = settings.number("num_generations", 2, integer=True)
+    per_generation = per_forward * settings.number("steps_per_generation", 1, integer=True)
+    if settings.get("generation_batch_size") is not None:
+        per_generation = settings.number("generation_batch_size", 1, integer=True)
     # Sampling several times before one optimizer step is sampling once: the policy is the same.
-    batch = max(sampled, a_step)
-    if batch % group or batch % a_step or batch % sampled:
-        raise s.refused(
-            f"{batch} completions for {nproc} process(es) cannot be cut into groups of {group} "
-            f"(num_generations) and optimizer steps of {a_step}",
+    batch = max(per_generation, per_update)
+    if batch % group_size or batch % per_update or batch % per_generation:
+        groups = f"groups of {group_size} (num_generations)"
+        raise settings.refused(
+            f"{batch} completions for {nproc} process(es) cannot be cut into {groups} "
+            f"and optimizer steps of {per_update}",
             "If the file was written for more processes, give --nproc; for Unsloth or TRL 0.14, "
             "multiply per_device_train_batch_size by num_generations.",
         )
-    prompts, updates = batch // group, batch // a_step
-    s.put({"grpo.group_size": group, "grpo.prompts_per_step": prompts})
-    s.put({"grpo.updates_per_batch": updates})
-    step = f"{prompts} prompts x {group} = {batch} completions per step"
-    s.notes.append(f"For {nproc} process(es): {step}, cut into {updates} optimizer step(s).")
-    return int(updates * s.number("num_iterations", 1, whole=True))
+    prompts = batch // group_size
+    updates = batch // per_update
+    settings.put({"grpo.group_size": group_size, "grpo.prompts_per_step": prompts})
+    settings.put({"grpo.updates_per_batch": updates})
+    step = f"{prompts} prompts x {group_size} = {batch} completions per step"
+    note = f"For {nproc} process(es): {step}, cut into {updates} optimizer step(s)."
+    settings.notes.append(note)
+    iterations = settings.number("num_iterations", 1, integer=True)
+    return int(updates * iterations)
 
 
-def _trackers(s: _Settings) -> None:
-    asked = _listed(s.get("report_to"))
-    why = f"no tracker here: there are {', '.join(TRACKERS)}"
-    s.left_out |= {f"report_to: {n}": why for n in asked if n not in (*TRACKERS, "none")}
-    fields = {"project": "project", "run_name": "run_name", "wandb_entity": "entity"}
-    about = {ours: s.get(name) for name, ours in fields.items() if s.given.get(name)}
-    if rows := [about | {"name": name} for name in asked if name in TRACKERS]:
-        s.put({"tracking.trackers": rows})
-        s.notes.append("Trackers stay offline unless their mode is online (--online).")
+def _set_trackers(settings: _Settings) -> None:
+    """Set the trackers of `report_to`; those that Grouper lacks are left out."""
+    shared_fields: dict[str, Any] = {}
+    for their_name, our_name in _TRACKER_FIELDS.items():
+        if settings.values.get(their_name):
+            shared_fields[our_name] = settings.get(their_name)
+    trackers = []
+    for name in _listed(settings.get("report_to")):
+        if name in TRACKERS:
+            trackers.append(shared_fields | {"name": name})
+        elif name != "none":
+            reason = f"no tracker here: there are {', '.join(TRACKERS)}"
+            settings.left_out[f"report_to: {name}"] = reason
+    if trackers:
+        settings.put({"tracking.trackers": trackers})
+        settings.notes.append("Trackers stay offline unless their mode is online (--online).")
 
 
 def _listed(value: Any) -> list[str]:
-    return [str(v) for v in (value if isinstance(value, list) else [value] if value else [])]
+    """Return the entries of a list, or of a single value, as text."""
+    if isinstance(value, list):
+        return [str(entry) for entry in value]
+    return [str(value)] if value else []
 
 
-def _of_trl(s: _Settings, path: Path, rewards: Container[str]) -> None:
-    """What takes more than one of TRL's settings."""
-    train = s.recipe["data"]["train"]
+def _set_names(settings: _Settings, path: Path) -> None:
+    """Set the name of the run, its folder and its place on the Hub."""
+    output_dir = str(settings.get("output_dir") or "outputs")
+    folder = Path(output_dir)
+    if folder.name == "outputs":
+        # This is the folder of all runs, not of one.
+        folder = folder / path.stem
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.")
+    if not name:
+        name = "imported"
+    label = settings.dialect["label"]
+    settings.put({"name": name, "description": f"From {path.name}, a file for {label}"})
+    settings.put({"output_dir": str(folder.parent)})
+    if settings.get("push_to_hub"):
+        settings.put({"push_to": settings.get("hub_model_id") or name})
+
+
+def _convert_trl(settings: _Settings, path: Path, built_in_rewards: Container[str]) -> None:
+    """Convert the parts that depend on more than one of TRL's settings."""
+    train = settings.recipe["data"]["train"]
     # A source of ours knows which split is for training, where the file does not say.
-    if train["source"] in ("hub", "file") or "dataset_train_split" in s.given:
-        train["split"] = s.get("dataset_train_split")
-    if s.get("eval_strategy") in ("steps", "epoch"):
-        s.put({"data.validation": train | {"split": s.get("dataset_test_split")}})
+    if train["source"] in ("hub", "file") or "dataset_train_split" in settings.values:
+        train["split"] = settings.get("dataset_train_split")
+    if settings.get("eval_strategy") in ("steps", "epoch"):
+        validation = train | {"split": settings.get("dataset_test_split")}
+        settings.put({"data.validation": validation})
     if path.suffix == ".py":
-        s.notes.append("What a script computes is not read: compare model, data, LoRA and rewards.")
-    if s.get("bf16") is False or s.get("fp16"):
-        s.put({"model.compute_dtype": s.recipe["model"]["dtype"]})
-    if s.phase == "grpo":
-        _rewards(s, path.parent, rewards)
-    if s.get("loss_type") == "cispo":  # TRL bounds the ratio itself, above only
-        s.put({"grpo.clip_low": 1.0, "grpo.clip_high": s.number("epsilon_high", 1) - 1.0})
+        note = "What a script computes is not read: compare model, data, LoRA and rewards."
+        settings.notes.append(note)
+    if settings.get("bf16") is False or settings.get("fp16"):
+        settings.put({"model.compute_dtype": settings.recipe["model"]["dtype"]})
+    if settings.phase == "grpo":
+        _set_rewards(settings, path.parent, built_in_rewards)
+    if settings.get("loss_type") == "cispo":
+        # TRL bounds the ratio itself, above only.
+        clip_high = settings.number("epsilon_high", 1) - 1.0
+        settings.put({"grpo.clip_low": 1.0, "grpo.clip_high": clip_high})
 
 
-def _rewards(s: _Settings, folder: Path, known: Container[str]) -> None:
+def _set_rewards(settings: _Settings, folder: Path, built_in_rewards: Container[str]) -> None:
     """Set the rewards of `reward_funcs`; paths are relative to the working directory."""
-    asked = [name.removeprefix("trl.rewards.") for name in _listed(s.get("reward_funcs"))]
-    weights = (asked and s.get("reward_weights")) or [1.0] * len(asked)
-    if not isinstance(weights, list) or len(weights) != len(asked):
-        raise s.refused(f"reward_weights has not one weight for each of {len(asked)} reward_funcs")
-    rows = []
-    for name, weight in zip(asked, weights, strict=True):
-        ours = name if name in known else _importable(name, folder)
-        row = {"name": ours, **s.dialect["rewards"].get(name, {}), "weight": weight}
-        if row["name"] is None:
-            s.left_out[f"reward_funcs: {name}"] = "no reward here (`grouper rewards` lists them)"
-        else:
-            rows.append(row)
+    rows = _reward_rows(settings, folder, built_in_rewards)
+    notes = settings.notes
     if not rows:
-        s.notes.append("No reward_funcs: the reward is correctness. TRL's are given in the script.")
-    tagged = {row["name"] for row in rows} & {"format", "soft_format", "tag_count"}
-    if not tagged:
-        s.notes.append("Answers are read from \\boxed{} (prompt.format), as TRL's accuracy_reward.")
-    s.put({"rewards": rows or [{"name": "correctness"}]})
-    s.put({"prompt.format": "think" if tagged else "boxed"})
-    instruction = str(s.get("system_prompt") or "")
+        notes.append("No reward_funcs: the reward is correctness. TRL's are given in the script.")
+    has_tags = any(row["name"] in _TAG_REWARDS for row in rows)
+    if not has_tags:
+        notes.append("Answers are read from \\boxed{} (prompt.format), as TRL's accuracy_reward.")
+    settings.put({"rewards": rows or [{"name": "correctness"}]})
+    settings.put({"prompt.format": "think" if has_tags else "boxed"})
+    instruction = str(settings.get("system_prompt") or "")
     for tag, name in _FORMATS.items():
         if tag in instruction and "<answer>" in instruction:
-            s.put({"prompt.format": name})
-            s.notes.append(f"The system prompt asks for {tag} and <answer>: prompt.format={name}.")
+            settings.put({"prompt.format": name})
+            notes.append(f"The system prompt asks for {tag} and <answer>: prompt.format={name}.")
+
+
+def _reward_rows(
+    settings: _Settings, folder: Path, built_in_rewards: Container[str]
+) -> list[dict[str, Any]]:
+    """Return a recipe's row for each of `reward_funcs`; those without a counterpart are left out.
+
+    Raises:
+        ConfigError: the weights are not as many as the rewards.
+    """
+    functions = _listed(settings.get("reward_funcs"))
+    names = [name.removeprefix("trl.rewards.") for name in functions]
+    weights = None
+    if names:
+        weights = settings.get("reward_weights")
+    weights = weights or [1.0] * len(names)
+    if not isinstance(weights, list) or len(weights) != len(names):
+        problem = f"reward_weights has not one weight for each of {len(names)} reward_funcs"
+        raise settings.refused(problem)
+    rows = []
+    for name, weight in zip(names, weights, strict=True):
+        our_name = name if name in built_in_rewards else _importable(name, folder)
+        counterpart = settings.dialect["rewards"].get(name, {})
+        row = {"name": our_name, **counterpart, "weight": weight}
+        if row["name"] is None:
+            reason = "no reward here (`grouper rewards` lists them)"
+            settings.left_out[f"reward_funcs: {name}"] = reason
+        else:
+            rows.append(row)
+    return rows
 
 
 def _importable(name: str, folder: Path) -> str | None:
-    """`path/to/file.py:name` if there is such a file, else `module:name`; None: neither."""
-    place, _, function = name.rpartition(":" if ":" in name else ".")
-    if not place or ("/" in place and not place.endswith(".py")):
+    """Return `path/to/file.py:name` if there is such a file, else `module:name`; None: neither."""
+    separator = ":" if ":" in name else "."
+    module, _, function = name.rpartition(separator)
+    is_file_name = module.endswith(".py")
+    if not module or ("/" in module and not is_file_name):
         return None
-    file = place if place.endswith(".py") else f"{place.replace('.', '/')}.py"
-    found = [base / file for base in (folder, Path()) if (base / file).is_file()]
-    return f"{os.path.relpath(found[0]) if found else place}:{function}"
+    file_name = module if is_file_name else f"{module.replace('.', '/')}.py"
+    for base in (folder, Path()):
+        file = base / file_name
+        if file.is_file():
+            return f"{os.path.relpath(file)}:{function}"
+    return f"{module}:{function}"
 
 
-def _both_phases(s: _Settings) -> None:
-    """Settings that take arithmetic in the YAML of openmath-dapo's set-up."""
-    length = s.number("model.max_seq_length", 1, whole=True)
-    percentile = s.number("data.max_length_percentile")
-    share = s.number("grpo_training.train_validation_split")
-    folder = Path(str(s.get("grpo_training.output_dir")))
-    s.put({"sft.max_tokens": int(length * s.number("data.truncate_ratio"))})
-    s.put({"prompt.max_percentile": percentile if percentile > 1 else 100 * percentile})
-    s.put({"data.validation_share": round(min(share, 1 - share), 6)})
-    s.put({"output_dir": str(folder.parent if folder.name == "grpo" else folder)})
-    if template := s.get("prompt.system_prompt_template"):
-        for name in ("reasoning_start", "reasoning_end", "solution_start", "solution_end"):
-            tag = s.row(f"prompt.{name}")["to"].rpartition(".")[2]
-            # str: the schema refuses what is no text.
-            template = str(template).replace(f"{{{name}}}", str(s.recipe["prompt"]["tags"][tag]))
-        s.put({"prompt.system": template})
-    rows = s.dialect["rows"].items()
-    off = {row["drops"] for name, row in rows if "drops" in row and s.get(name) is False}
-    s.put({"rewards": [reward for reward in s.recipe["rewards"] if reward["name"] not in off]})
+def _convert_openmath_dapo(settings: _Settings) -> None:
+    """Convert the settings of openmath-dapo's set-up that take arithmetic."""
+    length = settings.number("model.max_seq_length", 1, integer=True)
+    percentile = settings.number("data.max_length_percentile")
+    if percentile <= 1:
+        percentile = 100 * percentile
+    train_share = settings.number("grpo_training.train_validation_split")
+    validation_share = min(train_share, 1 - train_share)
+    demonstration_length = length * settings.number("data.truncate_ratio")
+    folder = Path(str(settings.get("grpo_training.output_dir")))
+    if folder.name == "grpo":
+        folder = folder.parent
+    settings.put({"sft.max_tokens": int(demonstration_length)})
+    settings.put({"prompt.max_percentile": percentile})
+    settings.put({"data.validation_share": round(validation_share, 6)})
+    settings.put({"output_dir": str(folder)})
+    if template := settings.get("prompt.system_prompt_template"):
+        # str: the schema refuses what is no text.
+        settings.put({"prompt.system": _filled_in(settings, str(template))})
+    dropped_rewards = set()
+    for name, row in settings.dialect["rows"].items():
+        if "drops" in row and settings.get(name) is False:
+            dropped_rewards.add(row["drops"])
+    rewards = [row for row in settings.recipe["rewards"] if row["name"] not in dropped_rewards]
+    settings.put({"rewards": rewards})
+
+
+def _filled_in(settings: _Settings, template: str) -> str:
+    """Replace the names of tags in a system prompt by the tags."""
+    tags = settings.recipe["prompt"]["tags"]
+    for name in ("reasoning_start", "reasoning_end", "solution_start", "solution_end"):
+        key = settings.row(f"prompt.{name}")["to"]
+        tag = key.rpartition(".")[2]
+        template = template.replace(f"{{{name}}}", str(tags[tag]))
+    return template
+
+
+def _comments(settings: _Settings, path: Path) -> str:
+    """Write the comments above a recipe: its origin, notes and what was left out."""
+    dialect = settings.dialect
+    head = dialect["head"].format(file=path.name, phase=settings.phase.upper())
+    lines = head.splitlines()
+    if settings.notes:
+        lines.append("")
+        lines += [f"- {note}" for note in settings.notes]
+    if settings.left_out:
+        lines += ["", "Without a counterpart:"]
+        lines += [f"  {name}: {reason}" for name, reason in settings.left_out.items()]
+    comments = [f"# {line}".rstrip() for line in lines]
+    return "\n".join(comments) + "\n"

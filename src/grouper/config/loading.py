@@ -11,7 +11,7 @@ import hashlib
 import importlib.resources
 import json
 from collections.abc import Iterator, Sequence
-from functools import cache, reduce
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +27,24 @@ from grouper.files import table
 
 
 def _marked(mark: str, model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Key and default of every setting or section with a mark."""
+    """Yield key and default of every setting or section with a mark."""
     for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        section = field.annotation
         if mark in field.metadata:
-            yield f"{prefix}{name}", field.default
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _marked(mark, field.annotation, f"{prefix}{name}.")
+            yield key, field.default
+        elif isinstance(section, type) and issubclass(section, BaseModel):
+            yield from _marked(mark, section, f"{key}.")
 
 
 # Settings and sections that may differ between two runs of the same experiment.
 NOT_THE_EXPERIMENT = tuple(key for key, _ in _marked(ASIDE, Recipe))
-# Settings that are part of it only where they have another value.
+# Settings that are part of the experiment only where they differ from their default.
 ADDED_SINCE = dict(_marked(SINCE, Recipe))
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of that name or file, with `section.key=value` overrides applied.
+    """Load the recipe of that name or file, with `section.key=value` overrides applied.
 
     Args:
         name_or_path: a shipped name (`demo`), or a path: anything that ends in `.yaml`, `.yml`
@@ -57,36 +59,48 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     text, where = _read(name_or_path)
     data = parse_yaml(text, where)
     if not isinstance(data, dict):
-        found = "empty" if data is None else f"a {type(data).__name__}"
+        content = "empty" if data is None else f"a {type(data).__name__}"
+        problem = f"the recipe is {content}, not settings with names"
         fix = "Write it as `name: ...`, `model: ...`, `data: ...`."
-        raise ConfigError(f"the recipe is {found}, not settings with names", where=where, fix=fix)
-    unknown = {key: value for key, value in data.items() if key not in Recipe.model_fields}
-    if "name" not in data and (dialect := dialect_of(unknown)):
-        raise _foreign(f"a file for {dialect['label']}", where)
-    return validate_json(Recipe, as_json(data, overrides, where=where), where=where)
+        raise ConfigError(problem, where=where, fix=fix)
+    if "name" not in data:
+        unknown = {key: value for key, value in data.items() if key not in Recipe.model_fields}
+        dialect = dialect_of(unknown)
+        if dialect is not None:
+            raise _foreign(f"a file for {dialect['label']}", where)
+    json_text = as_json(data, overrides, where=where)
+    return validate_json(Recipe, json_text, where=where)
 
 
-def _foreign(what: str, where: str) -> ConfigError:
+def _foreign(content: str, where: str) -> ConfigError:
+    """Describe a file that is no recipe, and the command that makes a recipe of it."""
+    problem = f"this is {content}, not a recipe"
     fix = f"`grouper recipes from {where} -o mine.yaml` makes one of it."
-    return ConfigError(f"this is {what}, not a recipe", where=where, fix=fix)
+    return ConfigError(problem, where=where, fix=fix)
 
 
 @cache
 def shipped_recipes() -> dict[str, str]:
-    """The recipes that come with Grouper: name, in order -> YAML."""
+    """Read the recipes that come with Grouper: name, in order -> YAML."""
     folder = importlib.resources.files("grouper.config") / "recipes"
-    files = {Path(file.name).stem: file for file in folder.iterdir()}
-    return {name: files[name].read_text(encoding="utf-8") for name in sorted(files)}
+    texts: dict[str, str] = {}
+    for file in folder.iterdir():
+        name = Path(file.name).stem
+        texts[name] = file.read_text(encoding="utf-8")
+    return dict(sorted(texts.items()))
 
 
 def list_recipes() -> list[tuple[str, str]]:
-    """(name, description) of every shipped recipe, by name."""
-    tables = ((name, table("grouper.config", f"recipes/{name}.yaml")) for name in shipped_recipes())
-    return [(name, recipe["description"]) for name, recipe in tables]
+    """List (name, description) of every shipped recipe, by name."""
+    recipes = []
+    for name in shipped_recipes():
+        settings = table("grouper.config", f"recipes/{name}.yaml")
+        recipes.append((name, settings["description"]))
+    return recipes
 
 
 def resolved_yaml(recipe: Recipe, *, defaults: bool = True) -> str:
-    """The recipe as YAML that `load_recipe` reads back unchanged.
+    """Write the recipe as YAML that `load_recipe` reads back unchanged.
 
     Args:
         recipe: to write.
@@ -97,39 +111,46 @@ def resolved_yaml(recipe: Recipe, *, defaults: bool = True) -> str:
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """16 hex digits that name the experiment: all its settings but those marked `ASIDE`.
+    """Return 16 hex digits that name the experiment: all its settings but those marked `ASIDE`.
 
     Those marked `SINCE` count where they are not at their default.
     """
     data = recipe.model_dump(mode="json")
     for key in (*NOT_THE_EXPERIMENT, *ADDED_SINCE):
         *sections, name = key.split(".")
-        section = reduce(dict.__getitem__, sections, data)
+        section = data
+        for section_name in sections:
+            section = section[section_name]
         if key in NOT_THE_EXPERIMENT or section[name] == ADDED_SINCE[key]:
             del section[name]
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+    text = json.dumps(data, sort_keys=True)
+    digest = hashlib.sha256(text.encode())
+    return digest.hexdigest()[:16]
 
 
 def _read(name_or_path: str | Path) -> tuple[str, str]:
+    """Read a recipe's text; return it, and how errors name the recipe."""
     name = str(name_or_path)
     if name.endswith(".py"):
         raise _foreign("Python", name)
-    if isinstance(name_or_path, Path) or name.endswith((".yaml", ".yml", ".json")) or "/" in name:
+    has_file_name = name.endswith((".yaml", ".yml", ".json")) or "/" in name
+    if isinstance(name_or_path, Path) or has_file_name:
         path = Path(name).expanduser()
         if not path.is_file():
-            fix = did_you_mean(name, map(str, path.parent.glob("*.y*ml")))
+            neighbors = [str(file) for file in path.parent.glob("*.y*ml")]
+            fix = did_you_mean(name, neighbors)
             raise ConfigError("there is no recipe file of this name", where=name, fix=fix)
         return read_text(path), name
     shipped = shipped_recipes()
     if name not in shipped:
-        near = did_you_mean(name, shipped)
-        fix = f"{near} A file of your own is given as a path (./{name}.yaml)."
+        suggestion = did_you_mean(name, shipped)
+        fix = f"{suggestion} A file of your own is given as a path (./{name}.yaml)."
         raise ConfigError(f"there is no recipe {name!r}", fix=fix)
     return shipped[name], f"recipe {name}"
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file.
+    """Read a UTF-8 file.
 
     Raises:
         ConfigError: it cannot be read.

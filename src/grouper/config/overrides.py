@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import yaml
@@ -28,11 +27,14 @@ class _Loader(yaml.SafeLoader):
     """`yaml.safe_load` that reads 5e-6 as a number, and refuses keys written twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        places: dict[str, int] = {}
-        for place, (key, _) in enumerate(node.value):
-            if places.setdefault(str(key.value), place) != place:  # lists and mappings, too
-                what = f"the key {key.value!r} is written twice"
-                raise yaml.constructor.ConstructorError(None, None, what, key.start_mark)
+        keys: set[str] = set()
+        for key_node, _ in node.value:
+            # A key may be a list or a mapping, which has no hash: its text does.
+            key = str(key_node.value)
+            if key in keys:
+                problem = f"the key {key_node.value!r} is written twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -42,7 +44,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value of a YAML text, as JSON has it: a date is text.
+    """Parse a YAML text to a value that JSON can hold: a date is text.
 
     What an alias names is copied: setting it in one place does not change the other.
 
@@ -59,46 +61,64 @@ def parse_yaml(text: str, where: str) -> Any:
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         # ValueError: an impossible date, int() of more digits than Python reads, or aliases.
         # TypeError: a date as a key.
-        what = getattr(error, "problem", None) or str(error).split(";")[0]
-        what = "it is nested too deeply" if isinstance(error, RecursionError) else what
+        if isinstance(error, RecursionError):
+            problem = "it is nested too deeply"
+        else:
+            first_clause = str(error).split(";")[0]
+            problem = getattr(error, "problem", None) or first_clause
         mark = getattr(error, "problem_mark", None)
         place = f"{where}, line {mark.line + 1}" if mark else where
-        raise ConfigError(f"this is not valid YAML: {what}", where=place) from error
+        raise ConfigError(f"this is not valid YAML: {problem}", where=place) from error
 
 
 # Characters of a recipe: to read many more takes minutes.
 _LONGEST_TEXT = 1_000_000
-# Aliases of a recipe, and characters and values of it once each is replaced by what it names.
-_MOST_ALIASES, _MOST_COPIED = 20, 1_000_000
+_MOST_ALIASES = 20
+# Characters and values of a recipe, once each alias is replaced by what it names.
+_MOST_COPIED = 1_000_000
 
 
 def _require_few_copies(text: str) -> None:
     """Raise `ValueError` if the aliases of a text stand for more than anyone would write."""
     if "*" not in text:
         return
-    aliases = (event for event in yaml.parse(text) if isinstance(event, yaml.AliasEvent))
-    if len([*islice(aliases, _MOST_ALIASES + 1)]) > _MOST_ALIASES:
-        raise ValueError(f"more than {_MOST_ALIASES} aliases")
-    sizes: dict[int, int] = {}
-
-    def size(node: yaml.Node) -> int:
-        if id(node) not in sizes:
-            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
-            parts = (
-                part for entry in inner for part in (entry if type(entry) is tuple else (entry,))
-            )
-            own = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
-            sizes[id(node)] = 1 + own + sum(map(size, parts))
-        return sizes[id(node)]
-
-    # Kept until the end: sizes are found by identity.
+    alias_count = 0
+    for event in yaml.parse(text):
+        if isinstance(event, yaml.AliasEvent):
+            alias_count += 1
+        if alias_count > _MOST_ALIASES:
+            raise ValueError(f"more than {_MOST_ALIASES} aliases")
+    # Kept until the end: sizes are looked up by identity.
     root = yaml.compose(text, Loader=_Loader)
-    if root is not None and size(root) > _MOST_COPIED:
+    if root is not None and _expanded_size(root, {}) > _MOST_COPIED:
         raise ValueError("its aliases stand for too much text")
 
 
+def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Count the characters and values of a node, every alias replaced by what it names.
+
+    Args:
+        node: the root of a tree in which an alias is the node that it names.
+        sizes: id of a node -> its size; sizes that are computed are added.
+    """
+    if id(node) in sizes:
+        return sizes[id(node)]
+    size = 1
+    if isinstance(node, yaml.ScalarNode):
+        size += len(node.value)
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            size += _expanded_size(key, sizes)
+            size += _expanded_size(value, sizes)
+    elif isinstance(node, yaml.SequenceNode):
+        for entry in node.value:
+            size += _expanded_size(entry, sizes)
+    sizes[id(node)] = size
+    return size
+
+
 def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> str:
-    """The settings with overrides, as JSON, stacks of rewards expanded; changes `data`.
+    """Apply overrides to settings, expand stacks of rewards, and return JSON; changes `data`.
 
     Args:
         data: the settings of a recipe, nested by section.
@@ -111,10 +131,12 @@ def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> st
     """
     for override in overrides:
         key, equals, value = override.partition("=")
-        parts = re.sub(r"\[(\d+)\]", r".\1", key.strip()).split(".")
-        if not equals or not all(parts):
+        # `rewards[0].weight` is the same key as `rewards.0.weight`.
+        dotted_key = re.sub(r"\[(\d+)\]", r".\1", key.strip())
+        names = dotted_key.split(".")
+        if not equals or not all(names):
             raise ConfigError(f"{override!r} is not an override", fix="Write section.key=value.")
-        put(data, parts, parse_yaml(value, override))
+        put(data, names, parse_yaml(value, override))
     if "rewards" in data:
         data["rewards"] = expand_stacks(data["rewards"])
     try:
@@ -126,41 +148,50 @@ def as_json(data: dict[str, Any], overrides: Sequence[str], *, where: str) -> st
 def changed(
     data: dict[str, Any], overrides: Sequence[str], sections: Mapping[str, Any], *, where: str
 ) -> str:
-    """The settings of a loaded recipe with changes, as JSON: first `sections`, then overrides.
+    """Change the settings of a loaded recipe, first by `sections`, then by overrides; return JSON.
 
     Args:
-        data: what the recipe has set; may be changed.
+        data: the settings of the recipe that are set; may be changed.
         overrides: `section.key=value`; later ones win.
-        sections: nested settings, merged into what is there; a section object counts as what was
-            set on it.
+        sections: nested settings, merged into those of the recipe; a section object counts as
+            the settings that were set on it.
         where: the recipe named in errors.
 
     Raises:
         ConfigError, RewardError: as `as_json`.
     """
-    section = data.get("grpo", {})
-    # The parts of the algorithm are filled in again: the changes may name another one.
-    parts = PRESETS.get(section.get("algorithm"), {}).items()
-    data["grpo"] = {key: value for key, value in section.items() if (key, value) not in parts}
-    # Sections as what was set on them, also inside lists; numbers of NumPy as numbers.
-    new = TypeAdapter(Any).dump_python(sections, mode="json", exclude_unset=True, fallback=_plain)
-    return as_json(_merged(data, new), overrides, where=where)
+    grpo = data.get("grpo", {})
+    # The settings of the algorithm are filled in again: the changes may name another one.
+    preset_items = PRESETS.get(grpo.get("algorithm"), {}).items()
+    data["grpo"] = dict(item for item in grpo.items() if item not in preset_items)
+    # Sections become the settings that are set on them, also inside lists.
+    adapter = TypeAdapter(Any)
+    changes = adapter.dump_python(sections, mode="json", exclude_unset=True, fallback=_plain)
+    merged = _merged(data, changes)
+    return as_json(merged, overrides, where=where)
 
 
 def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(type(value), "tolist") else str(value)
+    """Return a number or an array of NumPy as JSON has it, anything else as text."""
+    if hasattr(type(value), "tolist"):
+        return value.tolist()
+    return str(value)
 
 
 def _merged(old: Any, new: Any) -> Any:
+    """Merge nested settings into others; the new ones win."""
     if not isinstance(old, dict) or not isinstance(new, dict):
         return new
-    return old | {key: _merged(old.get(key), value) for key, value in new.items()}
+    merged = dict(old)
+    for key, value in new.items():
+        merged[key] = _merged(old.get(key), value)
+    return merged
 
 
 def put(data: dict[str, Any], parts: Sequence[str], value: Any) -> None:
     """Set a value in place, at the key of these parts.
 
-    Sections on the way are made, and so is a list, if its entry 0 is what is set.
+    Sections on the way are created, and so is a list, if its entry 0 is set.
 
     Raises:
         ConfigError: a part is no position of a list, or lies inside what is no section.
@@ -171,22 +202,23 @@ def put(data: dict[str, Any], parts: Sequence[str], value: Any) -> None:
         key: Any = part
         if isinstance(node, list):
             if not part.isdecimal() or int(part) >= len(node):
-                what = f"{part!r} is not a position in a list of {len(node)}, counted from 0"
-                raise ConfigError(what, where=where)
+                problem = f"{part!r} is not a position in a list of {len(node)}, counted from 0"
+                raise ConfigError(problem, where=where)
             key = int(part)
         if position == len(parts):
-            inside = value
+            inner = value
         elif isinstance(node, dict) and node.get(key) is None:
-            inside = [{}] if parts[position] == "0" else {}
-        elif isinstance(node, list) and isinstance(node[key], str):  # a reward by its name
-            inside = {"name": node[key]}
+            inner = [{}] if parts[position] == "0" else {}
+        elif isinstance(node, list) and isinstance(node[key], str):
+            # A reward may be written as its name alone.
+            inner = {"name": node[key]}
         elif isinstance(node[key], dict | list):
-            inside = node[key]
+            inner = node[key]
         else:
-            what = f"holds {node[key]!r}, which has no settings inside"
-            raise ConfigError(what, where=where, fix=f"Set {where} itself.")
-        node[key] = inside
-        node = inside
+            problem = f"holds {node[key]!r}, which has no settings inside"
+            raise ConfigError(problem, where=where, fix=f"Set {where} itself.")
+        node[key] = inner
+        node = inner
 
 
 # --- names that stand for several settings -------------------------------------------------------
@@ -210,7 +242,7 @@ STACKS = {name: Stack(**row) for name, row in table("grouper.config", "stacks.ya
 
 
 def named_stack(name: str) -> Stack:
-    """The stack of that name.
+    """Return the stack of that name.
 
     Raises:
         RewardError: there is none.
@@ -220,7 +252,7 @@ def named_stack(name: str) -> Stack:
 
 
 def expand_stacks(entries: Any) -> Any:
-    """A recipe's raw `rewards` with every name and every `stack:name` expanded.
+    """Expand every name and every `stack:name` in a recipe's raw `rewards`.
 
     A reward may be its name alone, and so may the whole list. The weight of a stack scales all of
     its rewards. Anything else is left to the schema.
@@ -236,10 +268,14 @@ def expand_stacks(entries: Any) -> Any:
     rows = [entries] if isinstance(entries, str) else entries
     if not isinstance(rows, list):
         return rows
-    return [inner for row in rows for inner in _expanded(row)]
+    expanded_rows: list[Any] = []
+    for row in rows:
+        expanded_rows += _expanded(row)
+    return expanded_rows
 
 
 def _expanded(entry: Any) -> Sequence[Any]:
+    """Expand one entry of `rewards`: a stack to its rewards, a name to a reward."""
     if isinstance(entry, str):
         entry = {"name": entry}
     name = entry.get("name") if isinstance(entry, dict) else None
@@ -247,8 +283,11 @@ def _expanded(entry: Any) -> Sequence[Any]:
         return [entry]
     weight = entry.get("weight", 1.0)
     if entry.keys() - {"name", "weight"} or not isinstance(weight, int | float):
-        what = f"{name} takes a number as its weight and nothing else"
+        problem = f"{name} takes a number as its weight and nothing else"
         fix = f"`grouper rewards show {name}` prints its entries: copy and change those."
-        raise RewardError(what, where="rewards", fix=fix)
-    rows = named_stack(name.removeprefix(PREFIX)).rewards
-    return [{**row, "weight": weight * row.get("weight", 1.0)} for row in rows]
+        raise RewardError(problem, where="rewards", fix=fix)
+    scaled_rows = []
+    for row in named_stack(name.removeprefix(PREFIX)).rewards:
+        scaled_weight = weight * row.get("weight", 1.0)
+        scaled_rows.append({**row, "weight": scaled_weight})
+    return scaled_rows

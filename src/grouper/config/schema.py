@@ -17,17 +17,17 @@ from grouper.config.checks import validate_json
 from grouper.config.credentials import places_of_secrets, refuse_literal_secrets
 from grouper.config.overrides import PRESETS, changed, named_stack
 
-# What is counted may be this at most; the product of two of them fits into 64 bits.
+# Upper limit of counts: the product of two of them fits into 64 bits.
 MOST = 10**9
-# What a reward's value, its weight and their product may be at most: a float64 still tells totals
+# Upper limit of a reward's value, its weight and their product: a float64 still tells totals
 # 0.1 apart, and the square of a gradient is finite in float32.
 LARGEST = 1e15
-# What else is measured may be this at most: float32 holds it.
+# Upper limit of all other measures: float32 holds it.
 HUGE = 1e30
 
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 NonNegative = Annotated[int, Field(ge=0, le=MOST)]
-# What PyTorch takes.
+# The range of PyTorch's seeds.
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -36,16 +36,16 @@ PositiveFloat = Annotated[float, Field(gt=0, le=HUGE)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=HUGE)]
 # At most a day: clocks overflow somewhere beyond.
 Seconds = Annotated[float, Field(gt=0, le=86400)]
-# A list is how YAML and JSON write a tuple; what is in it is as strict as everything else.
+# YAML and JSON write a tuple as a list; its entries are as strict as everything else.
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)]
 Pair = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
 Params = Annotated[dict[str, Any], AfterValidator(refuse_literal_secrets)]
 _Server = Annotated[str, Field(pattern=r"^(auto|cuda:\d+|https?://\S+)$")]
 Servers = Annotated[tuple[_Server, ...], Field(strict=False)]
 
-# Marks what may differ between two runs of one experiment: texts, the machine, which phases run.
+# Marks settings that may differ between two runs of one experiment: texts, machine, phases.
 ASIDE = "no part of the experiment"
-# Marks what has come since there were runs: at its default it is no part of a recipe's hash, so
+# Marks settings that are newer than some runs: at its default it is no part of a recipe's hash, so
 # that those runs are the same experiment as before, and can be resumed.
 SINCE = "no part of the experiment at its default"
 
@@ -54,12 +54,13 @@ class Section(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute
     """Base of every section: unknown keys are errors and nothing changes after loading."""
 
     def contradictions(self) -> Iterator[str]:
-        """Settings of this section that cannot work together, and what to set instead."""
+        """Yield settings of this section that cannot work together, with a way out."""
         yield from ()
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        if problems := list(self.contradictions()):
+        problems = list(self.contradictions())
+        if problems:
             raise ValueError("; ".join(problems))
         return self
 
@@ -179,13 +180,13 @@ class SourceConfig(RowsConfig):
 
     def contradictions(self) -> Iterator[str]:
         yield from super().contradictions()
-        given = [name for name in _OF_ONE_SOURCE if getattr(self, name)]
+        own_settings = [name for name in _OF_ONE_SOURCE if getattr(self, name)]
         if (self.source == "mixture") != bool(self.mixture):
             yield "give either one `source` or the list `mixture` of several"
         elif any(member.source == "mixture" for member in self.mixture):
             yield "a mixture holds sources, not mixtures: list them all at one level"
-        elif self.mixture and given:
-            yield f"{', '.join(given)}: set it on the sources in `mixture`"
+        elif self.mixture and own_settings:
+            yield f"{', '.join(own_settings)}: set it on the sources in `mixture`"
 
 
 class DataConfig(Section):
@@ -382,9 +383,13 @@ class GRPOConfig(PhaseConfig):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_preset(cls, data: Any) -> Any:
-        """What the recipe sets itself wins over what its algorithm stands for."""
-        name = data.get("algorithm") if isinstance(data, dict) else None
-        return {**PRESETS[name], **data} if isinstance(name, str) and name in PRESETS else data
+        """Fill in the settings of the algorithm; those that the recipe sets itself win."""
+        if not isinstance(data, dict):
+            return data
+        name = data.get("algorithm")
+        if isinstance(name, str) and name in PRESETS:
+            return {**PRESETS[name], **data}
+        return data
 
     def contradictions(self) -> Iterator[str]:
         yield from super().contradictions()
@@ -418,13 +423,17 @@ class GRPOConfig(PhaseConfig):
 
     @property
     def kl_in_reward(self) -> bool:
-        """Whether the KL is taken off the reward: as a loss, k1's gradient is 0 in expectation."""
+        """Tell whether the KL is subtracted from the reward.
+
+        As a loss, the gradient of k1 is 0 in expectation.
+        """
         return self.beta > 0 and self.kl == "k1"
 
     @property
     def flat_rows_matter(self) -> bool:
-        """Whether a rollout with advantage 0 has a gradient anyway."""
-        return (self.beta > 0 and not self.kl_in_reward) or self.entropy_bonus > 0
+        """Tell whether a rollout with advantage 0 has a gradient anyway."""
+        kl_in_loss = self.beta > 0 and not self.kl_in_reward
+        return kl_in_loss or self.entropy_bonus > 0
 
 
 _MAX_NEW_TOKENS = 512
@@ -528,8 +537,9 @@ class EvaluationConfig(Section):
 
 def _each_once(rows: tuple[Any, ...]) -> tuple[Any, ...]:
     names = [row.name for row in rows]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"{twice!r} is listed twice: give it once")
+    repeated_name = next((name for name in names if names.count(name) > 1), None)
+    if repeated_name:
+        raise ValueError(f"{repeated_name!r} is listed twice: give it once")
     return rows
 
 
@@ -557,7 +567,7 @@ Rewards = Annotated[tuple[RewardConfig, ...], Field(strict=False), _EACH_ONCE]
 
 
 def stack(name: str) -> tuple[RewardConfig, ...]:
-    """The rewards of a named stack.
+    """Return the rewards of a named stack.
 
     Raises:
         RewardError: there is none of that name.
@@ -646,7 +656,7 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _correct_for_another_engine(cls, data: Any) -> Any:
-        """Truncated importance weights by default: vLLM's numbers are not quite the trainer's."""
+        """Set truncated importance weights by default: vLLM's numbers differ from the trainer's."""
         match {"grpo": {}, **data} if isinstance(data, dict) else data:
             case {"sampling": {"engine": "vllm"}, "grpo": {**grpo}}:
                 return {**data, "grpo": {"importance": "truncate", **grpo}}
@@ -657,20 +667,22 @@ class Recipe(Section):
             yield f"{place} holds what looks like a secret, and recipes are shared: take it out"
         if not self.rewards:
             yield "rewards is empty: GRPO needs at least one"
-        vllm = self.sampling.engine == "vllm"
-        if (vllm or self.evaluation.servers) and self.model.quantization is not None:
+        samples_with_vllm = self.sampling.engine == "vllm"
+        has_vllm = samples_with_vllm or self.evaluation.servers
+        if has_vllm and self.model.quantization is not None:
             yield "4bit weights need sampling.engine: native and no evaluation.servers"
         # vLLM raises the temperature of a request below 0.01 to it, silently; requests are relative
         # to sampling.temperature.
         lowest = 0.01 * self.sampling.temperature
-        if (vllm or self.evaluation.servers) and 0 < self.evaluation.temperature < lowest:
+        if has_vllm and 0 < self.evaluation.temperature < lowest:
             yield f"vLLM samples at no temperature below {lowest:g}: raise evaluation.temperature"
-        if self.grpo.max_staleness and not (vllm and self.sampling.vllm.mode == "server"):
+        has_server = samples_with_vllm and self.sampling.vllm.mode == "server"
+        if self.grpo.max_staleness and not has_server:
             yield "grpo.max_staleness needs sampling.engine: vllm and sampling.vllm.mode: server"
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """Those of SFT and GRPO that are not skipped, in order."""
+        """The phases, of SFT and GRPO, that are not skipped, in order."""
         return tuple(phase for phase in ("sft", "grpo") if not getattr(self, f"skip_{phase}"))
 
     @property
@@ -679,7 +691,7 @@ class Recipe(Section):
         return Path(self.output_dir).expanduser() / self.name
 
     def override(self, *settings: str, **sections: Any) -> Recipe:
-        """This recipe with other settings; everything is checked again, and `self` stays as it is.
+        """Return this recipe with other settings, checked again; `self` stays as it is.
 
         Args:
             *settings: `section.key=value`, as on the command line; later ones win.

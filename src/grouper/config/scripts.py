@@ -1,4 +1,4 @@
-"""What a training script says, read from its syntax and never executed.
+"""Read the settings of a training script from its syntax; it is never executed.
 
 The arguments of its one GRPOConfig or SFTConfig are its settings. The model, data set, adapter,
 rewards and system prompt are given to other calls of the same file; they come as the settings by
@@ -32,7 +32,7 @@ _OF_NO_MATTER = {
 }
 _SYSTEM_PROMPT = re.compile(r"(?i)(reasoning_)?sys(tem)?_?(prompt|message)")
 _MODEL_ARGUMENTS = ("model", "model_name", "model_id", "pretrained_model_name_or_path")
-# What `ast.literal_eval` raises where a node is no literal.
+# Exceptions of `ast.literal_eval` for a node that is no literal.
 _NO_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 
 Settings = dict[str, Any]
@@ -56,8 +56,8 @@ def read_script(text: str, where: str) -> tuple[Settings, dict[str, str]]:
         raise ConfigError(f"this is not valid Python: {error}", where=where) from error
     configs = list(_calls(tree, "GRPOConfig", "SFTConfig"))
     if len(configs) != 1:
-        what = f"one GRPOConfig or SFTConfig must say what is trained; there are {len(configs)}"
-        raise ConfigError(what, where=where, fix="Give a copy of the file that has only one.")
+        problem = f"one GRPOConfig or SFTConfig must say what is trained; there are {len(configs)}"
+        raise ConfigError(problem, where=where, fix="Give a copy of the file that has only one.")
     [config] = configs
     constants = _constants(tree)
     # TRL's rewards are given to the trainer; that there are any tells its phase.
@@ -69,8 +69,9 @@ def read_script(text: str, where: str) -> tuple[Settings, dict[str, str]]:
         try:
             settings[str(keyword.arg)] = _value(keyword.value, constants)
         except _NO_LITERAL:
-            shown = ast.unparse(keyword.value)[:60]
-            unread[keyword.arg or f"**{shown}"] = f"{shown} is not a literal: set it in the recipe"
+            source = ast.unparse(keyword.value)[:60]
+            name = keyword.arg or f"**{source}"
+            unread[name] = f"{source} is not a literal: set it in the recipe"
     of_other_calls = _model(tree, constants)
     of_other_calls |= _data(tree, constants, unread)
     of_other_calls |= _adapter(tree, constants, unread)
@@ -85,7 +86,10 @@ def read_script(text: str, where: str) -> tuple[Settings, dict[str, str]]:
 def _calls(tree: ast.AST, *names: str) -> Iterator[ast.Call]:
     """Yield the calls of functions or classes with these names, from whatever module."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in names:
+        if not isinstance(node, ast.Call):
+            continue
+        function = ast.unparse(node.func)
+        if function.rpartition(".")[2] in names:
             yield node
 
 
@@ -100,7 +104,7 @@ def _argument(call: ast.Call, *names: str, position: int | None = None) -> ast.e
 
 
 def _text(node: ast.expr | None, constants: Mapping[str, ast.expr]) -> str | None:
-    """Return a text that stands in the script, or None."""
+    """Return the text of a node, or None if it is no literal text."""
     if node is None:
         return None
     try:
@@ -113,13 +117,15 @@ def _text(node: ast.expr | None, constants: Mapping[str, ast.expr]) -> str | Non
 def _model(tree: ast.AST, constants: Mapping[str, ast.expr]) -> Settings:
     """Find the model that the trainer is given by name, or that is loaded for it."""
     for trainer in _calls(tree, "GRPOTrainer", "SFTTrainer"):
-        if name := _text(_argument(trainer, "model", position=0), constants):
+        argument = _argument(trainer, "model", position=0)
+        if name := _text(argument, constants):
             return {"model_name_or_path": name}
     for call in _calls(tree, "from_pretrained"):
         owner = ast.unparse(call.func)
         if "Tokenizer" in owner or "Processor" in owner:
             continue
-        if name := _text(_argument(call, *_MODEL_ARGUMENTS, position=0), constants):
+        argument = _argument(call, *_MODEL_ARGUMENTS, position=0)
+        if name := _text(argument, constants):
             return {"model_name_or_path": name}
     return {}
 
@@ -154,7 +160,7 @@ def _adapter(tree: ast.AST, constants: Mapping[str, ast.expr], unread: dict[str,
     trainers = [*_calls(tree, "GRPOTrainer", "SFTTrainer")]
     wrapped = [*_calls(tree, "get_peft_model")]
     calls = [call for call in wrapped if _argument(call, "r") is not None]
-    # A configuration that nothing is given is not used: some scripts have one for other machines.
+    # A configuration that is passed to nothing is unused: some have one for other machines.
     if wrapped or any(_argument(trainer, "peft_config") for trainer in trainers):
         calls += _calls(tree, "LoraConfig")
     if not calls:
@@ -167,19 +173,21 @@ def _adapter(tree: ast.AST, constants: Mapping[str, ast.expr], unread: dict[str,
         try:
             value = _value(keyword.value, constants)
         except _NO_LITERAL:
-            shown = ast.unparse(keyword.value)[:60]
-            unread[f"LoraConfig.{name}"] = f"{shown} is not a literal: set model.lora in the recipe"
+            source = ast.unparse(keyword.value)[:60]
+            reason = f"{source} is not a literal: set model.lora in the recipe"
+            unread[f"LoraConfig.{name}"] = reason
             continue
         if name in _LORA:
-            adapter[_LORA[name][0]] = value
+            trl_name, _ = _LORA[name]
+            adapter[trl_name] = value
         elif value:
             unread[f"LoraConfig.{name}"] = "no counterpart: adapters are plain LoRA"
     return {name: value for name, value in adapter.items() if value is not None}
 
 
 def _rewards(tree: ast.AST, unread: dict[str, str]) -> Settings:
-    """Name the trainer's reward functions that are imported; those of the script are named."""
-    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    """List the trainer's reward functions that are imported; the script's own are left out."""
+    local_names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     for trainer in _calls(tree, "GRPOTrainer"):
         node = _argument(trainer, "reward_funcs", position=1)
         functions: list[ast.expr] = []
@@ -187,14 +195,16 @@ def _rewards(tree: ast.AST, unread: dict[str, str]) -> Settings:
             functions = node.elts
         elif node is not None:
             functions = [node]
-        names = [ast.unparse(function).rpartition(".")[2] for function in functions]
-        for name in names:
-            if name in own:
+        imported = []
+        for function in functions:
+            name = ast.unparse(function).rpartition(".")[2]
+            if name in local_names:
                 unread[f"reward_funcs: {name}"] = (
                     "a function of the script, which would run with it: put it into a file of its "
                     f"own and add {{name: FILE.py:{name}}} to rewards"
                 )
-        imported = [name for name in names if name not in own and name.isidentifier()]
+            elif name.isidentifier():
+                imported.append(name)
         return {"reward_funcs": imported} if imported else {}
     return {}
 
@@ -206,19 +216,23 @@ def _system_prompt(constants: Mapping[str, ast.expr]) -> Settings:
         text = _text(node, constants)
         if text is not None and _SYSTEM_PROMPT.fullmatch(name):
             texts.append(text)
-    return {"system_prompt": texts[0]} if len(texts) == 1 else {}
+    if len(texts) != 1:
+        return {}
+    return {"system_prompt": texts[0]}
 
 
 def _value(node: ast.expr, constants: Mapping[str, ast.expr]) -> Any:
     """Read a literal, a constant, or a difference of such (`max_seq_length - max_prompt_length`).
 
     Raises:
-        ValueError: it is none of these; or what else `ast.literal_eval` raises.
+        ValueError: it is none of these; or any other of `_NO_LITERAL`.
     """
     if isinstance(node, ast.Name) and node.id in constants:
         return _value(constants[node.id], constants)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-        return _value(node.left, constants) - _value(node.right, constants)
+        minuend = _value(node.left, constants)
+        subtrahend = _value(node.right, constants)
+        return minuend - subtrahend
     return ast.literal_eval(node)
 
 
@@ -227,12 +241,15 @@ def _constants(tree: ast.Module) -> dict[str, ast.expr]:
 
     A list or mapping may be changed in place, and is not among them.
     """
-    taken = Counter[str]()
+    bindings = Counter[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            taken[node.id] += 1
-        elif not isinstance(node, ast.keyword):  # parameters, imports, functions
-            taken.update(str(getattr(node, part, "")) for part in ("arg", "name", "asname", "rest"))
+            bindings[node.id] += 1
+        elif not isinstance(node, ast.keyword):
+            # Parameters, imports, functions, classes and patterns bind names, too.
+            for attribute in ("arg", "name", "asname", "rest"):
+                name = getattr(node, attribute, "")
+                bindings[str(name)] += 1
     constants: dict[str, ast.expr] = {}
     for node in tree.body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
@@ -241,6 +258,6 @@ def _constants(tree: ast.Module) -> dict[str, ast.expr]:
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target in targets:
-            if isinstance(target, ast.Name) and taken[target.id] == 1:
+            if isinstance(target, ast.Name) and bindings[target.id] == 1:
                 constants[target.id] = node.value
     return constants

@@ -1,4 +1,4 @@
-"""The picture of a run: `curves.png`, what it learned on one page."""
+"""The picture of a run: `curves.png`, all its curves on one page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NICE = [1, 2, 5, 10]
 
 
 def draw_curves(run: RunFolder | RunView, path: Path | None = None) -> Path:
-    """Draw what the run folder holds so far; parts that are missing are left out.
+    """Draw the curves of a run so far; those without values are left out.
 
     Args:
         run: a run, finished or not.
@@ -34,38 +34,43 @@ def draw_curves(run: RunFolder | RunView, path: Path | None = None) -> Path:
     Raises:
         RunFolderError: the run cannot be read or the picture not written.
     """
-    run = run if isinstance(run, RunView) else RunView.of(run)
+    view = run if isinstance(run, RunView) else RunView.of(run)
+    panels = [panel for panel in panels_of(view) if not panel.costs]
+    figure = compose(panels, headline(view))
     picture = io.BytesIO()
     # Without the version of matplotlib inside, equal runs give equal pictures.
-    figure = compose([p for p in panels_of(run) if not p.costs], headline(run))
     figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
-    target = path or run.folder.path / "curves.png"
+    target = path or view.folder.path / "curves.png"
     write_atomic(target, picture.getvalue())
     return target
 
 
 def headline(run: RunView) -> str:
-    """The name of a run and what its test results say."""
-    test = [result for result in run.evaluations if result.split == "test"]
-    if not test:
+    """Return the name of a run, with its test results."""
+    results = [result for result in run.evaluations if result.split == "test"]
+    if not results:
         return run.name
-    path = " → ".join(f"{label(r.name)} {100 * r.accuracy:.0f}%" for r in test)
-    return f"{run.name}: {path} of {test[-1].overall.problems} test problems solved"
+    accuracies = [f"{label(result.name)} {100 * result.accuracy:.0f}%" for result in results]
+    path = " → ".join(accuracies)
+    problems = results[-1].overall.problems
+    return f"{run.name}: {path} of {problems} test problems solved"
 
 
 def compose(panels: Sequence[Panel], title: str) -> Figure:
-    """A page of panels, at most four in a row, or a note that there are none."""
+    """Draw a page of panels, at most four in a row, or a note that there are none."""
     # Half a second of imports that only a picture needs; no pyplot, so no global state.
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(4 if len(panels) > 9 else 3, max(1, len(panels)))
+    most_columns = 4 if len(panels) > 9 else 3
+    columns = min(most_columns, max(1, len(panels)))
     rows = max(1, math.ceil(len(panels) / columns))
-    width, height = 4.6 * columns + 0.4, 3.3 * rows + 0.7
+    width = 4.6 * columns + 0.4
+    height = 3.3 * rows + 0.7
     with mpl.rc_context(STYLES["style"]):
         figure = Figure(figsize=(width, height))
-        # Margins that fit every panel: to measure them anew would take as long as to draw.
+        # Margins that fit every panel: to measure them would take as long as to draw.
         figure.subplots_adjust(
             left=0.75 / width,
             right=1 - 0.2 / width,
@@ -75,8 +80,8 @@ def compose(panels: Sequence[Panel], title: str) -> Figure:
             hspace=0.5,
         )
         FigureCanvasAgg(figure)
-        for place, panel in enumerate(panels, start=1):
-            axes = figure.add_subplot(rows, columns, place)
+        for position, panel in enumerate(panels, start=1):
+            axes = figure.add_subplot(rows, columns, position)
             draw(axes, panel)
             axes.set(xlabel=f"{label(panel.phase)} step", ylabel=panel.unit, title=panel.title)
             if any(series.name for series in panel.series):
@@ -88,13 +93,14 @@ def compose(panels: Sequence[Panel], title: str) -> Figure:
 
 
 def draw(axes: Axes, panel: Panel) -> None:
-    """The curves of a panel, over whole steps."""
+    """Draw the curves of a panel; ticks are at whole steps."""
     from matplotlib.ticker import MaxNLocator
 
     if panel.stacked:
+        heights = [series.smooth for series in panel.series]
         axes.stackplot(
             panel.series[0].steps,
-            *(series.smooth for series in panel.series),
+            *heights,
             labels=[series.name for series in panel.series],
             colors=[COLORS[series.color] for series in panel.series],
             alpha=0.8,
@@ -110,7 +116,7 @@ def draw(axes: Axes, panel: Panel) -> None:
 
 
 def _line(axes: Axes, series: Series) -> None:
-    """Measurements with their intervals; else every step faintly and their running mean clearly."""
+    """Draw values with their intervals; else each step faintly and the running mean clearly."""
     color = COLORS[series.color]
     if series.bounds is None:
         axes.plot(series.steps, series.values, color=color, alpha=0.25, linewidth=1)
@@ -118,10 +124,10 @@ def _line(axes: Axes, series: Series) -> None:
         axes.plot(series.steps, series.smooth, color=color, label=series.name, marker=marker)
         return
     low, high = series.bounds
-    many = len(series.steps) > FEW
-    if many:
+    has_band = len(series.steps) > FEW
+    if has_band:
         axes.fill_between(series.steps, low, high, color=color, alpha=0.18, linewidth=0)
     else:
         axes.vlines(series.steps, low, high, color=color, linewidth=1.5, alpha=0.6)
-    form = "o-" if many else "o:"
-    axes.plot(series.steps, series.values, form, color=color, ms=4, label=series.name)
+    line_format = "o-" if has_band else "o:"
+    axes.plot(series.steps, series.values, line_format, color=color, ms=4, label=series.name)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from importlib.metadata import version
@@ -25,6 +26,7 @@ from rich.text import Text
 
 from grouper.errors import DataError, RunFolderError
 from grouper.evaluation.compare import (
+    Difference,
     compare,
     label,
     render_answers,
@@ -41,24 +43,35 @@ from grouper.runs.folder import PHASES, RunFolder
 from grouper.runs.records import describe_changes, flat_settings, numbers_in_words
 from grouper.runs.samples import printable
 
-# Bytes of JSON that completions may take, for all runs together.
-ROLLOUT_BYTES, EVALUATION_BYTES, TRACE_BYTES = 800_000, 700_000, 400_000
-# Steps whose rollouts are looked at, and points of all curves of one metric together.
-MOST_STEPS, MOST_POINTS = 40, 400
+# Bytes of JSON for the completions of all runs together, by where they come from.
+ROLLOUT_BYTES = 800_000
+EVALUATION_BYTES = 700_000
+# Bytes of JSON for the tokens of rollouts.
+TRACE_BYTES = 400_000
+# Steps whose rollouts are read, for all runs together.
+MOST_STEPS = 40
+# Points of all curves of one metric together.
+MOST_POINTS = 400
 # Problems of a set whose completions may be in the page.
 MOST_PROBLEMS = 300
-# Characters of a text: its beginning and, after what is left out, its end.
-HEAD, TAIL = 2400, 1200
+# Characters of a long text: its beginning and, after the omitted middle, its end.
+HEAD = 2400
+TAIL = 1200
 MOST_EVENTS = 60
 FIELDS = (
     "problem_id", "completion", "answer", "extracted", "verdict", "reason", "finish_reason",
     "tokens", "rewards", "reward", "advantage", "sample",
 )  # fmt: skip
-"""Of a rollout or an item of an evaluation, as the page has them."""
+"""Columns of a rollout, or of an item of an evaluation, in the page."""
+
+Block = dict[str, Any]
+"""A table, or a line of text, as the template takes it."""
+Section = tuple[str, list[Block]]
+"""Heading and blocks."""
 
 
 def write_report(runs: Sequence[RunFolder | RunView], path: Path | None = None) -> Path:
-    """Write what the run folders hold so far as one HTML file.
+    """Write a report of one or several runs, finished or not, as one HTML file.
 
     Args:
         runs: one, or several whose curves are laid over each other.
@@ -73,81 +86,100 @@ def write_report(runs: Sequence[RunFolder | RunView], path: Path | None = None) 
     views = [run if isinstance(run, RunView) else RunView.of(run) for run in runs]
     target = path or views[0].folder.path / "report.html"
     # A text of a model may hold lone surrogates, which UTF-8 cannot carry.
-    write_atomic(target, _page(views).encode("utf-8", "backslashreplace"))
+    html = _page(views).encode("utf-8", "backslashreplace")
+    write_atomic(target, html)
     return target
 
 
 def draw_pictures(folder: RunFolder) -> None:
-    """Draw everything that is drawn of a run, into its folder."""
+    """Write the report and the curves of a run into its folder."""
     run = RunView.of(folder)
     write_report([run])
     draw_curves(run)
 
 
 def _page(runs: Sequence[RunView]) -> str:
-    names = [run.name for run in runs]
-    names = names if len({*names}) == len(names) else [str(run.folder.path) for run in runs]
+    names = _names(runs)
     views = dict(zip(names, runs, strict=True))
     panels = panels_of(runs[0])
     if len(runs) > 1:
-        panels = overlaid({name: panels_of(run) for name, run in views.items()})
-    most = max(20, MOST_POINTS // len(runs))
-    drawn = [charts.chart(panel, most) for panel in panels]
+        panels_by_run = {name: panels_of(run) for name, run in views.items()}
+        panels = overlaid(panels_by_run)
+    most_points = max(20, MOST_POINTS // len(runs))
+    drawings = [charts.chart(panel, most_points) for panel in panels]
     completions = _Completions(len(runs))
     for name, run in views.items():
         prefix = f"{name}: " if len(runs) > 1 else ""
         completions.add_evaluations(run, prefix)
         completions.add_rollouts(run, prefix)
-    size = -(-max(len(run.of_phase(phase)) for run in runs for phase in PHASES) // most)
-    state = "; ".join(f"{run.folder.path}: {_state(run)}" for run in runs)
+    phase_lengths = [len(run.of_phase(phase)) for run in runs for phase in PHASES]
+    steps_per_point = math.ceil(max(phase_lengths) / most_points)
+    title = " against ".join(names) if len(runs) < 4 else f"{len(runs)} runs"
+    states = "; ".join(f"{run.folder.path}: {_state(run)}" for run in runs)
     now = datetime.now().astimezone().isoformat(" ", "minutes")
-    return (
-        _templates()
-        .get_template("report.html")
-        .render(
-            title=" against ".join(names) if len(runs) < 4 else f"{len(runs)} runs",
-            about=f"{state}. Written {now} by Grouper {version('grouper-rl')}.",
-            parts={
-                "verdict": [*_verdicts(views), *_results(views)],
-                "findings": [*_findings(views)],
-                "curves": [("", [])],
-                "parts": [*_parts(views)],
-                "completions": [("", [*map(_cell, completions.notes)])],
-                "same": [("", [])],
-                "recipe": [("", _side_by_side(views, _settings))],
-                "environment": [("", _side_by_side(views, _environment))],
-            },
-            size=size,
-            label=label,
-            panels=[*zip(panels, drawn, strict=True)],
-            data=_json(
-                {
-                    "charts": [chart["values"] for chart in drawn],
-                    "inner": charts.INNER,
-                    "fields": ("source", "prompt", "trace", *FIELDS),
-                    "sources": completions.sources,
-                    "prompts": list(completions.prompts),
-                    "rows": completions.rows,
-                }
-            ),
-        )
+    data = {
+        "charts": [drawing["values"] for drawing in drawings],
+        "inner": charts.INNER,
+        "fields": ("source", "prompt", "trace", *FIELDS),
+        "sources": completions.sources,
+        "prompts": list(completions.prompts),
+        "rows": completions.rows,
+    }
+    template = _templates().get_template("report.html")
+    return template.render(
+        title=title,
+        about=f"{states}. Written {now} by Grouper {version('grouper-rl')}.",
+        parts=_sections(views, completions.notes),
+        size=steps_per_point,
+        label=label,
+        panels=[*zip(panels, drawings, strict=True)],
+        data=_json(data),
     )
+
+
+def _names(runs: Sequence[RunView]) -> list[str]:
+    """Name the runs by their folders; by their paths if two folders have the same name."""
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        return [str(run.folder.path) for run in runs]
+    return names
+
+
+def _sections(views: Views, notes: Sequence[str]) -> dict[str, list[Section]]:
+    """Return the sections of the page by their ids; those that the script fills have no blocks."""
+    empty: Section = ("", [])
+    completion_notes = [_cell(note) for note in notes]
+    return {
+        "verdict": [*_verdicts(views), *_results(views)],
+        "findings": [*_findings(views)],
+        "curves": [empty],
+        "parts": [*_parts(views)],
+        "completions": [("", completion_notes)],
+        "same": [empty],
+        "recipe": [("", _side_by_side(views, _settings))],
+        "environment": [("", _side_by_side(views, _environment))],
+    }
 
 
 def _templates() -> Environment:
     return Environment(
         loader=PackageLoader("grouper.report"),
         autoescape=True,
-        finalize=lambda value: (
-            printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-        ),
+        finalize=_escaped,
         trim_blocks=True,
         lstrip_blocks=True,
     )
 
 
+def _escaped(value: Any) -> Any:
+    """Escape control characters of a text that is not HTML already."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value)
+    return value
+
+
 def _json(value: Any) -> Markup:
-    """JSON inside a script element: ASCII, and nothing that HTML could take for its own."""
+    """Write JSON for a script element: ASCII, without characters that HTML could interpret."""
     # A browser's JSON knows no NaN and infinities.
     finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
     text = json.dumps(finite, separators=(",", ":"))
@@ -156,92 +188,144 @@ def _json(value: Any) -> Markup:
     return Markup(text)  # noqa: S704 - everything that could end the element is escaped above
 
 
-# --- sections: (heading, tables and lines) -------------------------------------------------------
+# --- sections ------------------------------------------------------------------------------------
 
-Part = tuple[str, list[dict[str, Any]]]
 Views = Mapping[str, RunView]
 
 
 def _state(run: RunView) -> str:
     if run.recipe and run.folder.has_finished(run.recipe.phases):
         return "finished"
-    last = run.reports[-1] if run.reports else None
-    return f"at {label(last.phase)} step {last.step}" if last else "before its first step"
+    if not run.reports:
+        return "before its first step"
+    last_report = run.reports[-1]
+    return f"at {label(last_report.phase)} step {last_report.step}"
 
 
 def _tests(run: RunView) -> dict[str, list[EvaluationResult]]:
-    """Set of problems -> base, SFT and GRPO, as far as they were measured on it.
+    """Group the results of base, SFT and GRPO by the set of problems they were measured on.
 
-    Validation counts where no other set was measured twice: its first result and its last. What
-    was measured afterwards follows.
+    Validation counts where no other set was measured twice: its first result and its last.
+    Results that were measured after the run come last.
     """
     splits: dict[str, list[EvaluationResult]] = {}
     for result in run.evaluations:
         splits.setdefault(result.split, []).append(result)
     validations = splits.pop("validation", [])
-    if not any(len(results) > 1 for results in splits.values()):
-        ends = [validations[0], validations[-1]][: len(validations)] if validations else []
-        named = [replace(r, name=f"{label(r.phase)} step {r.step}") for r in ends]
-        splits = {**({"validation": named} if named else {}), **splits}
-    return {**splits, **{name: [*results] for name, results in run.later.items()}}
+    tests: dict[str, list[EvaluationResult]] = {}
+    has_repeated_test = any(len(results) > 1 for results in splits.values())
+    if validations and not has_repeated_test:
+        tests["validation"] = [_with_step(result) for result in _first_and_last(validations)]
+    tests |= splits
+    for name, results in run.later.items():
+        tests[name] = list(results)
+    return tests
 
 
-def _verdicts(views: Views) -> Iterator[Part]:
-    """What the first set of problems says about the last model of each run against its first."""
+def _with_step(result: EvaluationResult) -> EvaluationResult:
+    """Name a result by its phase and step."""
+    return replace(result, name=f"{label(result.phase)} step {result.step}")
+
+
+def _first_and_last(results: Sequence[EvaluationResult]) -> list[EvaluationResult]:
+    """Return the first result and, if there are more, the last."""
+    if len(results) == 1:
+        return [results[0]]
+    return [results[0], results[-1]]
+
+
+def _verdicts(views: Views) -> Iterator[Section]:
+    """Compare the last model of each run with its first, on the first set of problems."""
     for name, run in views.items():
-        # One that was measured twice comes before the others.
+        # Sets that were measured twice come before the others.
         tests = sorted(_tests(run).items(), key=lambda test: len(test[1]) < 2)
-        nothing = "unsure", "Nothing has been measured on held-out problems yet."
-        tone, text = _verdict(*tests[0]) if tests else nothing
-        yield name if len(views) > 1 else "", [{"text": text, "tone": tone, "kind": "verdict"}]
+        if tests:
+            split, results = tests[0]
+            tone, text = _verdict(split, results)
+        else:
+            tone = "unsure"
+            text = "Nothing has been measured on held-out problems yet."
+        heading = name if len(views) > 1 else ""
+        yield heading, [{"text": text, "tone": tone, "kind": "verdict"}]
 
 
 def _verdict(split: str, results: Sequence[EvaluationResult]) -> tuple[str, str]:
-    """Its tone, and the sentences."""
-    try:  # on the problems that both have, as the difference is
-        found = compare([*results[:1], *results[1:][-1:]])
-        results, differences = found.results, found.differences
+    """Return the tone of a verdict, and its sentences."""
+    differences: Sequence[Difference] = ()
+    try:
+        # Only the problems that both have: the difference is about them.
+        comparison = compare(_first_and_last(results))
+        results = comparison.results
+        differences = comparison.differences
     except DataError:
-        differences = ()
-    first, last = results[0], results[-1]
-    before, after = label(first.name), label(last.name)
+        # They have no problem in common, and the last model is reported alone.
+        pass
+    first = results[0]
+    last = results[-1]
+    first_name = label(first.name)
+    last_name = label(last.name)
     problems = f"{last.overall.problems} {split} problems"
     if not differences:
-        text = f"{after} solves {100 * last.accuracy:.1f} % of {problems}"
+        text = f"{last_name} solves {100 * last.accuracy:.1f} % of {problems}"
         return "unsure", f"{text}; there is nothing to compare it with yet."
     paired = differences[0].paired
-    low, high = (100 * end for end in (paired.interval.low, paired.interval.high))
-    tone, text = {
-        "better": ("good", f"Yes: {after} is better than {before}."),
-        "worse": ("bad", f"No: {after} is worse than {before}."),
-    }.get(paired.verdict, ("unsure", f"No evidence of a change from {before} to {after}."))
+    if paired.verdict == "better":
+        tone = "good"
+        text = f"Yes: {last_name} is better than {first_name}."
+    elif paired.verdict == "worse":
+        tone = "bad"
+        text = f"No: {last_name} is worse than {first_name}."
+    else:
+        tone = "unsure"
+        text = f"No evidence of a change from {first_name} to {last_name}."
+    low = 100 * paired.interval.low
+    high = 100 * paired.interval.high
     return tone, (
         f"{text} {100 * first.accuracy:.1f} % before and {100 * last.accuracy:.1f} % after, of "
         f"{problems}: {100 * paired.difference:+.1f} points [{low:+.1f}, {high:+.1f}]."
     )
 
 
-def _results(views: Views) -> Iterator[Part]:
-    """The table of each set of problems; of several runs also of their last models, paired."""
+def _results(views: Views) -> Iterator[Section]:
+    """Yield the table of each set of problems; of several runs also of their last models."""
+    tests_by_run = {}
     for name, run in views.items():
-        for split, results in _tests(run).items():
+        tests = _tests(run)
+        if tests:
+            tests_by_run[name] = tests
+        for split, results in tests.items():
             heading = f"Results on {split}" if len(views) == 1 else f"{name}: results on {split}"
-            more = [render_answers(results), render_metrics(results)]
-            yield heading, [*compared(results), *(b for table in more for b in blocks(table))]
-    tests = {name: found for name, run in views.items() if (found := _tests(run))}
-    if len(tests) > 1:
-        # On the first set that all have: a run's own, before what was measured afterwards.
-        first, *others = tests.values()
-        shared = [split for split in first if all(split in found for found in others)]
-        last = {name: found[(shared or [*found])[0]][-1] for name, found in tests.items()}
-        if len({result.phase for result in last.values()}) > 1:  # perhaps one was stopped
-            last = {f"{name} ({label(result.phase)})": result for name, result in last.items()}
-        named = [replace(result, name=name) for name, result in last.items()]
-        yield "The last models against each other", [*compared(named)]
+            section = [*compared(results)]
+            section += blocks(render_answers(results))
+            section += blocks(render_metrics(results))
+            yield heading, section
+    if len(tests_by_run) > 1:
+        last_results = _last_results(tests_by_run)
+        yield "The last models against each other", [*compared(last_results)]
 
 
-def compared(results: Sequence[EvaluationResult]) -> Iterator[dict[str, Any]]:
-    """The table of some models, or of each alone where they share no problem."""
+def _last_results(
+    tests_by_run: Mapping[str, Mapping[str, Sequence[EvaluationResult]]],
+) -> list[EvaluationResult]:
+    """Return the last result of each run, on the first set of problems that all have."""
+    # A run's own sets come before those that were measured afterwards.
+    first_tests, *other_tests = tests_by_run.values()
+    shared_splits = [split for split in first_tests if all(split in tests for tests in other_tests)]
+    last_results: dict[str, EvaluationResult] = {}
+    for name, tests in tests_by_run.items():
+        splits = shared_splits or [*tests]
+        last_results[name] = tests[splits[0]][-1]
+    phases = {result.phase for result in last_results.values()}
+    named_results = []
+    for name, result in last_results.items():
+        # The phases differ if a run was stopped.
+        full_name = f"{name} ({label(result.phase)})" if len(phases) > 1 else name
+        named_results.append(replace(result, name=full_name))
+    return named_results
+
+
+def compared(results: Sequence[EvaluationResult]) -> Iterator[Block]:
+    """Yield the table of some models, or of each alone where they share no problem."""
     try:
         yield from blocks(render_table(compare(results)))
     except DataError as error:
@@ -250,43 +334,63 @@ def compared(results: Sequence[EvaluationResult]) -> Iterator[dict[str, Any]]:
         yield {"text": error.paragraph(), "tone": "unsure"}
 
 
-def _parts(views: Views) -> Iterator[Part]:
+def _parts(views: Views) -> Iterator[Section]:
+    """Yield the tables of each set of problems by subject, level and length."""
     for name, run in views.items():
         for split, results in _tests(run).items():
-            for by, tables in render_parts(results):
-                yield f"{name}: {split} by {by}", [b for table in tables for b in blocks(table)]
+            for criterion, tables in render_parts(results):
+                section: list[Block] = []
+                for table in tables:
+                    section += blocks(table)
+                yield f"{name}: {split} by {criterion}", section
 
 
-def _findings(views: Views) -> Iterator[Part]:
-    """What went wrong, how often steps taught something and why others did not, and events."""
+def _findings(views: Views) -> Iterator[Section]:
+    """Yield the findings of each run, how often steps had each status, and events."""
     for name, run in views.items():
         findings, damaged = run.findings()
-        blocks = [
-            {
-                "text": f"{label(f.phase)} steps {f.steps[0]} to {f.steps[1]} ({f.name}): {f}",
-                "tone": "unsure",
-                "kind": "finding",
-            }
-            for f in findings
-        ]
-        nothing = "Nothing that Grouper knows of went wrong." if run.reports else ""
-        if run.trouble or not blocks:
-            blocks.append(_cell(run.trouble or nothing or "No step has been done yet."))
-        blocks += [_cell(f"Left out: {error.paragraph()}") for error in damaged]
-        counts = Counter((r.phase, r.status) for r in run.reports)
-        rows = [
-            (
-                _cell(f"{label(phase)}: {status}"),
-                _cell(f"{100 * count / len(run.of_phase(phase)):.0f} %"),
-                _words(_steps([r.step for r in run.of_phase(phase) if r.status == status])),
-            )
-            for (phase, status), count in counts.items()
-        ]
-        events = [(f"{r.phase} {r.step}", e) for r in run.reports for e in r.events]
-        blocks += _table(("status of the steps", "share", "which"), rows)
-        shown = [(_cell(step), _words(event)) for step, event in events[:MOST_EVENTS]]
-        blocks += _table((f"{len(shown)} of {len(events)} events", "what happened"), shown)
-        yield name if len(views) > 1 else "", blocks
+        section: list[Block] = []
+        for finding in findings:
+            steps = f"{label(finding.phase)} steps {finding.steps[0]} to {finding.steps[1]}"
+            text = f"{steps} ({finding.name}): {finding}"
+            section.append({"text": text, "tone": "unsure", "kind": "finding"})
+        if run.trouble:
+            section.append(_cell(run.trouble))
+        elif not section and run.reports:
+            section.append(_cell("Nothing that Grouper knows of went wrong."))
+        elif not section:
+            section.append(_cell("No step has been done yet."))
+        section += [_cell(f"Left out: {error.paragraph()}") for error in damaged]
+        section += _status_table(run)
+        section += _event_table(run)
+        yield name if len(views) > 1 else "", section
+
+
+def _status_table(run: RunView) -> list[Block]:
+    """Count the steps of each phase by their status."""
+    counts = Counter((report.phase, report.status) for report in run.reports)
+    rows = []
+    for (phase, status), count in counts.items():
+        reports = run.of_phase(phase)
+        steps = [report.step for report in reports if report.status == status]
+        share = 100 * count / len(reports)
+        row = (
+            _cell(f"{label(phase)}: {status}"),
+            _cell(f"{share:.0f} %"),
+            _words(_steps(steps)),
+        )
+        rows.append(row)
+    return _table(("status of the steps", "share", "which"), rows)
+
+
+def _event_table(run: RunView) -> list[Block]:
+    """List the first events of a run."""
+    events: list[tuple[str, str]] = []
+    for report in run.reports:
+        step = f"{report.phase} {report.step}"
+        events += [(step, event) for event in report.events]
+    rows = [(_cell(step), _words(event)) for step, event in events[:MOST_EVENTS]]
+    return _table((f"{len(rows)} of {len(events)} events", "what happened"), rows)
 
 
 def _steps(numbers: Sequence[int]) -> str:
@@ -295,73 +399,87 @@ def _steps(numbers: Sequence[int]) -> str:
 
 
 def _settings(run: RunView) -> dict[str, Any]:
-    """Those of its recipe that differ from the defaults."""
+    """Return the settings of a run's recipe that differ from the defaults."""
     if run.recipe is None:
         return {"recipe": run.trouble}
     texts = {"name", "description", "note"}
-    own = run.recipe.model_dump(mode="json", exclude_defaults=True, exclude=texts)
-    return dict(flat_settings(own))
+    settings = run.recipe.model_dump(mode="json", exclude_defaults=True, exclude=texts)
+    return dict(flat_settings(settings))
 
 
 def _environment(run: RunView) -> dict[str, Any]:
-    """What a run was made with, and the changes on its way."""
+    """Return the versions, machine, data and code of a run, and the changes on its way."""
     info = run.folder.read_info()
-    facts = {"recipe": info.recipe_hash, **info.versions, **info.host, **(info.resolved or {})}
+    facts: dict[str, Any] = {"recipe": info.recipe_hash}
+    facts |= info.versions
+    facts |= info.host
+    facts |= info.resolved or {}
     facts |= {f"data: {name}": mark for name, mark in info.fingerprints.items()}
     facts |= {f"code: {name}": mark for name, mark in info.code.items()}
     for number, change in enumerate(info.changes, start=1):
-        begun = f"from {change.phase} step {change.step} on" if change.phase else "not used yet"
-        facts[f"change {number}"] = f"{begun}: {describe_changes(change.changes, limit=50)}"
+        start = "not used yet"
+        if change.phase:
+            start = f"from {change.phase} step {change.step} on"
+        changes = describe_changes(change.changes, limit=50)
+        facts[f"change {number}"] = f"{start}: {changes}"
     return facts
 
 
-def _side_by_side(
-    views: Views, facts_of: Callable[[RunView], Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """One row per setting and a column per run; where these differ, it is marked."""
-    tables, rows = [*map(facts_of, views.values())], []
-    for key in dict.fromkeys(key for found in tables for key in found):
-        values = [str(found.get(key, "-")) for found in tables]
-        tone = "words unsure" if len({*values}) > 1 else "words"
-        rows.append([_words(key), *({**_words(value), "tone": tone} for value in values)])
-    return _table(("", *views) if len(views) > 1 else ("", "value"), rows)
+def _side_by_side(views: Views, facts_of: Callable[[RunView], Mapping[str, Any]]) -> list[Block]:
+    """Make a table of one row per setting and a column per run; differences are marked."""
+    facts_by_run = [facts_of(run) for run in views.values()]
+    # dict: each key once, in order.
+    keys: dict[str, None] = {}
+    for facts in facts_by_run:
+        keys |= dict.fromkeys(facts)
+    rows = []
+    for key in keys:
+        values = [str(facts.get(key, "-")) for facts in facts_by_run]
+        tone = "words unsure" if len(set(values)) > 1 else "words"
+        row = [_words(key)]
+        row += [{**_words(value), "tone": tone} for value in values]
+        rows.append(row)
+    head = ("", *views) if len(views) > 1 else ("", "value")
+    return _table(head, rows)
 
 
 # --- blocks: a table, or a line of text ----------------------------------------------------------
 
 
-def _table(head: Sequence[str], rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """A table, unless it has no rows."""
+def _table(head: Sequence[str], rows: Sequence[Any]) -> list[Block]:
+    """Make a table, unless it has no rows."""
     return [{"head": head, "rows": rows}] if rows else []
 
 
 _TONES = {"green": "good", "red": "bad", "yellow": "unsure"}
 
 
-def blocks(thing: Any) -> Iterator[dict[str, Any]]:
-    """Tables and lines for a terminal as the page takes them."""
+def blocks(thing: Any) -> Iterator[Block]:
+    """Turn tables and lines for a terminal into blocks of the page."""
     if isinstance(thing, Group):
-        for inner in thing.renderables:
-            yield from blocks(inner)
+        for renderable in thing.renderables:
+            yield from blocks(renderable)
     elif isinstance(thing, Table):
-        columns = [
-            [_cell(cell, "left" if column.justify == "left" else "") for cell in column.cells]
-            for column in thing.columns
-        ]
+        columns = []
+        for column in thing.columns:
+            tone = "left" if column.justify == "left" else ""
+            columns.append([_cell(cell, tone) for cell in column.cells])
         head = [str(column.header) for column in thing.columns]
         yield from _table(head, [*zip(*columns, strict=True)])
     elif isinstance(thing, Text | str) and str(thing):
         yield _cell(thing)
 
 
-def _cell(thing: Any, tone: str = "") -> dict[str, str]:
-    style = str(getattr(thing, "style", ""))
-    tones = [t for color, t in _TONES.items() if color in style]
-    return {"text": str(thing), "tone": " ".join([tone, *tones]).strip()}
+def _cell(text: object, tone: str = "") -> dict[str, str]:
+    """Make a cell, or a line, with the tone of its text's color."""
+    style = str(getattr(text, "style", ""))
+    tones = [tone]
+    tones += [color_tone for color, color_tone in _TONES.items() if color in style]
+    return {"text": str(text), "tone": " ".join(tones).strip()}
 
 
 def _words(text: object) -> dict[str, str]:
-    """A cell that may be wrapped."""
+    """Make a cell that may be wrapped."""
     return {"text": _cut(str(text)), "tone": "words"}
 
 
@@ -369,16 +487,17 @@ def _words(text: object) -> dict[str, str]:
 
 
 def _cut(text: str) -> str:
-    """A text for people: what steers a terminal or the page is escaped, and what is long is cut."""
-    if len(text) > HEAD + TAIL:
-        left_out = f"\n[... {len(text) - HEAD - TAIL:,} characters are left out here ...]\n"
-        text = text[:HEAD] + left_out + text[-TAIL:]
+    """Omit the middle of a long text, and escape characters that steer a terminal or the page."""
+    omitted = len(text) - HEAD - TAIL
+    if omitted > 0:
+        note = f"\n[... {omitted:,} characters are left out here ...]\n"
+        text = text[:HEAD] + note + text[-TAIL:]
     return printable(text)
 
 
 @dataclass
 class _Completions:
-    """Collects what the page holds of rollouts and evaluations, and says what it leaves out."""
+    """Rollouts and evaluations of the page, with notes of those that are left out."""
 
     runs: int
     rows: list[list[Any]] = field(default_factory=list)
@@ -386,22 +505,30 @@ class _Completions:
     prompts: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     trace_room: int = 0
+    """Bytes that are left for the tokens of rollouts."""
 
     def _source(self, name: str, compared: str = "") -> int:
+        """Add a source of completions; return its position."""
         self.sources.append({"name": name, "compared": compared})
         return len(self.sources) - 1
 
     def _put(self, source: int, row: Mapping[str, Any]) -> int:
-        """Add a row; returns how many bytes it takes, its tokens left out."""
-        before, prompt = len(self.prompts), _cut(row["prompt"])
-        place = self.prompts.setdefault(prompt, before)
-        values = [_cut(v) if isinstance(v := row.get(name), str) else v for name in FIELDS]
-        self.rows.append([source, place, self._trace(row), *values])
-        return len(json.dumps([values, prompt if place == before else place]))
+        """Add a row; return its size in bytes without its tokens."""
+        prompt = _cut(row["prompt"])
+        is_new_prompt = prompt not in self.prompts
+        position = self.prompts.setdefault(prompt, len(self.prompts))
+        values = []
+        for name in FIELDS:
+            value = row.get(name)
+            values.append(_cut(value) if isinstance(value, str) else value)
+        self.rows.append([source, position, self._trace(row), *values])
+        stored_prompt = prompt if is_new_prompt else position
+        return len(json.dumps([values, stored_prompt]))
 
     def _trace(self, row: Mapping[str, Any]) -> list[Any] | None:
-        """The tokens of a rollout with what was recorded of each, if there is room for them."""
-        texts = row.get("token_texts")  # which no item of an evaluation has
+        """Return the tokens of a rollout with their records, if there is room for them."""
+        # No item of an evaluation has texts of tokens.
+        texts = row.get("token_texts")
         if texts is None:
             return None
         trace: list[Any] = [[printable(text) for text in texts]]
@@ -416,70 +543,91 @@ class _Completions:
         return trace
 
     def add_evaluations(self, run: RunView, prefix: str) -> None:
-        """Problems of each set in turn: what got worse, better, stayed wrong, stayed right."""
+        """Add problems of each set in turn: got worse, got better, stayed wrong, stayed right."""
         groups = _tests(run)
-        validations = [r for r in run.evaluations if r.split == "validation"]
+        validations = [result for result in run.evaluations if result.split == "validation"]
         if validations and "validation" not in groups:
             groups["validation"] = validations[-1:]
         budget = EVALUATION_BYTES // (self.runs * max(1, len(groups)))
         for name, results in groups.items():
             compared = name if len(results) > 1 or self.runs > 1 else ""
-            ids, kept, left = _in_turn(results), 0, budget
-            wanted = {*ids[:MOST_PROBLEMS]}
-            items: dict[str, list[tuple[int, EvaluationItem]]] = {}
+            ids = _in_turn(results)
+            candidates = ids[:MOST_PROBLEMS]
+            items: dict[str, list[tuple[int, EvaluationItem]]] = {id_: [] for id_ in candidates}
             for result in results:
                 source = self._source(f"{prefix}{label(result.name)} on {result.split}", compared)
                 for item in result.items:
-                    if item.problem_id in wanted:
-                        items.setdefault(item.problem_id, []).append((source, item))
-            for problem in ids[:MOST_PROBLEMS]:
-                if left < 0:
+                    if item.problem_id in items:
+                        items[item.problem_id].append((source, item))
+            problem_count = 0
+            room = budget
+            for problem_items in items.values():
+                if room < 0:
                     break
-                kept += 1
-                left -= sum(self._put(source, asdict(item)) for source, item in items[problem])
-            if kept < len(ids):
+                problem_count += 1
+                for source, item in problem_items:
+                    room -= self._put(source, asdict(item))
+            if problem_count < len(ids):
                 self.notes.append(
-                    f"{prefix}Of {name}, {kept} of {len(ids)} problems are here, in turn those "
-                    "that got worse, got better, stayed wrong and stayed right."
+                    f"{prefix}Of {name}, {problem_count} of {len(ids)} problems are here, in turn "
+                    "those that got worse, got better, stayed wrong and stayed right."
                 )
 
     def add_rollouts(self, run: RunView, prefix: str) -> None:
-        """Evenly spaced steps, and of each those rollouts first whose tokens were recorded."""
+        """Add evenly spaced steps, and of each those rollouts first whose tokens were recorded."""
         files = run.folder.rollout_files()
-        count = min(len(files), MOST_STEPS // self.runs)
-        chosen = [files[i * (len(files) - 1) // max(1, count - 1)] for i in range(count)]
-        budget = ROLLOUT_BYTES // (self.runs * max(1, count))
-        kept = whole = 0
-        for phase, step, file in chosen:
+        step_count = min(len(files), MOST_STEPS // self.runs)
+        budget = ROLLOUT_BYTES // (self.runs * max(1, step_count))
+        rollout_count = 0
+        total = 0
+        for index in range(step_count):
+            phase, step, file = files[index * (len(files) - 1) // max(1, step_count - 1)]
             try:
                 rows = [*run.folder.shown_rollouts(file)]
             except RunFolderError as error:
                 self.notes.append(f"Left out: {error.paragraph()}")
                 continue
             rows.sort(key=lambda row: row["token_texts"] is None)
-            source, left = self._source(f"{prefix}{label(phase)} step {step}"), budget
-            self.trace_room += TRACE_BYTES // (self.runs * count)  # what is left is for later ones
+            source = self._source(f"{prefix}{label(phase)} step {step}")
+            room = budget
+            # Room that a step leaves is for later ones.
+            self.trace_room += TRACE_BYTES // (self.runs * step_count)
             for row in rows:
-                if left < 0:
+                if room < 0:
                     break
-                left -= self._put(source, row)
-                kept += 1
-            whole += len(rows)
+                room -= self._put(source, row)
+                rollout_count += 1
+            total += len(rows)
         if not files:
             self.notes.append(f"{prefix}No rollouts are stored in the run folder.")
-        elif kept < whole or count < len(files):
+        elif rollout_count < total or step_count < len(files):
             self.notes.append(
-                f"{prefix}Rollouts of {count} of {len(files)} steps are here, evenly spaced, "
-                f"and {kept:,} of the {whole:,} of these steps. `grouper show` reads all of them."
+                f"{prefix}Rollouts of {step_count} of {len(files)} steps are here, evenly spaced, "
+                f"and {rollout_count:,} of the {total:,} of these steps. `grouper show` reads all "
+                "of them."
             )
 
 
 def _in_turn(results: Sequence[EvaluationResult]) -> list[str]:
-    """Problem ids in turn: one that got worse, got better, stayed wrong, stayed right."""
-    first, last = results[0].scores, results[-1].scores
-    kinds: list[list[str]] = [[], [], [], []]
-    for name in {**first, **last}:
-        before, after = first.get(name, 0.0), last.get(name, 0.0)
-        kinds[0 if after < before else 1 if after > before else 2 if after < 1 else 3].append(name)
-    turns: Iterable[tuple[str | None, ...]] = itertools.zip_longest(*kinds)
-    return [name for turn in turns for name in turn if name is not None]
+    """Return problem ids in turn: got worse, got better, stayed wrong, stayed right."""
+    first_scores = results[0].scores
+    last_scores = results[-1].scores
+    worse: list[str] = []
+    better: list[str] = []
+    still_wrong: list[str] = []
+    still_right: list[str] = []
+    for name in first_scores | last_scores:
+        first_score = first_scores.get(name, 0.0)
+        last_score = last_scores.get(name, 0.0)
+        if last_score < first_score:
+            worse.append(name)
+        elif last_score > first_score:
+            better.append(name)
+        elif last_score < 1:
+            still_wrong.append(name)
+        else:
+            still_right.append(name)
+    names: list[str] = []
+    for turn in itertools.zip_longest(worse, better, still_wrong, still_right):
+        names += [name for name in turn if name is not None]
+    return names

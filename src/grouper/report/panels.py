@@ -1,7 +1,7 @@
-"""What the pictures of a run show: panels of curves, whatever draws them.
+"""Panels of curves in the pictures of a run, whatever draws them.
 
-`curves` draws them as PNG, `charts` as SVG for the HTML report. A panel is there where the run has
-something to show in it.
+`curves` draws them as PNG, `charts` as SVG for the HTML report. A run has only the panels for which
+it has values.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ Array = npt.NDArray[np.float64]
 
 STYLES: dict[str, dict[str, Any]] = table("grouper.report", "style.yaml")
 COLORS = STYLES["colors"]
-# With so few measurements each gets an error bar; more of them share a band.
+# Up to this many measurements get an error bar each; more of them share a band.
 FEW = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """What a run folder holds, read once for everything that is drawn of it."""
+    """The records of a run folder, read once for all pictures of it."""
 
     folder: RunFolder
     reports: Sequence[StepReport]
     evaluations: Sequence[EvaluationResult]
-    """Of the run itself, by phase and step."""
+    """Evaluations of the run itself, by phase and step."""
     later: Mapping[str, Sequence[EvaluationResult]]
-    """Problems and settings -> what `grouper eval` measured with them, each named by its model."""
+    """Problems and settings -> the results of `grouper eval`, each named by its model."""
     recipe: Recipe | None
     trouble: str = ""
-    """Why there is no recipe."""
+    """Reason why there is no recipe."""
 
     @classmethod
     def of(cls, folder: RunFolder) -> RunView:
@@ -56,23 +56,23 @@ class RunView:
         Raises:
             RunFolderError: it is damaged.
         """
-        recipe, trouble = None, ""
+        recipe = None
+        trouble = ""
         try:
             recipe = load_recipe(folder.path / "recipe.yaml")
         except ConfigError as error:
             trouble = f"The recipe cannot be read by this version of Grouper ({error.what})."
         later: dict[str, list[EvaluationResult]] = {}
-        for place in sorted((folder.path / "eval_runs").glob("*")):
-            for found in _measured(RunFolder(place)):
-                later.setdefault(found.name, []).append(replace(found, name=place.name))
+        for path in sorted((folder.path / "eval_runs").glob("*")):
+            for result in _measured(RunFolder(path)):
+                later.setdefault(result.name, []).append(replace(result, name=path.name))
+        for results in later.values():
+            results.sort(key=lambda result: (PHASES.index(result.phase), result.step))
         return cls(
             folder=folder,
             reports=folder.read_metrics(),
             evaluations=_measured(folder),
-            later={
-                name: sorted(results, key=lambda r: (PHASES.index(r.phase), r.step))
-                for name, results in later.items()
-            },
+            later=later,
             recipe=recipe,
             trouble=trouble,
         )
@@ -82,11 +82,11 @@ class RunView:
         return self.folder.path.resolve().name
 
     def of_phase(self, phase: str) -> list[StepReport]:
-        """The steps of a phase."""
+        """Return the steps of a phase."""
         return [report for report in self.reports if report.phase == phase]
 
     def findings(self) -> tuple[list[Finding], list[RunFolderError]]:
-        """What `grouper diagnose` finds, and the rollouts that it could not read."""
+        """Return the findings of `grouper diagnose`, and the rollouts that it could not read."""
         if self.recipe is None or not self.reports:
             return [], []
         record = Record(
@@ -100,61 +100,67 @@ class RunView:
 
 
 def _measured(folder: RunFolder) -> list[EvaluationResult]:
-    """The evaluations of a folder in which something could be scored."""
-    return [result for result in folder.read_evaluations() if math.isfinite(result.accuracy)]
+    """Return the evaluations of a folder in which at least one problem could be scored."""
+    results = folder.read_evaluations()
+    return [result for result in results if math.isfinite(result.accuracy)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Values over the steps of a phase, NaN nowhere."""
+    """Values over the steps of a phase, without NaN."""
 
     name: str
-    """In the legend; empty: none is needed."""
+    """Name in the legend; empty: the legend needs none."""
     color: str
-    """One of `COLORS`."""
+    """Key of `COLORS`."""
     steps: Array
     values: Array
     bounds: tuple[Array, Array] | None = None
-    """The interval of each value. Such values were measured one by one; others are noisy, and drawn
+    """Interval of each value. Such values were measured one by one; others are noisy, and drawn
     with their running mean."""
     exact: bool = False
-    """Set, not measured: there is nothing to smooth."""
+    """True if the values were set, not measured: they need no smoothing."""
 
     @classmethod
     def of(
         cls, reports: Sequence[StepReport], metric: str, name: str, color: str, scale: float = 1.0
     ) -> Series:
-        """The mean of a metric in every step that has it."""
-        found = [
-            (report.step, scale * report.tallies[metric].mean)
-            for report in reports
-            if metric in report.tallies and math.isfinite(report.tallies[metric].mean)
-        ]
-        table = np.asarray(found, dtype=np.float64).reshape(-1, 2)
-        return cls(name=name, color=color, steps=table[:, 0], values=table[:, 1])
+        """Return the mean of a metric, times `scale`, in every step that has it."""
+        points = []
+        for report in reports:
+            if metric not in report.tallies:
+                continue
+            mean = report.tallies[metric].mean
+            if math.isfinite(mean):
+                points.append((report.step, scale * mean))
+        array = np.asarray(points, dtype=np.float64).reshape(-1, 2)
+        return cls(name=name, color=color, steps=array[:, 0], values=array[:, 1])
 
     def __bool__(self) -> bool:
         return len(self.steps) > 0
 
     @property
     def smooth(self) -> Array:
-        """Running mean over about a tenth of the steps, narrower at both ends."""
-        half = 0 if self.exact else len(self.values) // 20
+        """The running mean over about a tenth of the steps, narrower at both ends."""
+        count = len(self.values)
+        half_width = 0 if self.exact else count // 20
         sums = np.concatenate([[0.0], np.cumsum(self.values)])
-        index = np.arange(len(self.values))
-        low, high = np.maximum(0, index - half), np.minimum(len(self.values), index + half + 1)
-        means: Array = (sums[high] - sums[low]) / (high - low)
+        index = np.arange(count)
+        start = np.maximum(0, index - half_width)
+        end = np.minimum(count, index + half_width + 1)
+        means: Array = (sums[end] - sums[start]) / (end - start)
         return means
 
     def thinned(self, most: int) -> Series:
-        """At most so many points: each the mean of neighbouring steps, at the last one of them."""
-        size = -(-len(self.steps) // most)
-        if size <= 1 or self.bounds is not None:
+        """Return at most `most` points, each the mean of some steps at the last one of them."""
+        steps_per_point = math.ceil(len(self.steps) / most)
+        if steps_per_point <= 1 or self.bounds is not None:
             return self
-        starts = np.arange(0, len(self.steps), size)
+        starts = np.arange(0, len(self.steps), steps_per_point)
         counts = np.diff([*starts, len(self.steps)])
         values = np.add.reduceat(self.values, starts) / counts
-        return replace(self, steps=self.steps[starts + counts - 1], values=values)
+        last_steps = self.steps[starts + counts - 1]
+        return replace(self, steps=last_steps, values=values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,52 +172,74 @@ class Panel:
     phase: str
     series: tuple[Series, ...]
     stacked: bool = False
-    """Drawn on top of each other, from the lowest to the highest, all of the same steps."""
+    """True if the series lie on top of each other, the first lowest, all of the same steps."""
     costs: bool = False
-    """About time and memory, not about what was learned."""
+    """True if the panel is about time and memory, not about learning."""
 
 
 _ROWS: list[dict[str, Any]] = table("grouper.report", "panels.yaml")
+# Colors of the rewards and sets of problems that most runs have.
+_REWARD_COLORS = {"correctness": "green", "format": "orange"}
+_SPLIT_COLORS = {"validation": "blue", "test": "red"}
 
 
 def panels_of(run: RunView) -> list[Panel]:
-    """All panels of a run: accuracy and reward first, those about time last."""
-    found = [panel for phase in ("sft", "grpo") for panel in _accuracy(run, phase)]
-    if rewards := tuple(_rewards(run)):
-        title, unit = "Reward by weighted component", "mean reward of a completion"
-        found.append(Panel(title=title, unit=unit, phase="grpo", series=rewards))
+    """Return all panels of a run: accuracy and reward first, those about time last."""
+    panels: list[Panel] = []
+    for phase in ("sft", "grpo"):
+        panels += _accuracy(run, phase)
+    rewards = tuple(_rewards(run))
+    if rewards:
+        title = "Reward by weighted component"
+        unit = "mean reward of a completion"
+        panels.append(Panel(title=title, unit=unit, phase="grpo", series=rewards))
     for row in _ROWS:
-        phases, stacked = row.get("phases", ["grpo"]), row.get("stacked", False)
-        for phase in phases:
-            series = _lines(run.of_phase(phase), row)
-            series = _stack(series) if stacked else series
-            title = row["title"] if len(phases) == 1 else f"{row['title']}, {label(phase)}"
-            if series:
-                found.append(
-                    Panel(
-                        title=title,
-                        unit=row["unit"],
-                        phase=phase,
-                        series=series,
-                        stacked=stacked,
-                        costs=row.get("costs", False),
-                    )
-                )
-    return found
+        for phase in _phases_of(row):
+            panel = _panel(run, phase, row)
+            if panel is not None:
+                panels.append(panel)
+    return panels
+
+
+def _phases_of(row: Mapping[str, Any]) -> Sequence[str]:
+    phases: Sequence[str] = row.get("phases", ["grpo"])
+    return phases
+
+
+def _panel(run: RunView, phase: str, row: Mapping[str, Any]) -> Panel | None:
+    """Return the panel of a row of `panels.yaml`, or None if the run has no values for it."""
+    series = _lines(run.of_phase(phase), row)
+    stacked = row.get("stacked", False)
+    if stacked:
+        series = _stack(series)
+    if not series:
+        return None
+    title = row["title"]
+    if len(_phases_of(row)) > 1:
+        title = f"{title}, {label(phase)}"
+    return Panel(
+        title=title,
+        unit=row["unit"],
+        phase=phase,
+        series=series,
+        stacked=stacked,
+        costs=row.get("costs", False),
+    )
 
 
 def _lines(reports: Sequence[StepReport], row: Mapping[str, Any]) -> tuple[Series, ...]:
     scale = float(row.get("scale", 1))
-    found = (
-        Series.of(reports, metric, named[0], named[1], scale)
-        for metric, named in row["curves"].items()
-    )
     exact = row.get("exact", False)
-    return tuple(replace(series, exact=exact) for series in found if series)
+    lines = []
+    for metric, (name, color) in row["curves"].items():
+        line = Series.of(reports, metric, name, color, scale)
+        if line:
+            lines.append(replace(line, exact=exact))
+    return tuple(lines)
 
 
 def _stack(lines: Sequence[Series]) -> tuple[Series, ...]:
-    """All of the same steps; a part that a step did not have is 0 there. Names have its share."""
+    """Extend series to the same steps, with 0 for a missing value, and add shares to the names."""
     if len(lines) < 2:
         return ()
     steps = np.unique(np.concatenate([line.steps for line in lines]))
@@ -220,50 +248,60 @@ def _stack(lines: Sequence[Series]) -> tuple[Series, ...]:
         values = np.zeros(len(steps))
         values[np.searchsorted(steps, line.steps)] = line.values
         filled.append(replace(line, steps=steps, values=values))
-    whole = sum(float(line.values.sum()) for line in filled) or 1.0
-    return tuple(
-        replace(line, name=f"{line.name} {100 * line.values.sum() / whole:.0f}%") for line in filled
-    )
+    total = sum(float(line.values.sum()) for line in filled) or 1.0
+    stacked = []
+    for line in filled:
+        share = 100 * line.values.sum() / total
+        stacked.append(replace(line, name=f"{line.name} {share:.0f}%"))
+    return tuple(stacked)
 
 
 def _rewards(run: RunView) -> Iterator[Series]:
-    """Each component times its weight and, drawn last, their sum."""
+    """Yield each component times its weight and, to be drawn last, their sum."""
     reports = run.of_phase("grpo")
-    rewards = () if run.recipe is None else run.recipe.rewards
-    weights = {reward_label(reward.name): reward.weight for reward in rewards}
-    metrics = {name for report in reports for name in report.tallies if name[:7] == "reward/"}
-    known = {"correctness": "green", "format": "orange"}
-    others = itertools.cycle(["blue", "purple", "sky", "red"])
-    for name in sorted(metric[7:] for metric in metrics - {"reward/total"}):
+    weights: dict[str, float] = {}
+    if run.recipe is not None:
+        weights = {reward_label(reward.name): reward.weight for reward in run.recipe.rewards}
+    metrics = {name for report in reports for name in report.tallies}
+    components = [name.removeprefix("reward/") for name in metrics if name.startswith("reward/")]
+    other_colors = itertools.cycle(["blue", "purple", "sky", "red"])
+    for name in sorted(components):
+        if name == "total":
+            continue
         weight = weights.get(name, 1.0)
-        shown = name if weight == 1 else f"{weight:g} x {name}"
-        color = known.get(name) or next(others)
-        if weight and (series := Series.of(reports, f"reward/{name}", shown, color, weight)):
+        curve = name if weight == 1 else f"{weight:g} x {name}"
+        color = _REWARD_COLORS.get(name) or next(other_colors)
+        series = Series.of(reports, f"reward/{name}", curve, color, weight)
+        if weight and series:
             yield series
-    if total := Series.of(reports, "reward/total", "total", "ink"):
+    total = Series.of(reports, "reward/total", "total", "ink")
+    if total:
         yield total
 
 
 def _accuracy(run: RunView, phase: str) -> Iterator[Panel]:
-    """Every set of problems that was measured in a phase, with what the phase started from."""
-    results = [r for r in run.evaluations if r.phase == phase]
-    earlier = [r for r in run.evaluations if PHASES.index(r.phase) < PHASES.index(phase)]
-    others = itertools.cycle(["purple", "orange", "sky", "green"])
+    """Yield the accuracy on every set of problems in a phase, with the model it started from."""
+    results = [result for result in run.evaluations if result.phase == phase]
+    other_colors = itertools.cycle(["purple", "orange", "sky", "green"])
     series = []
-    for split in sorted({r.split for r in results}):
-        start = [(0, r) for r in earlier if r.split == split and r.name in PHASES][-1:]
-        points = [*start, *((r.step, r) for r in results if r.split == split)]
-        color = {"validation": "blue", "test": "red"}.get(split) or next(others)
-        intervals = np.array([[r.interval.low, r.interval.high] for _, r in points]) * 100
-        series.append(
-            Series(
-                name=f"{split} ({100 * CONFIDENCE:g}% interval)",
-                color=color,
-                steps=np.array([step for step, _ in points], dtype=np.float64),
-                values=np.array([100 * r.accuracy for _, r in points]),
-                bounds=(intervals[:, 0], intervals[:, 1]),
-            )
+    for split in sorted({result.split for result in results}):
+        color = _SPLIT_COLORS.get(split) or next(other_colors)
+        split_results = [result for result in results if result.split == split]
+        steps = [result.step for result in split_results]
+        start = _start_of(run, phase, split)
+        if start is not None:
+            split_results.insert(0, start)
+            steps.insert(0, 0)
+        intervals = [[result.interval.low, result.interval.high] for result in split_results]
+        bounds = np.array(intervals) * 100
+        line = Series(
+            name=f"{split} ({100 * CONFIDENCE:g}% interval)",
+            color=color,
+            steps=np.array(steps, dtype=np.float64),
+            values=np.array([100 * result.accuracy for result in split_results]),
+            bounds=(bounds[:, 0], bounds[:, 1]),
         )
+        series.append(line)
     if series:
         yield Panel(
             title=f"Held-out accuracy, {label(phase)}",
@@ -273,19 +311,31 @@ def _accuracy(run: RunView, phase: str) -> Iterator[Panel]:
         )
 
 
+def _start_of(run: RunView, phase: str, split: str) -> EvaluationResult | None:
+    """Return the last result of an earlier phase on a set of problems, or None."""
+    start = None
+    for result in run.evaluations:
+        is_earlier = PHASES.index(result.phase) < PHASES.index(phase)
+        if is_earlier and result.split == split and result.name in PHASES:
+            start = result
+    return start
+
+
 def overlaid(runs: Mapping[str, Sequence[Panel]]) -> list[Panel]:
-    """The panels of several runs as one: a panel of each curve, with a colour per run."""
-    lines: dict[tuple[str, str], tuple[Panel, list[Series]]] = {}
-    colors = dict(zip(runs, itertools.cycle(COLORS), strict=False))
-    for run, panels in runs.items():
+    """Lay the panels of several runs over each other: a panel per curve, a color per run."""
+    # (title, phase) -> the panel of the first run, and the curve of each run.
+    curves: dict[tuple[str, str], tuple[Panel, list[Series]]] = {}
+    for (name, panels), color in zip(runs.items(), itertools.cycle(COLORS), strict=False):
         for panel in panels:
             for series in panel.series:
-                # Without the share that a stacked series has in its name.
-                curve = series.name.rpartition(" ")[0] if panel.stacked else series.name
+                curve = series.name
+                if panel.stacked:
+                    # A stacked series has its share in its name.
+                    curve = curve.rpartition(" ")[0]
                 title = f"{panel.title}: {curve}" if curve else panel.title
-                mine = replace(series, name=run, color=colors[run])
-                lines.setdefault((title, panel.phase), (panel, []))[1].append(mine)
-    return [
-        replace(panel, title=title, series=tuple(found), stacked=False)
-        for (title, _), (panel, found) in lines.items()
-    ]
+                _, lines = curves.setdefault((title, panel.phase), (panel, []))
+                lines.append(replace(series, name=name, color=color))
+    overlays = []
+    for (title, _), (panel, lines) in curves.items():
+        overlays.append(replace(panel, title=title, series=tuple(lines), stacked=False))
+    return overlays

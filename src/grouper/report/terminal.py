@@ -1,11 +1,11 @@
-"""What the model wrote and how a run is doing, for a terminal; both only read the run folder."""
+"""Completions and progress of a run, for a terminal; both only read the run folder."""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,17 @@ log = logging.getLogger(__name__)
 Row = Mapping[str, Any]
 
 # Characters of a text, from its end, where the question or the answer is.
-PROMPT, COMPLETION = 600, 3000
+PROMPT = 600
+COMPLETION = 3000
 VERDICTS = {"correct": "bold green", "incorrect": "bold red", "no_answer": "bold yellow"}
-# In `watch`: points of a curve, all of which 80 columns show, characters of its name, and events.
-POINTS, NAME, EVENTS = 16, 40, 4
+# Points of a curve in `watch`: as many as fit into 80 columns.
+POINTS = 16
+# Characters of a curve's name.
+NAME = 40
+# Events below the curves.
+EVENTS = 4
+# A curve is drawn with these characters, from its lowest value to its highest.
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 # --- grouper show --------------------------------------------------------------------------------
@@ -45,45 +52,56 @@ def rollouts(
     best: bool = False,
     worst: bool = False,
 ) -> Iterator[Row]:
-    """Stored rollouts, the newest step first; a file is read when its first row is asked for.
+    """Yield stored rollouts, the newest step first; a file is read when its first row is needed.
 
     Args:
         run: the run folder.
-        step: of this GRPO step alone.
-        problem: of the problems whose id has this in it.
-        verdict: with this verdict alone.
-        best: of the newest step that has any: the highest reward first.
+        step: yield the rollouts of this GRPO step alone.
+        problem: yield those of problems whose id contains this text.
+        verdict: yield those with this verdict alone.
+        best: yield those of the newest step that has any, the highest reward first.
         worst: the same with the lowest first.
 
     Raises:
         RunFolderError: there are none.
     """
-    files = run.rollout_files()
-    wanted = [(number, file) for _, number, file in files if step in (None, number)]
-    if not wanted:
-        known = f"there are those of steps {files[0][1]} to {files[-1][1]}" if files else ""
-        raise RunFolderError(
-            "no rollouts are stored" + (f" of step {step}" if files else ""),
-            where=str(run.path),
-            fix=f"Rollouts are written in each step of GRPO; {known or 'none has been done yet'}.",
-        )
-    # Decoding JSON takes most of the time: a line without the id is not worth it.
-    needle = json.dumps(problem or "")[1:-1] if (problem or "").isascii() else ""
-    for _, file in reversed(wanted):
-        found = (
-            row
-            for row in _rows(run, file, needle)
-            if (problem or "") in row["problem_id"] and verdict in (None, row["verdict"])
-        )
+    stored = run.rollout_files()
+    files = [file for _, number, file in stored if step in (None, number)]
+    if not files:
+        raise _no_rollouts(run, step, [number for _, number, _ in stored])
+    for file in reversed(files):
+        rows = _matching_rows(run, file, problem or "", verdict)
         if not best and not worst:
-            yield from found
-        elif ranked := [row for row in found if row["reward"] is not None]:
+            yield from rows
+            continue
+        ranked = [row for row in rows if row["reward"] is not None]
+        if ranked:
             yield from sorted(ranked, key=lambda row: float(row["reward"]), reverse=best)
             return
 
 
+def _no_rollouts(run: RunFolder, step: int | None, stored_steps: Sequence[int]) -> RunFolderError:
+    """Describe which rollouts are missing, and which are stored."""
+    problem = "no rollouts are stored"
+    state = "none has been done yet"
+    if stored_steps:
+        problem = f"{problem} of step {step}"
+        state = f"there are those of steps {stored_steps[0]} to {stored_steps[-1]}"
+    fix = f"Rollouts are written in each step of GRPO; {state}."
+    return RunFolderError(problem, where=str(run.path), fix=fix)
+
+
+def _matching_rows(run: RunFolder, file: Path, problem: str, verdict: str | None) -> Iterator[Row]:
+    """Yield the rows of a file whose problem id contains a text and that have a verdict."""
+    # Decoding JSON takes most of the time: lines without the id are skipped.
+    needle = json.dumps(problem)[1:-1] if problem.isascii() else ""
+    for row in _rows(run, file, needle):
+        if problem in row["problem_id"] and verdict in (None, row["verdict"]):
+            yield row
+
+
 def _rows(run: RunFolder, file: Path, needle: str) -> Iterator[Row]:
-    """The rows of a file that hold a text; a damaged end is reported and left out."""
+    """Yield the rows of a file that hold a text; a damaged end is reported and left out."""
     try:
         yield from run.shown_rollouts(file, needle)
     except RunFolderError as error:
@@ -91,42 +109,50 @@ def _rows(run: RunFolder, file: Path, needle: str) -> Iterator[Row]:
 
 
 def in_words(row: Row) -> Text:
-    """A rollout for people, without anything that steers their terminal."""
-    rewards = (row["rewards"] or {}).items()
-    parts = ", ".join(f"{printable(name)} {_number(v)}" for name, v in rewards)
+    """Describe a rollout, without characters that steer a terminal."""
+    rewards = row["rewards"] or {}
+    components = ", ".join(f"{printable(name)} {_number(rewards[name])}" for name in rewards)
+    step = printable(f"{row['phase']} step {row['step']}  ")
+    problem = printable(row["problem_id"])
     verdict = row["verdict"]
+    reward = f"reward {_number(row['reward'])} ({components})"
+    advantage = f"advantage {_number(row['advantage'])}"
+    finish_reason = printable(row["finish_reason"]).replace("_", " ")
+    extracted = _end(row["extracted"] or "nothing", 200)
+    reference = _end(row["answer"], 200)
+    reason = _end(row["reason"], 200)
     return Text.assemble(
-        (printable(f"{row['phase']} step {row['step']}  "), "bold"),
+        (step, "bold"),
         (verdict.replace("_", " "), VERDICTS.get(verdict, "bold")),
-        f"  {printable(row['problem_id'])}, sample {row['sample']}\n",
-        f"reward {_number(row['reward'])} ({parts})  advantage {_number(row['advantage'])}  "
-        f"{row['tokens']} tokens, {printable(row['finish_reason']).replace('_', ' ')}\n",
+        f"  {problem}, sample {row['sample']}\n",
+        f"{reward}  {advantage}  {row['tokens']} tokens, {finish_reason}\n",
         (_end(row["prompt"], PROMPT) + "\n", "dim"),
         _end(row["completion"], COMPLETION) + "\n",
-        (f"read as {_end(row['extracted'] or 'nothing', 200)}, the reference is ", "italic"),
-        (f"{_end(row['answer'], 200)}: {_end(row['reason'], 200)}\n", "italic"),
+        (f"read as {extracted}, the reference is ", "italic"),
+        (f"{reference}: {reason}\n", "italic"),
     )
 
 
 def changes(run: RunFolder, before: int, after: int, problem: str | None) -> Iterator[Table]:
-    """The same problems at two GRPO steps, side by side.
+    """Yield a table for each problem of two GRPO steps, their completions side by side.
 
-    Validation problems where both steps were evaluated, else problems that were drawn in both.
+    The problems are those of validation where both steps were evaluated, else those that both
+    steps sampled.
 
     Raises:
         RunFolderError: the steps have no problem in common.
     """
-    names = [f"validation-grpo-{step:06d}" for step in (before, after)]
-    evaluated = [result for name in names if (result := run.read_evaluation(name)) is not None]
-    if len(evaluated) == len(names):
-        rows: list[Iterable[Row]] = [map(asdict, result.items) for result in evaluated]
+    result_before = run.read_evaluation(f"validation-grpo-{before:06d}")
+    result_after = run.read_evaluation(f"validation-grpo-{after:06d}")
+    rows_before: Iterable[Row]
+    rows_after: Iterable[Row]
+    if result_before is not None and result_after is not None:
+        rows_before = map(asdict, result_before.items)
+        rows_after = map(asdict, result_after.items)
     else:
-        rows = [rollouts(run, step=step, problem=problem) for step in (before, after)]
-    sides: list[dict[str, Row]] = [{}, {}]
-    for side, found in zip(sides, rows, strict=True):
-        for row in found:  # the first sample of each problem
-            if (problem or "") in row["problem_id"]:
-                side.setdefault(row["problem_id"], row)
+        rows_before = rollouts(run, step=before, problem=problem)
+        rows_after = rollouts(run, step=after, problem=problem)
+    sides = [_first_samples(rows_before, problem), _first_samples(rows_after, problem)]
     common = [name for name in sides[0] if name in sides[1]]
     if not common:
         raise RunFolderError(
@@ -138,17 +164,33 @@ def changes(run: RunFolder, before: int, after: int, problem: str | None) -> Ite
     for name in common:
         reference = _end(sides[0][name]["answer"], 80)
         table = Table(title=Text(f"{printable(name)}: the reference is {reference}"))
+        completions = []
         for step, side in zip((before, after), sides, strict=True):
-            verdict = side[name]["verdict"]
+            row = side[name]
+            verdict = row["verdict"]
             style = VERDICTS.get(verdict, "bold")
-            table.add_column(Text(f"step {step}: {verdict.replace('_', ' ')}", style), ratio=1)
-        table.add_row(*(Text(_end(side[name]["completion"], COMPLETION)) for side in sides))
+            header = Text(f"step {step}: {verdict.replace('_', ' ')}", style)
+            table.add_column(header, ratio=1)
+            completions.append(Text(_end(row["completion"], COMPLETION)))
+        table.add_row(*completions)
         yield table
 
 
+def _first_samples(rows: Iterable[Row], problem: str | None) -> dict[str, Row]:
+    """Return the first sample of each problem whose id contains a text."""
+    samples: dict[str, Row] = {}
+    for row in rows:
+        if (problem or "") in row["problem_id"]:
+            samples.setdefault(row["problem_id"], row)
+    return samples
+
+
 def _end(text: str, most: int) -> str:
-    left = len(text) - most
-    return printable(text if left <= 0 else f"[{left:,} characters] ... {text[-most:]}")
+    """Return the end of a text, with the number of characters before it."""
+    omitted = len(text) - most
+    if omitted > 0:
+        text = f"[{omitted:,} characters] ... {text[-most:]}"
+    return printable(text)
 
 
 def _number(value: float | None) -> str:
@@ -163,36 +205,44 @@ def watch(run: RunFolder, console: Console, *, seconds: float) -> None:
 
     Args:
         run: the run folder.
-        console: where.
-        seconds: between updates, or four times as long as an update takes if that is more.
+        console: the terminal.
+        seconds: time between updates; at least four times as long as an update takes.
     """
     if console.is_terminal:
         with Live(frame(run), console=console, screen=True, auto_refresh=False) as live:
             while is_running(run.path):
-                started = time.process_time()
+                start = time.process_time()
                 live.update(frame(run), refresh=True)
-                # Reading a long run takes seconds: it is not to take a whole core from the run.
-                time.sleep(max(seconds, 4 * (time.process_time() - started)))
+                update_seconds = time.process_time() - start
+                # Reading a long run takes seconds: it must not take a whole core from the run.
+                pause = max(seconds, 4 * update_seconds)
+                time.sleep(pause)
     console.print(frame(run))
 
 
 def frame(run: RunFolder) -> RenderableType:
-    """State, progress, every curve with its first and last value, and the latest events."""
+    """Return state, progress, every curve with its first and last value, and the latest events."""
     try:
         view = RunView.of(run)
-    except RunFolderError as error:  # a file is being replaced
+    except RunFolderError as error:
+        # This happens while a file is being replaced.
         return Text(error.paragraph())
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(max_width=NAME, no_wrap=True)
     table.add_column("first", justify="right", min_width=9)
     table.add_column("now", justify="right", min_width=9)
     table.add_column(no_wrap=True)
-    last = view.reports[-1].phase if view.reports else ""
+    current_phase = view.reports[-1].phase if view.reports else ""
     for panel in panels_of(view):
-        if panel.phase == last and not panel.stacked:
+        if panel.phase == current_phase and not panel.stacked:
             for series in panel.series:
-                table.add_row(*map(Text, _curve(f"{panel.title} {series.name}".strip(), series)))
-    events = [f"{r.phase} {r.step}: {printable(e)}" for r in view.reports for e in r.events]
+                name = f"{panel.title} {series.name}".strip()
+                first, last, curve = _curve(series)
+                table.add_row(Text(name), Text(first), Text(last), Text(curve))
+    events: list[str] = []
+    for report in view.reports:
+        step = f"{report.phase} {report.step}"
+        events += [f"{step}: {printable(event)}" for event in report.events]
     sample = next(rollouts(run), None) if run.rollout_files() else None
     return Group(
         Text(f"{printable(view.name)}: {_progress(view)}", style="bold"),
@@ -203,26 +253,32 @@ def frame(run: RunFolder) -> RenderableType:
 
 
 def _progress(view: RunView) -> str:
-    """Which step it is at, and how long the rest of the phase takes."""
+    """Return the current step, and the remaining time of the phase."""
     state = "running" if is_running(view.folder.path) else "not running"
     if not view.reports:
         return f"{state}, no step has been done yet"
     report = view.reports[-1]
     steps = view.of_phase(report.phase)
-    total = getattr(getattr(view.recipe, report.phase, None), "steps", None)
+    phase_settings = getattr(view.recipe, report.phase, None)
+    total = getattr(phase_settings, "steps", None)
     text = f"{state}, {label(report.phase)} step {report.step}"
     if not total or "time.step" not in report.tallies:
         return text
-    recent = [r.mean("time.step") for r in steps[-20:] if "time.step" in r.tallies]
-    each = sum(recent) / len(recent)
-    left = max(0, total - report.step) * each
-    return f"{text} of {total}, {each:.2f} s per step, {left / 60:.0f} min to go"
+    recent_steps = [step for step in steps[-20:] if "time.step" in step.tallies]
+    seconds = [step.mean("time.step") for step in recent_steps]
+    seconds_per_step = sum(seconds) / len(seconds)
+    minutes_left = max(0, total - report.step) * seconds_per_step / 60
+    return f"{text} of {total}, {seconds_per_step:.2f} s per step, {minutes_left:.0f} min to go"
 
 
-def _curve(name: str, series: Series) -> tuple[str, str, str, str]:
-    thin = replace(series, bounds=None).thinned(POINTS)
-    low, high = float(thin.values.min()), float(thin.values.max())
-    blocks = "▁▂▃▄▅▆▇█"
+def _curve(series: Series) -> tuple[str, str, str]:
+    """Return the first value, the last value, and the curve as a line of characters."""
+    thinned = replace(series, bounds=None).thinned(POINTS)
+    low = float(thinned.values.min())
+    high = float(thinned.values.max())
     size = (high - low) or 1.0
-    line = "".join(blocks[int((value - low) / size * 7.999)] for value in thin.values)
-    return name, f"{series.values[0]:.4g}", f"{series.values[-1]:.4g}", line
+    curve = ""
+    for value in thinned.values:
+        level = int((value - low) / size * 7.999)
+        curve += _BLOCKS[level]
+    return f"{series.values[0]:.4g}", f"{series.values[-1]:.4g}", curve
