@@ -222,3 +222,8 @@ def test_a_default_is_that_of_the_section_and_not_of_its_class():
         if key.startswith(("sft.", "grpo.optimizer.", "sampling.", "evaluation.", "tracking.log")):
             value = functools.reduce(getattr, key.split("."), recipe)
             assert value == field.default, key
+
+
+def test_an_empty_key_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="there is no setting '' here"):
+        validate_json(Recipe, json.dumps({**SMALL, "": 1}), where="x")

@@ -274,7 +274,8 @@ def _closest(
     similar_sibling = nearest(name, siblings)
     similar_name = nearest(name, setting_names | aliases().keys(), _ALIKE)
     key_in_section = f"{section}." if section else ""
-    words = [word for word in (name, similar_sibling, similar_name) if word]
+    # The name itself always, even an empty one.
+    words = [name, *(word for word in (similar_sibling, similar_name) if word)]
     for word in words:
         row, keys = meant(word, fields, section)
         if word in siblings:

@@ -538,7 +538,7 @@ class EvaluationConfig(Section):
 def _each_once(rows: tuple[Any, ...]) -> tuple[Any, ...]:
     names = [row.name for row in rows]
     repeated_name = next((name for name in names if names.count(name) > 1), None)
-    if repeated_name:
+    if repeated_name is not None:
         raise ValueError(f"{repeated_name!r} is listed twice: give it once")
     return rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def write_nan_dump(run: Path, name: str, batch: TrainBatch | None, tokenizer: An
     with whole_folder(target) as folder:
         if batch is not None:
             save_file(_tensors(batch), folder / "batch.safetensors")
-            records = [_row(batch, row, tokenizer) for row in range(batch.rows)]
+            broken = broken_rows(batch)
+            records = [_row(batch, row, broken, tokenizer) for row in range(batch.rows)]
             texts = "".join(dumps(record) + "\n" for record in records)
             texts_file = folder / "texts.jsonl"
             texts_file.write_text(texts, encoding="utf-8")
@@ -61,7 +63,9 @@ def _tensors(batch: TrainBatch) -> dict[str, Tensor]:
     return tensors
 
 
-def _row(batch: TrainBatch, row: int, tokenizer: Any) -> dict[str, Any]:
+def _row(
+    batch: TrainBatch, row: int, broken: Mapping[str, Tensor], tokenizer: Any
+) -> dict[str, Any]:
     """Return a row of a batch as JSON values, with its prompt and completion as text."""
 
     def decode(ids: Tensor, length: int) -> str:
@@ -71,7 +75,6 @@ def _row(batch: TrainBatch, row: int, tokenizer: Any) -> dict[str, Any]:
     prompt = int(batch.prompt_index[row])
     prompt_length = int(batch.prompt_lengths[prompt])
     completion_length = int(batch.completion_lengths[row])
-    broken = broken_rows(batch)
     not_finite = [name for name, is_broken in broken.items() if is_broken[row]]
     return {
         "row": row,

@@ -107,9 +107,7 @@ class Validation:
         self.settle(wait=True)
         self.state.best.pending = step
         with self._failure_reported():
-            self._pending = begin_validation(
-                self._run, policy(), phase=self.state.phase, step=step
-            )
+            self._pending = begin_validation(self._run, policy(), phase=self.state.phase, step=step)
         return self._pending is not None
 
     @contextlib.contextmanager
