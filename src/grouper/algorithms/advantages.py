@@ -34,8 +34,8 @@ class _GroupStatistics(NamedTuple):
     """[rows]"""
     is_flat: Tensor
     """[rows] bool: all rewards of the group are exactly equal."""
-    index: Tensor
-    """[rows]: number of the group, from 0 without gaps."""
+    number: Tensor
+    """[rows]: which group it is, from 0 without gaps."""
 
 
 def _group_statistics(rewards: Tensor, group_ids: Tensor) -> _GroupStatistics:
@@ -63,7 +63,7 @@ def _group_statistics(rewards: Tensor, group_ids: Tensor) -> _GroupStatistics:
         mean=mean[index],
         size=size[index],
         is_flat=is_flat[index],
-        index=index,
+        number=index,
     )
 
 
@@ -88,8 +88,8 @@ def standardised(rewards: Tensor, group_ids: Tensor, eps: float = STD_EPS) -> Te
     """
     group = _group_statistics(rewards, group_ids)
     centered = group.rewards - group.mean
-    sums = torch.zeros_like(centered).scatter_add(0, group.index, centered**2)
-    variance = sums[group.index] / (group.size - 1).clamp(min=1)
+    sums = torch.zeros_like(centered).scatter_add(0, group.number, centered**2)
+    variance = sums[group.number] / (group.size - 1).clamp(min=1)
     # PyTorch leaves square roots to MKL, whose last bit depends on the processor; NumPy's does not.
     std = torch.from_numpy(np.sqrt(variance.cpu().numpy())).to(centered.device)
     return torch.where(group.is_flat, 0.0, centered / (std + eps))
