@@ -1,20 +1,19 @@
-"""`grouper run laptop` on seeds 0 to 2, and its control with shuffled rewards.
+"""A pretrained model on word problems (`laptop.yaml`), and the control with shuffled rewards.
 
     make real-models MODELS=smollm2
     python benchmarks/laptop.py                       # what has no record yet, then the page
     python benchmarks/laptop.py --page                # only the page
     python benchmarks/laptop.py --seeds 0 --controls  # only one run
 
-A run takes half an hour on two cores that have bfloat16 products, and an hour and more on others.
-Killed, it goes on where it was. Keeps a record of each run in benchmarks/results/laptop.json and
-writes docs/results/laptop.md from them. The control of a seed begins with that seed's SFT model.
+Killed, a run goes on where it was. A record of each is kept in benchmarks/results/laptop.json, and
+docs/results/laptop.md is written from them. The control of a seed begins with its SFT model.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from result_records import (
@@ -23,44 +22,36 @@ from result_records import (
     accuracy_cell,
     change_cell,
     compare_records,
-    keep_run,
+    keep_record,
+    read_records,
+    record_run,
     source_lines,
 )
 from workload import RESULTS
 
+RECIPE = Path(__file__).with_name("laptop.yaml")
 RESULT = RESULTS / "laptop.json"
 PAGE = ROOT / "docs" / "results" / "laptop.md"
 SEEDS = (0, 1, 2)
 CONTROL_SEEDS = (0,)
 
 
-def run_seed(seed: int, folder: Path) -> Record:
-    """One whole run."""
-    place = folder / f"seed-{seed}"
-    command = ["run", "laptop", f"seed={seed}", f"name={place.name}", f"output_dir={folder}"]
-    return keep_run(place, command, threads=2)
+def control_changes(seed: int, folder: Path) -> list[str]:
+    """Return the settings of a control: the same GRPO from the same SFT model.
 
-
-def run_control(seed: int, folder: Path) -> Record:
-    """The same GRPO with rewards that are dealt out anew over all rollouts of a step."""
-    place = folder / f"control-{seed}"
+    Rewards are dealt out anew over all rollouts of a step.
+    """
     start = folder / f"seed-{seed}" / "sft" / "final"
-    changes = ["skip_sft=true", f"grpo.start_from={start}", "grpo.shuffle_rewards=true"]
-    names = [f"seed={seed}", f"name={place.name}", f"output_dir={folder}"]
-    return keep_run(place, ["run", "laptop", *names, *changes], threads=2)
+    return ["skip_sft=true", f"grpo.start_from={start}", "grpo.shuffle_rewards=true"]
 
 
-def read_records() -> dict[str, Record]:
-    """Name of a run -> its record."""
-    if not RESULT.exists():
-        return {}
-    records: dict[str, Record] = json.loads(RESULT.read_text())
-    return records
-
-
-def keep(name: str, record: Record) -> None:
-    """Add the record to the file."""
-    RESULT.write_text(json.dumps({**read_records(), name: record}, indent=1) + "\n")
+def run_once(name: str, seed: int, changes: Sequence[str], folder: Path) -> None:
+    """Run what has no record yet, and keep its record."""
+    if name in read_records(RESULT):
+        return
+    places = [f"seed={seed}", f"name={name}", f"output_dir={folder}"]
+    record = record_run(folder / name, ["run", str(RECIPE), *places, *changes], threads=2)
+    keep_record(RESULT, name, record)
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -134,8 +125,8 @@ def page(records: dict[str, Record]) -> str:
         "# A pretrained model on a laptop, measured",
         "",
         "Written by `python benchmarks/laptop.py`; every run that was finished is listed.",
-        "`grouper run laptop` (`make laptop` fetches the model, too) trains SmolLM2-135M-Instruct",
-        "on word problems that [`stories`](../data.md#generated-problems) makes. Accuracy is in",
+        "[The recipe](../../benchmarks/laptop.yaml) trains SmolLM2-135M-Instruct on word problems",
+        "that [`stories`](../data.md#generated-problems) makes. Accuracy is in",
         f"per cent, greedy, on {problems} test problems; half of them are of stories that are",
         "never trained. Changes are in points, paired by problem, with 95 % intervals.",
         "",
@@ -170,9 +161,6 @@ def page(records: dict[str, Record]) -> str:
     else:
         lines += ["Not measured yet.", ""]
     lines += [
-        "What it shows, and what it does not, is printed at the end of the run and stands in the",
-        "[recipe](../../src/grouper/config/recipes/laptop.yaml).",
-        "",
         *source_lines(list(records.values())),
         "",
     ]
@@ -184,16 +172,16 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
     parser.add_argument("--controls", nargs="*", type=int, default=list(CONTROL_SEEDS))
     parser.add_argument("--folder", type=Path, default=Path("outputs/laptop-seeds"))
+    parser.add_argument("--set", nargs="*", default=[], help="further settings of the recipe")
     parser.add_argument("--page", action="store_true", help="run nothing, write the page")
     options = parser.parse_args()
     if not options.page:
         for seed in options.seeds:
-            if f"seed-{seed}" not in read_records():
-                keep(f"seed-{seed}", run_seed(seed, options.folder))
+            run_once(f"seed-{seed}", seed, options.set, options.folder)
         for seed in options.controls:
-            if f"control-{seed}" not in read_records():
-                keep(f"control-{seed}", run_control(seed, options.folder))
-    PAGE.write_text(page(read_records()))
+            changes = [*control_changes(seed, options.folder), *options.set]
+            run_once(f"control-{seed}", seed, changes, options.folder)
+    PAGE.write_text(page(read_records(RESULT)))
 
 
 if __name__ == "__main__":

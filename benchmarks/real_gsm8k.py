@@ -12,7 +12,6 @@ docs/results/real-models.md is written from them.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,9 @@ from result_records import (
     accuracy_cell,
     change_cell,
     compare_records,
-    keep_run,
+    keep_record,
+    read_records,
+    record_run,
     source_lines,
 )
 from workload import RESULTS
@@ -83,15 +84,7 @@ def run(name: str, seed: int, data: Path, options: argparse.Namespace) -> Record
         *options.set,
     ]
     command = ["run", str(RECIPE), *settings]
-    return {"case": name, "seed": seed, **keep_run(place, command, threads=options.threads)}
-
-
-def read_records() -> dict[str, Record]:
-    """Name of a run -> its record."""
-    if not RESULT.exists():
-        return {}
-    records: dict[str, Record] = json.loads(RESULT.read_text())
-    return records
+    return {"case": name, "seed": seed, **record_run(place, command, threads=options.threads)}
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -136,13 +129,15 @@ def hours_row(record: Record) -> str:
 def page(records: dict[str, Record]) -> str:
     """Write docs/results/real-models.md."""
     found = list(records.values())
+    counts = {len(phase["right"]) for record in found for phase in record["evaluations"].values()}
+    problems = " or ".join(f"{count:,}" for count in sorted(counts))
     missing = [name for name in CASES if not any(record["case"] == name for record in found)]
     lines = [
         "# GSM8K on small pretrained models",
         "",
         "Written by `python benchmarks/real_gsm8k.py` from the records of its runs; every run that",
-        "was finished is listed. All 1,319 test problems, answered greedily; accuracy in per cent",
-        "with its 95 % interval; changes in points against the row above, paired by problem.",
+        f"was finished is listed. {problems} test problems, answered greedily; accuracy in per",
+        "cent with its 95 % interval; changes in points against the row above, paired by problem.",
         "`anywhere` is the accuracy with the answer taken from anywhere in the text: a gain that",
         "is also there is not format alone. The prompt, the budget and every other setting are in",
         "[`real_gsm8k.yaml`](../../benchmarks/real_gsm8k.yaml). The weights come from 4- to 8-bit",
@@ -167,20 +162,22 @@ def page(records: dict[str, Record]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", nargs="?", type=Path, help="folder of GSM8K's two files")
-    parser.add_argument("cases", nargs="*", choices=[[], *CASES], default=[])
+    parser.add_argument("cases", nargs="*", help=f"some of {', '.join(CASES)}")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("outputs/real-gsm8k"))
     parser.add_argument("--set", nargs="*", default=[], help="further settings of the recipe")
     parser.add_argument("--page", action="store_true", help="run nothing, write the page")
     options = parser.parse_args()
+    for unknown in set(options.cases) - CASES.keys():
+        parser.error(f"there is no case {unknown!r}")
     for seed in options.seeds:
         for case in () if options.page else options.cases:
             name = f"{case}-{seed}"
-            if name not in read_records():
+            if name not in read_records(RESULT):
                 record = run(case, seed, options.data.resolve(), options)
-                RESULT.write_text(json.dumps({**read_records(), name: record}, indent=1) + "\n")
-    PAGE.write_text(page(read_records()))
+                keep_record(RESULT, name, record)
+    PAGE.write_text(page(read_records(RESULT)))
 
 
 if __name__ == "__main__":

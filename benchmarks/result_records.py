@@ -6,7 +6,8 @@ problem's verdict, each validation, each step's rewards, and how long it took.
 
 from __future__ import annotations
 
-import resource
+import json
+import os
 import subprocess
 import sys
 import time
@@ -19,14 +20,17 @@ from workload import where
 from grouper.evaluation.result import Accuracy, EvaluationResult
 from grouper.evaluation.statistics import PairedComparison, paired_comparison
 from grouper.runs.folder import RunFolder
+from grouper.training.metrics import MAXRSS_BYTES
 
 __all__ = [
     "ROOT",
     "accuracy_cell",
     "change_cell",
     "compare_records",
-    "keep_run",
+    "keep_record",
+    "read_records",
     "record_of",
+    "record_run",
     "run_grouper",
     "source_lines",
 ]
@@ -63,19 +67,20 @@ def run_grouper(command: Sequence[str], *, threads: int) -> Record:
         SystemExit: it failed; its output has been shown.
     """
     started = time.perf_counter()
-    grouper = Path(sys.executable).with_name("grouper")
-    environment = [f"OMP_NUM_THREADS={threads}"]
-    done = subprocess.run(["env", *environment, str(grouper), *command], check=False)
-    if done.returncode:
-        raise SystemExit(done.returncode)
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    child = subprocess.Popen([sys.executable, "-m", "grouper", *command], env=environment)
+    # Of this child alone: `RUSAGE_CHILDREN` has the largest of all children so far.
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(child.returncode)
     return {
         "seconds": round(time.perf_counter() - started, 1),
-        "peak_bytes": usage.ru_maxrss * 1024,
+        "peak_bytes": usage.ru_maxrss * MAXRSS_BYTES,
     }
 
 
-def keep_run(folder: Path, command: Sequence[str], *, threads: int) -> Record:
+def record_run(folder: Path, command: Sequence[str], *, threads: int) -> Record:
     """Run `grouper COMMAND --resume` and make the record of the run in `folder`.
 
     Seconds and peak memory are those of the whole run only where one process did all of it: they
@@ -107,7 +112,7 @@ def record_of(folder: Path) -> Record:
             curve[str(result.step)] = rounded(result.overall.numbers)
     return {
         "recipe": (folder / "recipe.yaml").read_text(encoding="utf-8"),
-        "machine": where(),
+        "machine": {**where(), "threads": run.read_info().host["threads"]},
         "evaluations": evaluations,
         "validation": validation,
         "steps": step_columns(run),
@@ -154,6 +159,20 @@ def step_columns(run: RunFolder) -> dict[str, dict[str, list[float | None]]]:
     return columns
 
 
+def read_records(file: Path) -> dict[str, Record]:
+    """Read a file of records: name of a run -> its record; empty where there is no file."""
+    if not file.exists():
+        return {}
+    records: dict[str, Record] = json.loads(file.read_text(encoding="utf-8"))
+    return records
+
+
+def keep_record(file: Path, name: str, record: Record) -> None:
+    """Add a record to a file of records."""
+    records = {**read_records(file), name: record}
+    file.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+
+
 # --- what a page says of them --------------------------------------------------------------------
 
 
@@ -186,9 +205,11 @@ def source_lines(records: Sequence[Record]) -> list[str]:
     lines = []
     for record in records:
         machine = record["machine"]
+        commit, _, changes = machine["commit"].partition(" ")
+        source = f"commit {commit[:10]} {changes}".rstrip()
         line = (
             f"{machine['cpu']}, {machine['threads']} thread(s), torch {machine['torch']}, "
-            f"transformers {machine['transformers']}; commit {machine['commit'][:10]}."
+            f"transformers {machine['transformers']}; {source}."
         )
         if line not in lines:
             lines.append(line)

@@ -34,6 +34,7 @@ from grouper.api import evaluate
 from grouper.config.loading import load_recipe
 from grouper.runs.folder import RunFolder
 
+RECIPE = Path(__file__).with_name("laptop.yaml")
 RESULT = RESULTS / "time_to_accuracy.json"
 CHART = ROOT / "docs" / "images" / "time-to-accuracy.svg"
 
@@ -41,13 +42,14 @@ Point = dict[str, Any]
 
 
 def changes_of(seed: int, model: Path, options: argparse.Namespace) -> list[str]:
-    """What differs from the recipe; the test problems are measured as its validation."""
-    recipe = load_recipe("laptop")
+    """Return what differs from the recipe; its test problems are measured as its validation."""
+    recipe = load_recipe(str(RECIPE))
     assert recipe.data.test is not None
     test = recipe.data.test.model_dump(mode="json", exclude_defaults=True)
     return [
         f"seed={seed}",
         "skip_sft=true",
+        "model.compute_dtype=float32",
         f"grpo.start_from={model.resolve()}",
         f"grpo.steps={options.steps}",
         f"grpo.evaluate_every={options.every}",
@@ -58,10 +60,10 @@ def changes_of(seed: int, model: Path, options: argparse.Namespace) -> list[str]
 
 
 def train_here(seed: int, model: Path, options: argparse.Namespace) -> list[Point]:
-    """Seconds and accuracy of Grouper's run."""
+    """Train with Grouper, and return the seconds and the accuracy of each measured step."""
     folder = options.folder / f"grouper-{seed}"
     names = [f"name={folder.name}", f"output_dir={folder.parent}"]
-    command = ["run", "laptop", "--resume", *changes_of(seed, model, options), *names]
+    command = ["run", str(RECIPE), "--resume", *changes_of(seed, model, options), *names]
     run_grouper(command, threads=2)
     run = RunFolder(folder)
     elapsed = 0.0
@@ -78,13 +80,13 @@ def train_here(seed: int, model: Path, options: argparse.Namespace) -> list[Poin
 
 
 def train_there(seed: int, model: Path, options: argparse.Namespace) -> list[Point]:
-    """Seconds and accuracy of TRL's trainer."""
+    """Train with TRL, and return the seconds and the accuracy of each measured step."""
     folder = options.folder / f"trl-{seed}"
     changes = changes_of(seed, model, options)
     last = folder / f"step-{options.steps}"
     if not last.exists():
         script = Path(__file__).with_name("trl_train.py")
-        words = [sys.executable, str(script), "laptop", str(model), str(folder), *changes]
+        words = [sys.executable, str(script), str(RECIPE), str(model), str(folder), *changes]
         subprocess.run(words, check=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
     lines = (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
     seconds = {row["step"]: row["elapsed"] for row in map(json.loads, lines)}
@@ -97,7 +99,7 @@ def train_there(seed: int, model: Path, options: argparse.Namespace) -> list[Poi
 
 def measured(step: int, seconds: float, model: Path, folder: Path, changes: Sequence[str]) -> Point:
     """Measure a saved model as Grouper's validation does."""
-    recipe = load_recipe("laptop", changes)
+    recipe = load_recipe(str(RECIPE), changes)
     result = evaluate(recipe, model, split="validation", folder=folder)
     return point(step, seconds, evaluation_record(result))
 

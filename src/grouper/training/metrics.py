@@ -189,7 +189,7 @@ def _matrices(module: nn.Module) -> list[tuple[int, bool]]:
 
 @functools.cache
 def matrix_rate(device: torch.device, dtype: torch.dtype, threads: int) -> float:
-    """Measure the FLOP/s of a device at products of large square matrices, in about 0.1 s.
+    """Measure the FLOP/s of a device at products of large square matrices, in about 0.2 s.
 
     Args:
         device: the device to measure.
@@ -197,13 +197,26 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, threads: int) -> float
         threads: of the CPU; each number is measured separately.
     """
     # Large enough for the full rate, small enough to fit beside a model that fills a GPU.
-    size = 1024 if device.type == "cpu" else 4096
-    generator = torch.Generator(device).manual_seed(0)
-    matrix = torch.randn(size, size, device=device, dtype=dtype, generator=generator)
-    # The timer synchronizes with the device before it reads the clock.
-    timer = Timer("matrix @ matrix", globals={"matrix": matrix}, num_threads=threads)
+    largest = 1024 if device.type == "cpu" else 4096
+    size = 256
+    timer = _timer_of_product(size, device, dtype, threads)
+    # A CPU without products of bfloat16 takes a minute for what others do in a second: there, and
+    # wherever the next size (8 times the work) would not fit into the time, the size stays.
+    while size < largest and 8 * timer.timeit(1).mean < _MEASURED_SECONDS:
+        size *= 2
+        timer = _timer_of_product(size, device, dtype, threads)
     measurement = timer.blocked_autorange(min_run_time=_MEASURED_SECONDS)
     return 2 * size**3 / min(measurement.times)
+
+
+def _timer_of_product(size: int, device: torch.device, dtype: torch.dtype, threads: int) -> Timer:
+    """Return a timer of the product of two square matrices.
+
+    It multiplies before it measures, and synchronizes with the device before it reads the clock.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    matrix = torch.randn(size, size, device=device, dtype=dtype, generator=generator)
+    return Timer("matrix @ matrix", globals={"matrix": matrix}, num_threads=threads)
 
 
 # --- the rollouts of a step ----------------------------------------------------------------------
