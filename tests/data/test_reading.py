@@ -587,20 +587,45 @@ def test_files_of_prompts_and_responses_are_recognised(tmp_path, monkeypatch):
     assert source_named("broken.json") == {"source": "file", "path": "broken.json"}
 
 
-def test_a_revision_with_401_in_it_is_not_a_gated_set(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "message", "is_gated"),
+    [
+        ("a/b", "revision 4011abc: timeout", False),
+        ("a/gated-401", "a/gated-401: timeout", False),
+        ("a/b", "GatedRepoError: ask its owner", True),
+        ("a/gated-401", "a/gated-401: 401 Client Error", True),
+    ],
+)
+def test_a_set_is_gated_by_the_answer_and_not_by_its_name(monkeypatch, name, message, is_gated):
     import datasets
 
     def load(*_, **__):
-        raise RuntimeError("revision 4011abc: timeout")
+        raise RuntimeError(message)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     with pytest.raises(DataError) as caught:
-        list(read_hub("a/b", split="train", subset=None))
-    assert "gated" not in str(caught.value)
+        list(read_hub(name, split="train", subset=None))
+    assert ("this set is gated" in str(caught.value)) == is_gated
 
 
-def test_a_comma_in_a_title_does_not_hide_the_semicolons(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        ("question;answer, final\n1+1?;2\n", {"question": "1+1?", "answer, final": "2"}),
+        # The mark that is not meant stands in quotes, and a cell holds a line break.
+        (
+            '"question; long",answer\n"line 1\nline 2",5\n',
+            {"question; long": "line 1\nline 2", "answer": "5"},
+        ),
+        # The last cells of a row may be missing.
+        ('a,"b;c",d\nx;y,2\n', {"a": "x;y", "b;c": "2", "d": None}),
+        ("q\ta, final\tnote\nx, y\t2\n", {"q": "x, y", "a, final": "2", "note": None}),
+        ("question,answer\n", None),
+        ("question;answer\nwhat?\n", {"question": "what?", "answer": None}),
+    ],
+)
+def test_the_mark_between_cells_is_the_one_that_splits_header_and_first_row(tmp_path, text, row):
     path = tmp_path / "rows.csv"
-    path.write_text("question;answer, final\n1+1?;2\n")
+    path.write_text(text)
     rows = read_files(find_file(path, split="any", subset=None))
-    assert rows == [{"question": "1+1?", "answer, final": "2"}]
+    assert rows == ([] if row is None else [row])

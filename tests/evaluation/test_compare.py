@@ -462,3 +462,9 @@ def test_results_without_a_scored_problem_are_refused():
     results = [make_result("base", "??"), make_result("sft", "??")]
     with pytest.raises(DataError, match="no problem could be scored in every result"):
         compare(results)
+
+
+def test_one_result_without_a_scored_problem_is_shown():
+    unscored = make_result("base", "??")
+    assert compare([unscored]).differences == ()
+    assert "base" in plain(render_table(compare([unscored])))

@@ -13,8 +13,9 @@ from drawn_runs import GRPO, NASTY, make_run, new_run, report, result, rollout
 
 from grouper.errors import RunFolderError
 from grouper.files import write_lines
-from grouper.report.page import write_report
+from grouper.report.page import compared, write_report
 from grouper.runs.folder import RunFolder
+from grouper.types import Verdict
 
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 
@@ -228,6 +229,16 @@ def test_runs_of_other_problems_are_not_compared(tmp_path):
     said = re.search(r'class="note unsure"><bdi>(.*?)</bdi>', page(first, second)[0])
     assert said is not None
     assert "share no problem" in said[1]
+
+
+def test_a_model_of_which_nothing_could_be_scored_stands_alone():
+    scored = result("sft", "sft", 5, "test", 3)
+    items = tuple(replace(item, verdict=Verdict.NOT_SCORED) for item in scored.items)
+    unscored = replace(scored, name="base", phase="base", step=0, items=items)
+    text = str(list(compared([unscored, scored])))
+    assert "no problem could be scored in every result" in text
+    assert "base" in text
+    assert "sft" in text.lower()
 
 
 def test_what_was_measured_afterwards_has_a_table_of_its_own(tmp_path):

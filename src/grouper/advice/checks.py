@@ -759,7 +759,7 @@ def budget(summary: SampleSummary) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """A few samples, graded and rewarded as in training, and the preparation that they are of."""
+    """A few samples, graded and rewarded as in training, and the prepared data they come from."""
 
     groups: tuple[RolloutGroup, ...]
     """One per problem."""

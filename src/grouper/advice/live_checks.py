@@ -68,7 +68,7 @@ class LiveChecks(Hook):
 
 
 class Preflight(Hook):
-    """Samples a few completions: does GRPO's budget suffice, and has SFT taught to stop."""
+    """Samples a few completions: does GRPO's budget suffice, and has SFT taught to stop?"""
 
     def __init__(self) -> None:
         self._is_done = False

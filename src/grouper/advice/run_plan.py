@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from grouper.advice.checks import found
 from grouper.advice.live_checks import worst_slices
@@ -399,7 +400,7 @@ class _Planner:
         if not recipe.skip_grpo:
             self.slices["grpo"] = worst_slices(recipe.grpo, max(self.prompts), self.completion)
 
-    def _prepare(self, recipe: Recipe) -> Any:
+    def _prepare(self, recipe: Recipe) -> PretrainedConfig:
         """Load the data and prepare them, if they are on this machine.
 
         Returns:

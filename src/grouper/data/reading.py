@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
 import os
 import re
@@ -20,6 +21,9 @@ Item = TypeVar("Item")
 
 # A file of each folder that `save_to_disk` of `datasets` wrote; its data are in `data-*.arrow`.
 _SAVED = "state.json"
+
+# Of a CSV file, by which its header and its first row are found: cells may hold line breaks.
+_LINES_OF_TWO_ROWS = 1000
 
 
 def source_named(name: str) -> dict[str, Any]:
@@ -155,7 +159,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             except (ValueError, RecursionError) as error:
                 yield UnreadableRow(f"line {number} is not JSON: {_json_reason(error)}")
                 continue
-            yield _require_columns(row, f"line {number}")
+            yield _row_or_unreadable(row, f"line {number}")
 
 
 def _read_json(path: Path) -> Iterator[Row]:
@@ -171,10 +175,10 @@ def _read_json(path: Path) -> Iterator[Row]:
     if not isinstance(rows, list):
         raise DataError("must be a list of objects, [{...}, {...}]", where=str(path))
     for row in rows:
-        yield _require_columns(row, "it")
+        yield _row_or_unreadable(row, "it")
 
 
-def _require_columns(row: Any, name: str) -> Row:
+def _row_or_unreadable(row: Any, name: str) -> Row:
     """Return a JSON object as it is, and an unreadable row for any other value."""
     if isinstance(row, dict):
         return row
@@ -202,20 +206,22 @@ def _json_reason(error: ValueError | RecursionError) -> str:
     return str(error).split(";")[0]
 
 
-def _delimiter_of(header: str, first_row: str) -> str:
+def _delimiter_of(file: Iterable[str]) -> str:
     """Return what stands between the cells of a file.
 
-    Spreadsheets of some countries put semicolons there. Of several marks in the header it is the
-    one by which the first row has as many cells.
+    Spreadsheets of some countries put semicolons there. It is the first mark by which the header
+    has several cells and the row after it as many or, where its last ones are missing, fewer.
 
-    >>> _delimiter_of("question;answer, final", "1+1?;2"), _delimiter_of("question,answer", "1?,2")
-    (';', ',')
+    >>> _delimiter_of(["question;answer, final", "1+1?;2"])
+    ';'
     """
+    lines = list(itertools.islice(file, _LINES_OF_TWO_ROWS))
+    header = lines[0] if lines else ""
     marks = [mark for mark in "\t,;" if mark in header]
     for mark in marks:
-        rows = list(csv.reader([header, first_row], delimiter=mark))
-        # A quote that is open at the end of the header makes one row of both.
-        if len(rows) == 2 and len(rows[0]) == len(rows[1]):
+        # A cell in quotes may hold line breaks, so these are rows and not lines.
+        rows = list(itertools.islice(csv.reader(lines, delimiter=mark), 2))
+        if len(rows) == 2 and 1 < len(rows[1]) <= len(rows[0]):
             return mark
     return marks[0] if marks else ","
 
@@ -223,7 +229,7 @@ def _delimiter_of(header: str, first_row: str) -> str:
 def _read_csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # a cell may hold a long solution
     with path.open(encoding="utf-8-sig", newline="") as file:
-        delimiter = _delimiter_of(file.readline(), file.readline())
+        delimiter = _delimiter_of(file)
         file.seek(0)
         # Strict, because a quote that is never closed would silently swallow the following rows.
         rows = csv.DictReader(file, strict=True, delimiter=delimiter)
@@ -383,7 +389,7 @@ def read_hub(
 
 
 # Words and statuses of the Hub for a set whose terms were not accepted; not a part of a revision.
-_GATED = re.compile(r"\b(gated|40[13])\b")
+_GATED = re.compile(r"\bgated|\b40[13]\b")
 
 
 def _explain(name: str, split: str, subset: str | None, error: Exception) -> DataError:
@@ -394,7 +400,8 @@ def _explain(name: str, split: str, subset: str | None, error: Exception) -> Dat
     suggestion = _nearest(name)
     fix = f"{suggestion}Check the name, or give a local copy as `path`."
     offline = _is_offline()
-    if _GATED.search(lowered):
+    # The set's own name may hold such a word ("owner/set-401").
+    if _GATED.search(lowered.replace(name.lower(), "")):
         message = "this set is gated: its owner asks you to accept terms first"
         fix = "Accept them on the set's page, then run `hf auth login`."
     elif "split" in lowered and isinstance(error, ValueError):

@@ -348,7 +348,7 @@ _NO_ANSWER = {None, "proof", "notfound"}
 
 
 def _text(value: Any, column: str) -> str | None:
-    """Return text as it is, numbers in their shortest form (145.0 is `145`), else None.
+    """Return text as it is, numbers in their shortest form (145.0 is `145`), None if it is missing.
 
     A list is its elements with commas; OlympiadBench has lists of one. verl's prompts are lists of
     the user's message; of a conversation the recipe must name a turn, which may not be the first.

@@ -110,7 +110,7 @@ def compare(
         seeds: the seeds of the results that `pool` has combined.
 
     Raises:
-        DataError: they share no problem.
+        DataError: they share no problem, or none that was scored in all of them.
     """
     shared, left_out = _shared_problems(results)
     seeds = seeds or {}
@@ -129,7 +129,7 @@ def compare(
         if all(problem_id in result.scores for result in results)
     ]
 
-    if results and not scored_ids:
+    if len(results) > 1 and not scored_ids:
         raise DataError(
             "no problem could be scored in every result",
             where="the reference answers",
@@ -185,7 +185,7 @@ def _shared_problems(
     if not results:
         return set(), 0
     problems = [set(result.problems) for result in results]
-    ids = [{problem_id for problem_id, _ in result.problems} for result in results]
+    ids = [{problem_id for problem_id, _ in keys} for keys in problems]
     shared = set.intersection(*problems)
     shared_ids = set.intersection(*ids)
     # Ids are often row numbers: by chance, some other problems have the same answer.
@@ -307,7 +307,7 @@ def _failures(result: EvaluationResult) -> dict[tuple[str, Cause], float]:
 
 
 def _cause(item: EvaluationItem) -> Cause:
-    """Return the cause why a completion is not correct."""
+    """Return why a completion is not correct."""
     if item.outcome == "truncated":
         return "truncation"
     if item.outcome == "no_answer":

@@ -181,8 +181,7 @@ class EvaluationResult:
     @property
     def problems(self) -> KeysView[tuple[str, str]]:
         """(id, reference) of each problem, in order; two problems with equal ones are the same."""
-        keys = [(item.problem_id, item.answer) for item in self.light]
-        return dict.fromkeys(keys).keys()
+        return dict.fromkeys((item.problem_id, item.answer) for item in self.light).keys()
 
     @cached_property
     def overall(self) -> Accuracy:

@@ -258,7 +258,7 @@ def _verdict(split: str, results: Sequence[EvaluationResult]) -> tuple[str, str]
         results = comparison.results
         differences = comparison.differences
     except DataError:
-        # They have no problem in common, and the last model is reported alone.
+        # No problem was scored in both, and the last model is reported alone.
         pass
     first = results[0]
     last = results[-1]
@@ -325,7 +325,7 @@ def _last_results(
 
 
 def compared(results: Sequence[EvaluationResult]) -> Iterator[Block]:
-    """Yield the table of some models, or of each alone where they share no problem."""
+    """Yield the table of some models, or of each alone where no problem was scored in all."""
     try:
         yield from blocks(render_table(compare(results)))
     except DataError as error:

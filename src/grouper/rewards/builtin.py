@@ -404,8 +404,7 @@ def plain_number(text: str, *, first: bool = False) -> float | None:
     >>> plain_number("x = -3.5, or 7", first=True)
     -3.5
     """
-    bare_text = text.strip().removeprefix("$")
-    match = _NUMBER.search(text) if first else _NUMBER.fullmatch(bare_text)
+    match = _NUMBER.search(text) if first else _NUMBER.fullmatch(text.strip().removeprefix("$"))
     if match is None or len(match[0]) > 300:  # a longer literal is no answer
         return None
     value = float(match[0].replace(",", ""))

@@ -464,7 +464,8 @@ def _number(
             "a difference of 0.1 is lost and sums overflow), or None for a completion that cannot "
             "be scored.",
         )
-    lowest, highest = bounds
+    lowest = bounds[0]
+    highest = bounds[1]
     if not lowest - 1e-9 <= value <= highest + 1e-9:
         raise RewardError(
             f"the reward {name!r} returned {value} for completion {row}, outside its range "

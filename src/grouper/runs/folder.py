@@ -737,10 +737,10 @@ class RunFolder:
         if finished and not _is_complete_log(self.path / "training.log"):
             lost.append("training.log, and the warnings that it held")
         if recipe is not None and finished:
-            lost += self._lost_by_recipe(recipe, list(finished))
+            lost += self._missing_by_recipe(recipe, list(finished))
         return lost
 
-    def _lost_by_recipe(self, recipe: Recipe, finished: Sequence[str]) -> list[str]:
+    def _missing_by_recipe(self, recipe: Recipe, finished: Sequence[str]) -> list[str]:
         """List the missing records that the recipe of a run shows to be missing.
 
         Args:

@@ -219,9 +219,9 @@ class Progress:
         return step % steps_per_line == 0 or seconds_since_line >= PLAIN_STEP_SECONDS
 
     def _time_left(self, report: StepReport, total: int | None) -> str:
-        """Return the time that the rest of the phase takes at the average pace, in words.
+        """Return in words how long the rest of the phase takes at the average pace.
 
-        Empty at the first step, and after the last.
+        The text is empty at the first step, and after the last.
         """
         seconds = time.monotonic()
         if self._first is None or self._first[0] != report.phase or self._first[1] >= report.step:

@@ -98,7 +98,7 @@ class Recorder(RunFolder):
         self._is_new = False
         self._lock: RunLock | None = None
         self._host: Mapping[str, str | int] = {}
-        """Machine and time of the run's begin, which identify it."""
+        """Machine and time of the run's start, which identify it."""
         self._builders: dict[str, Callable[[], Sink]] = {}
         self._open: list[Background] | None = None
         """The trackers, once they are opened."""

@@ -346,7 +346,7 @@ class RunInfo(BaseModel, strict=True, extra="forbid"):
     code: dict[str, str] = {}
     """File of the user -> hash of its source."""
     host: dict[str, str | int] = Field(default_factory=lambda: host(0, 1))
-    """Machine and time of the run's begin."""
+    """Machine and time of the run's start."""
     changes: list[Change] = []
     resolved: dict[str, int] | None = None
     """Settings that followed from the data."""
@@ -379,14 +379,14 @@ def recipe_changes(old_yaml: str, new_yaml: str) -> Changes:
     for key in {**old_settings, **new_settings}:
         old = old_settings.get(key, NOT_THERE)
         new = new_settings.get(key, NOT_THERE)
-        if old != new and not _is_no_experiment(key):
+        if old != new and _changes_experiment(key):
             changes[key] = [old, new]
     return changes
 
 
-def _is_no_experiment(key: str) -> bool:
-    """Return whether a setting does not change the experiment."""
-    return any(f"{key}.".startswith(f"{name}.") for name in NOT_THE_EXPERIMENT)
+def _changes_experiment(key: str) -> bool:
+    """Return whether a setting belongs to the experiment."""
+    return not any(f"{key}.".startswith(f"{name}.") for name in NOT_THE_EXPERIMENT)
 
 
 def are_harmless(changes: Changes) -> bool:
@@ -470,7 +470,7 @@ def numbers_in_words(numbers: Sequence[int]) -> str:
 
 
 def host(threads: int, processes: int) -> dict[str, str | int]:
-    """Return machine and time of a run's begin, which have no meaning to the experiment."""
+    """Return machine and time of a run's start, which have no meaning to the experiment."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),

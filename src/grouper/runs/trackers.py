@@ -495,7 +495,7 @@ def find_trackers(recipe: Recipe, folder: Path, *, started: str) -> dict[str, Ca
     Args:
         recipe: names the trackers.
         folder: of the run.
-        started: time of the run's begin, which distinguishes it from another one in the same place.
+        started: time of the run's start, which distinguishes it from another one in the same place.
 
     Raises:
         ConfigError: a tracker of the user does not exist.

@@ -30,19 +30,19 @@ class Asked:
 
 
 class Hook:
-    """Base class of hooks, which do nothing.
+    """Base class of hooks, whose methods do nothing.
 
     They are called around the steps of a phase, on every process, in their order.
     """
 
     def run_begins(self, run: Run, policy: Policy) -> None:
-        """Handle the begin of a run, before the base model is measured.
+        """Handle the start of a run, before the base model is measured.
 
         A run that has measured it already does not call this; `policy` is the base model.
         """
 
     def phase_begins(self, run: Run, state: TrainState) -> None:
-        """Handle the begin of a phase, before its first step; also when it is resumed."""
+        """Handle the start of a phase, before its first step; also when it is resumed."""
 
     def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
         """Handle a finished step, before its metrics are written."""

@@ -60,7 +60,7 @@ class RunResult:
     results: tuple[EvaluationResult, ...]
     """Test results in the order base, SFT, GRPO, as far as there are any."""
     comparison: Comparison | None
-    """None with fewer than two results, or if they have no problem in common."""
+    """None with fewer than two results, or if no problem was scored in all of them."""
 
 
 @torch.inference_mode(False)  # with gradients, whatever the caller has switched off
@@ -96,7 +96,7 @@ def train(run: Run, hooks: Sequence[Hook] = ()) -> RunResult:
     if len(results) > 1:
         try:
             comparison = compare(results)
-        except DataError as error:  # data.test has changed since the first of them
+        except DataError as error:  # data.test has changed since the first, or nothing was scored
             log.warning("%s", error.paragraph())
     run.processes.on_rank0(run.folder.redraw)
     save_message = run.processes.on_rank0(lambda: export_to_save_path(recipe, run.path))

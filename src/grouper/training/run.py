@@ -1,4 +1,4 @@
-"""A run: what was prepared, with a folder, processes, a sampler and a watchdog."""
+"""A run: its prepared data, its folder, its processes, and the models and rewards it holds."""
 
 from __future__ import annotations
 
