@@ -20,7 +20,7 @@ import torch
 from transformers import AutoConfig
 from workload import RESULTS, where
 
-from grouper.advice.run_plan import RunPlan, plan_run
+from grouper.advice.plan import RunPlan, plan_run
 from grouper.config.schema import DataConfig, ModelConfig, Recipe, SourceConfig
 from grouper.models.loading import weightless_policy
 

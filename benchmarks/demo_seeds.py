@@ -22,7 +22,7 @@ from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.evaluation.statistics import PairedComparison, paired_comparison
 from grouper.runs.progress import Progress
-from grouper.training.phases import RunResult
+from grouper.training.pipeline import RunResult
 from grouper.training.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]

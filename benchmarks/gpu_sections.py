@@ -613,7 +613,7 @@ def _planned(work: Work) -> int | None:
         return None
     from transformers import Qwen2Config
 
-    from grouper.advice.run_plan import plan_run
+    from grouper.advice.plan import plan_run
     from grouper.config.loading import load_recipe
 
     with tempfile.TemporaryDirectory() as folder:

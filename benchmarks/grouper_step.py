@@ -21,7 +21,7 @@ from grouper.sampling.base import Sampler, SampleRequest
 from grouper.training.assemble import advantages_of
 from grouper.training.observe import take_step
 from grouper.training.parallel import ParallelPolicy
-from grouper.training.phases import fresh_state
+from grouper.training.pipeline import fresh_state
 from grouper.training.run import Run
 from grouper.training.update import accumulate_gradient, grpo_objective
 from grouper.types import (

@@ -13,7 +13,7 @@ from workers import peak_memory, serve
 from grouper.config.loading import load_recipe
 from grouper.runs.progress import Progress
 from grouper.training.observe import take_step
-from grouper.training.phases import fresh_state
+from grouper.training.pipeline import fresh_state
 from grouper.training.run import Run
 from grouper.training.state import TrainState
 from grouper.types import Demonstration, Prompt

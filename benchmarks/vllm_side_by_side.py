@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from workload import where
 
-from grouper.advice.measuring import bench
+from grouper.advice.bench import bench
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.sampling.base import SampleRequest

@@ -25,7 +25,7 @@ from grouper.errors import ConfigError, DataError, ModelError, RunFolderError
 from grouper.models.process_group import ProcessGroup
 from grouper.prompts import make_format
 from grouper.runs.folder import RunFolder
-from grouper.sampling.engines import Samplers
+from grouper.sampling.factory import Samplers
 
 
 @pytest.fixture(scope="module")

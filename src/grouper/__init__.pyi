@@ -28,7 +28,7 @@ from grouper.rewards import reward as reward
 from grouper.runs.folder import LoadedRun as LoadedRun
 from grouper.runs.folder import RunFolder as RunFolder
 from grouper.runs.folder import load_run as load_run
-from grouper.training.phases import RunResult as RunResult
+from grouper.training.pipeline import RunResult as RunResult
 from grouper.training.prepare import Prepared as Prepared
 from grouper.training.run import Run as Run
 from grouper.types import AnswerContract as AnswerContract

@@ -61,7 +61,7 @@ from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest, StopStrings, draw_seed
 from grouper.sampling.native import NativeSampler
-from grouper.training import phases
+from grouper.training import pipeline
 from grouper.training.assemble import advantages_of
 from grouper.training.collect import collect
 from grouper.training.curriculum import first_met, read_pass_rates
@@ -121,7 +121,7 @@ def train(
     overwrite: bool = False,
     allow_changes: bool = False,
     display: Progress | None = None,
-) -> phases.RunResult:
+) -> pipeline.RunResult:
     """Run every phase of the recipe that is not finished yet, and compare.
 
     Args:
@@ -144,7 +144,7 @@ def train(
         repository = what.recipe.push_to
         if repository is not None:
             hooks.append(PushCheckpoints(repository))
-        return phases.train(what, hooks)
+        return pipeline.train(what, hooks)
     if isinstance(what, Prepared):
         what.release()
         recipe = what.recipe

@@ -46,13 +46,13 @@ _SECRETS: dict[str, str] = {}
 _SHORTEST_SECRET = 6
 
 
-def hide(secret: str, reference: str) -> None:
+def register_secret(secret: str, reference: str) -> None:
     """Replace `secret` by `reference` in all later texts for people or files."""
     if len(secret) >= _SHORTEST_SECRET:
         _SECRETS[secret] = reference
 
 
-def hidden(text: str) -> str:
+def redact(text: str) -> str:
     """Return the text without secrets: each is replaced by its reference, as given to `hide`."""
     for secret, reference in _SECRETS.items():
         text = text.replace(secret, reference)
@@ -78,9 +78,9 @@ class GrouperError(Exception):
         # It may quote a user's function or a library: secrets, and many lines.
         lines = [line.strip() for line in what.splitlines()]
         text = " ".join(line for line in lines if line)
-        self.what = hidden(text)
+        self.what = redact(text)
         self.where = where
-        self.fix = hidden(fix)
+        self.fix = redact(fix)
         self.others = tuple(others)
         super().__init__(str(self))
 
@@ -199,7 +199,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def counted(number: int, what: str) -> str:
+def plural(number: int, what: str) -> str:
     """Write a number and its noun, for people.
 
     >>> counted(1, "thread"), counted(2000, "thread")

@@ -27,7 +27,7 @@ TOO_DEEP = "it is nested too deeply"
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
-def refused(error: OSError, path: Path) -> NoReturn:
+def raise_os_error(error: OSError, path: Path) -> NoReturn:
     """Raise an error of the operating system about `path` as a `RunFolderError`."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     problem = "cannot write here"
@@ -43,7 +43,7 @@ def refused(error: OSError, path: Path) -> NoReturn:
 
 
 @contextlib.contextmanager
-def refusing(path: Path) -> Iterator[None]:
+def os_errors_as(path: Path) -> Iterator[None]:
     """Raise errors of the operating system while `path` is written as `RunFolderError`.
 
     Safetensors and tokenizers have exceptions of their own for it (the latter a bare `Exception`)
@@ -52,13 +52,13 @@ def refusing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        refused(error, path)
+        raise_os_error(error, path)
     except Exception as error:  # tokenizers has no type of its own; raised again below
         match = re.search(r"\(os error (\d+)\)", str(error))
         if match is None:
             raise
         number = int(match[1])
-        refused(OSError(number, os.strerror(number)), path)
+        raise_os_error(OSError(number, os.strerror(number)), path)
 
 
 def require_writable(path: Path, fix: str = "Name another folder.") -> None:
@@ -80,7 +80,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with refusing(target):
+        with os_errors_as(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             # A run that was killed may have left its temporary folder.
             for leftover in target.parent.glob(f".{target.name}.*.tmp"):
@@ -138,7 +138,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     # The leading dot and the process id keep half-written files out of every glob and apart.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with refusing(path):
+        with os_errors_as(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
                 yield file
@@ -199,7 +199,7 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
     line = memoryview(text.encode())
     written = 0
     # Unbuffered, so that a failed write is not tried again on closing.
-    with refusing(path), path.open("ab", buffering=0) as file:
+    with os_errors_as(path), path.open("ab", buffering=0) as file:
         try:
             while written < len(line):
                 written += file.write(line[written:])
@@ -230,7 +230,7 @@ _OF_CONTENT = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeErro
 
 
 @contextlib.contextmanager
-def reading(path: Path, what: str, fix: str) -> Iterator[None]:
+def read_errors_as(path: Path, what: str, fix: str) -> Iterator[None]:
     """Raise errors about the content of `path`, while it is read, as `RunFolderError`."""
     try:
         yield
@@ -252,7 +252,7 @@ def read_lines(path: Path, parse: Callable[[str], Any] = json.loads) -> Iterator
     """
     fix = "It was damaged after it was written; restore it or delete it."
     with (
-        reading(path, "the file cannot be read", fix),
+        read_errors_as(path, "the file cannot be read", fix),
         gzip.open(path, "rt", encoding="utf-8") as file,
     ):
         for line in file:
@@ -265,7 +265,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     Raises:
         RunFolderError: it says `what` where the file is missing or damaged.
     """
-    with reading(path, what, "Check the path, or restore the file."):
+    with read_errors_as(path, what, "Check the path, or restore the file."):
         content: Any = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise TypeError("it holds no object")
@@ -287,11 +287,11 @@ def checksum(path: Path) -> str:
 
 def delete(path: Path) -> None:
     """Delete a file, if it exists."""
-    with refusing(path):
+    with os_errors_as(path):
         path.unlink(missing_ok=True)
 
 
-def table(package: str, name: str) -> Any:
+def load_table(package: str, name: str) -> Any:
     """Load a YAML file that ships with a package."""
     path = importlib.resources.files(package) / name
     text = path.read_text(encoding="utf-8")

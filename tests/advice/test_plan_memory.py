@@ -10,7 +10,7 @@ import torch
 from tiny_models import make_batch, make_prompt, tiny_model
 from transformers import AutoConfig
 
-from grouper.advice.run_plan import FOUR_BITS, ModelMemory
+from grouper.advice.plan import FOUR_BITS, ModelMemory
 from grouper.advice.tracing import Tracer, _Live
 from grouper.algorithms.batching import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig

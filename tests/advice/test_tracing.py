@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from grouper.advice.run_plan import ModelMemory
+from grouper.advice.plan import ModelMemory
 from grouper.algorithms.batching import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
 from grouper.models.loading import weightless_policy

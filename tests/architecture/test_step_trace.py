@@ -17,7 +17,7 @@ from codebase import SOURCE, TOP
 from tiny_runs import TINY_RUN, data_from, write_problems
 
 from grouper import load_recipe, prepare, train
-from grouper.training import phases
+from grouper.training import pipeline
 from grouper.training.observe import take_step
 from grouper.training.run import Run
 from grouper.training.state import TrainState
@@ -58,7 +58,7 @@ def entered(tmp_path_factory: pytest.TempPathFactory) -> set[CodeType]:
             sys.setprofile(None)
 
     with pytest.MonkeyPatch.context() as patch, prepare(recipe) as setup:
-        patch.setattr(phases, "take_step", traced)
+        patch.setattr(pipeline, "take_step", traced)
         train(setup)
     return {code for code in found if Path(code.co_filename).is_relative_to(SOURCE / TOP)}
 

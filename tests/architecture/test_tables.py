@@ -18,7 +18,7 @@ from grouper.cli.main import cli
 from grouper.config import schema
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
 from grouper.config.overrides import PRESETS
-from grouper.sampling.engines import SAMPLERS
+from grouper.sampling.factory import SAMPLERS
 from grouper.training.optimizers import OPTIMIZERS, SCHEDULES
 
 

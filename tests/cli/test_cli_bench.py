@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from grouper.advice import measuring
+from grouper.advice import bench
 from grouper.cli.main import cli
 from grouper.errors import ConfigError
 
@@ -65,9 +65,9 @@ def test_json_of_a_recipe_that_makes_its_model(grouper, small, tmp_path):
 
 @pytest.mark.slow
 def test_memory_that_ran_out_names_the_setting_to_begin_with(grouper, finished_run, monkeypatch):
-    honest = measuring.bench
+    honest = bench.bench
     short = lambda *args, **named: replace(honest(*args, **named), token_limit=96)  # noqa: E731
-    monkeypatch.setattr(measuring, "bench", short)
+    monkeypatch.setattr(bench, "bench", short)
     done = grouper("bench", finished_run, *FEW, "--completion-tokens", "2")
     assert "Memory ran out: slices have had at most 96 tokens since." in done.out
     assert "Set grpo.tokens_per_micro_batch=96" in done.out

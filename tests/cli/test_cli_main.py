@@ -82,7 +82,7 @@ def test_a_model_that_does_not_fit_is_one_paragraph(grouper, monkeypatch, error)
     def full(*_, **__):
         raise error
 
-    monkeypatch.setattr("grouper.advice.measuring.bench", full)
+    monkeypatch.setattr("grouper.advice.bench.bench", full)
     first = next(iter(str(error).split(".")), "") or "MemoryError"
     grouper("bench", "demo").refused(f"memory ran out ({first}", "`grouper plan RECIPE`")
 
@@ -91,7 +91,7 @@ def test_other_errors_of_ours_keep_their_traceback(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("shape")
 
-    monkeypatch.setattr("grouper.advice.measuring.bench", broken)
+    monkeypatch.setattr("grouper.advice.bench.bench", broken)
     with pytest.raises(RuntimeError, match="shape"):
         main(["bench", "demo"])
 
@@ -127,7 +127,7 @@ def test_tensorflow_is_never_imported_however_well_it_is_installed(tmp_path):
     program = textwrap.dedent("""
         import importlib.util, sys
         assert importlib.util.find_spec("tensorflow") is not None
-        import grouper.training.phases
+        import grouper.training.pipeline
         from grouper.models.loading import load_policy
         assert not [n for n in sys.modules if n.split(".")[0] in ("tensorflow", "jax", "keras")]
     """)

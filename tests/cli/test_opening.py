@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from grouper.advice.recipe_checks import missing_packages
-from grouper.cli import opening
+from grouper.cli import recipe_args
 from grouper.config.loading import load_recipe
 from grouper.errors import ConfigError, ModelError, RunFolderError, raise_all
 
@@ -32,9 +32,9 @@ def resolved(monkeypatch, grouper):
 
 @pytest.fixture
 def no_bitsandbytes(monkeypatch):
-    real = opening.find_spec
+    real = recipe_args.find_spec
     without = lambda name: None if name == "bitsandbytes" else real(name)  # noqa: E731
-    monkeypatch.setattr(opening, "find_spec", without)
+    monkeypatch.setattr(recipe_args, "find_spec", without)
     monkeypatch.setattr("grouper.errors.find_spec", without, raising=False)
 
 
@@ -106,27 +106,27 @@ def test_what_a_command_samples_from(tmp_path):
         return str(tmp_path / name)
 
     demo, run = load_recipe("demo"), tmp_path / "run"
-    assert opening.chosen_model(None, demo, run) is None
+    assert recipe_args.chosen_model(None, demo, run) is None
     base = made("run/base")
-    assert opening.chosen_model(None, demo, run) == base
+    assert recipe_args.chosen_model(None, demo, run) == base
     named = demo.override("model={path: owner/name, new: null}")
-    assert opening.chosen_model(None, named, run) == "owner/name"
+    assert recipe_args.chosen_model(None, named, run) == "owner/name"
     sft = made("run/sft/final")
-    assert opening.chosen_model(None, named, run) == sft
+    assert recipe_args.chosen_model(None, named, run) == sft
     start = demo.override(f"grpo.start_from={made('start')}")
-    assert opening.chosen_model(None, start, run) == str(tmp_path / "start")
-    assert opening.chosen_model(None, start, Path(sft)) == sft
-    assert opening.chosen_model("owner/other", start, run) == "owner/other"
+    assert recipe_args.chosen_model(None, start, run) == str(tmp_path / "start")
+    assert recipe_args.chosen_model(None, start, Path(sft)) == sft
+    assert recipe_args.chosen_model("owner/other", start, run) == "owner/other"
     with pytest.raises(ModelError, match=r"^--model: there is no folder"):
-        opening.chosen_model("./nowhere", start, run)
+        recipe_args.chosen_model("./nowhere", start, run)
     gone = demo.override("grpo.start_from=./nowhere")
     with pytest.raises(ModelError, match=f"^{re.escape(str(run))}: there is no folder"):
-        opening.chosen_model(None, gone, run)
+        recipe_args.chosen_model(None, gone, run)
 
 
 def test_what_cannot_be_written_is_refused_before_the_work(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RunFolderError):
-        opening.require_new(tmp_path / "file" / "new.jsonl")
+        recipe_args.require_new(tmp_path / "file" / "new.jsonl")
     with pytest.raises(ConfigError, match=r"^--output: .* exists already"):
-        opening.require_new(tmp_path / "file", "--output")
+        recipe_args.require_new(tmp_path / "file", "--output")

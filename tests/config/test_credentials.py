@@ -11,7 +11,7 @@ import pytest
 from grouper import errors
 from grouper.config.credentials import expanded, refuse_literal_secrets
 from grouper.config.loading import load_recipe, resolved_yaml
-from grouper.errors import ConfigError, RewardError, hidden
+from grouper.errors import ConfigError, RewardError, redact
 from grouper.grading.pool import _environment
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
@@ -166,7 +166,7 @@ def test_what_a_function_says_of_it_is_hidden(
 ) -> None:
     monkeypatch.setenv("JUDGE_TOKEN", SECRET)
     expanded({"token": "${JUDGE_TOKEN}"}, where="", error=ConfigError)
-    assert hidden(f"401 for {SECRET}") == "401 for ${JUDGE_TOKEN}"
+    assert redact(f"401 for {SECRET}") == "401 for ${JUDGE_TOKEN}"
     error = RewardError(f"the reward raised: 401 for {SECRET}")
     assert SECRET not in f"{error}{error.what}"
     handlers = setup_logging(tmp_path)

@@ -18,7 +18,7 @@ from grouper.config.overrides import PRESETS
 from grouper.errors import ConfigError, ModelError, PreflightError, RunFolderError
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
-from grouper.training import phases
+from grouper.training import pipeline
 from grouper.training.run import Run
 from grouper.training.saved_state import read_state
 
@@ -309,7 +309,7 @@ def test_the_look_before_grpo_is_first_and_small(
         return answers
 
     monkeypatch.setattr(live_checks, "_sample", counted)
-    monkeypatch.setattr(phases, "measure_policy", None)  # the base is not measured before
+    monkeypatch.setattr(pipeline, "measure_policy", None)  # the base is not measured before
     with pytest.raises(PreflightError, match=r"max_new_tokens=12") as caught:
         run(tmp_path / "refused", "grpo.allow_truncation=false", "skip_sft=true")
     assert "--resume" not in caught.value.fix  # nothing was done that could be kept

@@ -22,10 +22,10 @@ from grouper.errors import Interrupted
 from grouper.evaluation.result import EvaluationResult
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
-from grouper.sampling import engines
-from grouper.sampling.engines import Samplers
+from grouper.sampling import factory
+from grouper.sampling.factory import Samplers
 from grouper.training.hooks import Asked, Hook
-from grouper.training.phases import train
+from grouper.training.pipeline import train
 from grouper.training.run import Run
 from grouper.training.validation import Validation
 
@@ -115,7 +115,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     write_problems(tmp_path)
     Path("by_length.py").write_text(REWARD)
     made = World()
-    monkeypatch.setattr(engines, "_start_vllm", made.start)
+    monkeypatch.setattr(factory, "_start_vllm", made.start)
     monkeypatch.setattr(recipe_checks, "require_vllm", lambda: "0.32.0")
     # The best is not the last one.
     better = property(lambda result: {0: 0.1, 2: 0.6, 4: 0.3, 5: 0.2}[result.step])
@@ -194,7 +194,7 @@ def test_servers_that_do_not_start_lose_validations_and_not_the_run(
             raise OSError("no such card")
         return world.start(samplers, policy, folder)
 
-    monkeypatch.setattr(engines, "_start_vllm", start)
+    monkeypatch.setattr(factory, "_start_vllm", start)
     folder = run(world, "run", BESIDE)
     assert not folder.read_evaluations()
     assert sum("no such card" in e for r in folder.read_metrics() for e in r.events) == 3

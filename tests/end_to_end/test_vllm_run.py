@@ -18,8 +18,8 @@ from grouper.errors import ConfigError
 from grouper.models.folders import RECIPE_FILE
 from grouper.models.policy import Policy
 from grouper.runs.folder import RunFolder
-from grouper.sampling import engines
-from grouper.sampling.engines import Samplers
+from grouper.sampling import factory
+from grouper.sampling.factory import Samplers
 from grouper.training import grpo
 from grouper.training.run import Run
 
@@ -43,7 +43,7 @@ def recipe(
         def start(samplers: Samplers, policy: Policy, folder: Path) -> Any:
             return FakeVllm(policy.model, samplers.tokenizer)
 
-        monkeypatch.setattr(engines, "_start_vllm", start)
+        monkeypatch.setattr(factory, "_start_vllm", start)
         monkeypatch.setattr(recipe_checks, "require_vllm", lambda: "0.32.0")
     mode = request.param.replace("fake", "colocate")
     changes = ["model.new.hidden_size=128", "grpo.steps=3", f"output_dir={tmp_path}", "name=run"]
@@ -96,7 +96,7 @@ def test_an_engine_in_this_process_is_woken_once_a_step(
     """It slept between the rounds of dynamic sampling, too, and took its weights again."""
     begun: list[FakeVllm] = []
     pushes: list[int] = []
-    start, assemble = engines._start_vllm, grpo.assemble
+    start, assemble = factory._start_vllm, grpo.assemble
 
     def remember(*given: Any) -> Any:
         begun.append(start(*given))  # type: ignore[arg-type]  # the fake one
@@ -110,7 +110,7 @@ def test_an_engine_in_this_process_is_woken_once_a_step(
     def filled(*given: Any, **named: Any) -> None:
         assert begun[0].resting, "the rehearsal needs its memory"
 
-    monkeypatch.setattr(engines, "_start_vllm", remember)
+    monkeypatch.setattr(factory, "_start_vllm", remember)
     monkeypatch.setattr(grpo, "assemble", assembled)
     monkeypatch.setattr(live_checks.Rehearsal, "devices", ("cpu",))
     monkeypatch.setattr(live_checks, "accumulate_gradient", filled)

@@ -47,7 +47,7 @@ from grouper.grading import Grader
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import SampleRequest, draw_seed
-from grouper.sampling.graded import draw_and_grade
+from grouper.sampling.sample_and_grade import draw_and_grade
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
 from grouper.training.assemble import advantages_of

@@ -12,7 +12,7 @@ from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.evaluation.statistics import PairedComparison
 from grouper.runs.progress import Progress
-from grouper.training.phases import RunResult
+from grouper.training.pipeline import RunResult
 from grouper.training.run import Run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -27,7 +27,7 @@ from grouper.models.loading import (
     save_policy,
 )
 from grouper.sampling.engine import make_engine
-from grouper.sampling.engines import Samplers
+from grouper.sampling.factory import Samplers
 from grouper.sampling.kv_cache import CacheSize
 from grouper.sampling.weights import SamplingWeights
 

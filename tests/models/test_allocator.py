@@ -47,7 +47,7 @@ def test_train_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything else: it fails here for want of a session, with the setting made."""
     import os
 
-    from grouper.training.phases import train
+    from grouper.training.pipeline import train
 
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)

@@ -11,7 +11,7 @@ import click
 import pytest
 from model_shapes import shape_folder
 
-from grouper.advice.run_plan import plan_run
+from grouper.advice.plan import plan_run
 from grouper.cli.main import cli
 from grouper.config.loading import list_recipes, load_recipe
 

@@ -16,7 +16,7 @@ from grouper.config.loading import load_recipe
 from grouper.config.overrides import STACKS
 from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig, stack
 from grouper.errors import RewardError
-from grouper.files import table
+from grouper.files import load_table
 from grouper.grading import Grader
 from grouper.prompts import FORMATS, make_format
 from grouper.rewards import Completed, RewardStack, build_rewards, probe, reward
@@ -51,7 +51,7 @@ def test_attacks_are_neither_honest_nor_right(fmt: AnswerFormat) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
 def test_every_text_of_the_table_is_tried(fmt: AnswerFormat) -> None:
-    rows = table("grouper.rewards", "attacks.yaml")["attacks"]
+    rows = load_table("grouper.rewards", "attacks.yaml")["attacks"]
     for one in attacks(fmt):
         row = rows[one.name]
         parts = (row, row.get("with_tags" if fmt.tags else "without_tags", {}))

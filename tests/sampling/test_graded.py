@@ -9,7 +9,7 @@ import pytest
 from tiny_models import ScriptedSampler, make_prompt
 
 from grouper.sampling.base import SampleRequest
-from grouper.sampling.graded import draw_and_grade, grade_as_drawn
+from grouper.sampling.sample_and_grade import draw_and_grade, grade_as_drawn
 from grouper.types import Completion, Grade, SamplingParams, Verdict
 
 

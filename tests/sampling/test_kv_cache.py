@@ -11,7 +11,7 @@ from tiny_models import make_prompt, tiny_model
 from torch import Tensor
 from transformers import AutoConfig
 
-from grouper.advice.run_plan import ModelMemory
+from grouper.advice.plan import ModelMemory
 from grouper.config.schema import ModelConfig
 from grouper.models.attention import AttentionSpec
 from grouper.models.loading import weightless_policy

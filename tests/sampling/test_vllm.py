@@ -27,7 +27,7 @@ from grouper.models.loading import load_policy
 from grouper.models.merging import whole_weights
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, draw_seed
-from grouper.sampling.engines import Samplers
+from grouper.sampling.factory import Samplers
 from grouper.sampling.vllm import (
     TOLERANCE,
     Engine,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grouper.runs.records import NOT_THERE, RunInfo
-from grouper.training.phases import banner_lines
+from grouper.training.pipeline import banner_lines
 
 INFO = RunInfo(
     recipe_hash="aaaa",

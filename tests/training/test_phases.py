@@ -15,7 +15,7 @@ from grouper.api import prepare, train
 from grouper.config.loading import load_recipe
 from grouper.errors import CheckpointError
 from grouper.models.policy import Policy
-from grouper.training import phases
+from grouper.training import pipeline
 from grouper.training.observe import take_step
 
 
@@ -61,7 +61,7 @@ class Seen:
             return take_step(open_run, state)
 
         steps = {"sft": step_of_sft, "grpo": step_of_grpo}
-        monkeypatch.setattr(phases, "take_step", lambda run, state: steps[state.phase](run, state))
+        monkeypatch.setattr(pipeline, "take_step", lambda run, state: steps[state.phase](run, state))
 
 
 @pytest.mark.parametrize("lora", ["{rank: 4}", pytest.param("null", marks=pytest.mark.slow)])
@@ -152,9 +152,9 @@ def test_what_a_change_leaves_alone_goes_on_as_it_was(monkeypatch, tmp_path, cap
             raise OSError("power cut")
         return take_step(open_run, state)
 
-    monkeypatch.setattr(phases, "take_step", cut)
+    monkeypatch.setattr(pipeline, "take_step", cut)
     read = []
-    monkeypatch.setattr(phases, "read_rollouts", read.append)
+    monkeypatch.setattr(pipeline, "read_rollouts", read.append)
     recipe = tiny_recipe(tmp_path, "sft.steps=2", "grpo.steps=3", "grpo.checkpoint_every=1")
     with pytest.raises(OSError, match="power cut"):
         train(prepare(recipe))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
-from grouper.advice import run_plan
+from grouper.advice import plan
 from grouper.api import prepare
 from grouper.config.loading import load_recipe
 from grouper.data import ProblemSet
@@ -117,14 +117,14 @@ def test_a_longer_budget_of_evaluation_has_its_own_limit(run):
 
 def test_a_plan_counts_on_it(run):
     recipe = load_recipe(run.path / "recipe.yaml")
-    planner = run_plan._Planner(recipe, "cpu")
+    planner = plan._Planner(recipe, "cpu")
     assert planner.completion == run.prepared.max_new_tokens
     assert planner.prompts == [len(prompt.token_ids) for _, prompt in run.prepared.train]
     measured = (*run.prepared.validation, *run.prepared.test)
     _, size = planner._sizes("evaluation", 1)
     assert size.prompt == max(len(prompt.token_ids) for _, prompt in measured)
     assert max(map(sum, planner.demonstrations)) <= 60
-    elsewhere = run_plan._Planner(recipe.override("data.test={source: file, path: /gone}"), "cpu")
+    elsewhere = plan._Planner(recipe.override("data.test={source: file, path: /gone}"), "cpu")
     assert (elsewhere.prompts, elsewhere.completion) == ([99], 99)
     assert elsewhere.demonstrations == [(1, 59)]
 

@@ -23,7 +23,7 @@ from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, PromptError, RunFolderError
 from grouper.evaluation.compare import compare
 from grouper.evaluation.result import EvaluationResult, mean_of
-from grouper.files import table
+from grouper.files import load_table
 from grouper.prompts.rendering import encode_completion
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import is_running
@@ -32,7 +32,7 @@ from grouper.types import AnswerFormat, Rollout, RolloutGroup, StepReport
 if TYPE_CHECKING:
     from grouper.training.prepare import Prepared
 
-FINDINGS: dict[str, dict[str, Any]] = table("grouper.advice", "findings.yaml")
+FINDINGS: dict[str, dict[str, Any]] = load_table("grouper.advice", "findings.yaml")
 
 # Share of steps, ratios or completions above which they are most of them.
 MOST = 0.5

@@ -16,7 +16,7 @@ from grouper.errors import CheckError, PreflightError
 from grouper.models.policy import Policy
 from grouper.models.process_group import share_of
 from grouper.sampling.base import SampleRequest, draw_seed
-from grouper.sampling.engines import STRETCH
+from grouper.sampling.factory import STRETCH
 from grouper.training.curriculum import first_met
 from grouper.training.hooks import Asked, Hook, UserHook
 from grouper.training.optimizers import state_bytes

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grouper.cli.measure import progress
-from grouper.cli.opening import require_new
+from grouper.cli.recipe_args import require_new
 from grouper.cli.text import definitions, flow, short, some, warn, write_rows
 from grouper.config.checks import validate_json
 from grouper.config.loading import list_recipes, load_recipe, shipped_recipes
 from grouper.config.overrides import as_json
 from grouper.config.schema import Recipe, SourceConfig
 from grouper.data import SOURCES, Overlap, ProblemSet, find_overlap, load_problems
-from grouper.errors import ConfigError, counted, did_you_mean
+from grouper.errors import ConfigError, plural, did_you_mean
 from grouper.prompts import make_format
 from grouper.runs.samples import printable
 from grouper.training.problem_sets import MEASURED, PARTS, load_problem_sets
@@ -93,7 +93,7 @@ def audited(limit: int | None, show: int, output: Path | None, **source: Any) ->
     if output is not None:
         rows = list(quarantine_rows(list(audits.values()), leaks))
         write_rows(rows, output)
-        click.echo(f"{counted(len(rows), 'finding')} written to {output}")
+        click.echo(f"{plural(len(rows), 'finding')} written to {output}")
 
 
 def _print_audit(name: str, audit: Audit, show: int) -> None:
@@ -135,7 +135,7 @@ def _leaks(sets: Mapping[str, ProblemSet]) -> tuple[Overlap, ...]:
 
 
 def _list(noun: str, description: str, findings: Sequence[str], show: int) -> None:
-    click.echo(f"  {counted(len(findings), noun)} {description}")
+    click.echo(f"  {plural(len(findings), noun)} {description}")
     some([short(finding, 300) for finding in findings], show, "    ")
 
 
@@ -152,9 +152,9 @@ def prepared(source: str, output: Path | None, overwrite: bool, **named: Any) ->
         _head(
             name,
             problems,
-            f"{folder / name}.jsonl: {counted(len(problems), 'problem')}, {worked:,} with worked "
+            f"{folder / name}.jsonl: {plural(len(problems), 'problem')}, {worked:,} with worked "
             f"solutions, fingerprint {problems.fingerprint}",
-            f"{counted(len(problems.quarantined), 'row')} cannot be used ({name}.invalid.jsonl)",
+            f"{plural(len(problems.quarantined), 'row')} cannot be used ({name}.invalid.jsonl)",
         )
     click.echo("\nIn a recipe or on the command line:")
     for name in sets:

@@ -229,7 +229,7 @@ class CommandLine:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe, read only where a flag depends on it, since other flags may complete it."""
-        from grouper.cli.opening import read_recipe
+        from grouper.cli.recipe_args import read_recipe
 
         return read_recipe(self.name, self.overrides)
 

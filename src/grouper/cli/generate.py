@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grouper.cli.measure import progress
-from grouper.cli.opening import open_recipe, read_rows, require_new, run_of, sampled_by
+from grouper.cli.recipe_args import open_recipe, read_rows, require_new, run_of, sampled_by
 from grouper.cli.text import flow, warn, write_rows
 from grouper.data.reading import source_named
-from grouper.errors import DataError, counted
-from grouper.files import append_line, delete, reading, whole_lines
+from grouper.errors import DataError, plural
+from grouper.files import append_line, delete, read_errors_as, whole_lines
 from grouper.models.folders import (
     identity_of,
     recipe_for,
@@ -134,7 +134,7 @@ def _answer_file(
         mark = hashlib.blake2b(inputs, digest_size=6).hexdigest()
         partial_file = output.with_name(f".{output.name}.{mark}.part")
         fix = "Restore the file, or delete it: its questions are then answered again."
-        with reading(partial_file, "the answers that were kept cannot be read", fix):
+        with read_errors_as(partial_file, "the answers that were kept cannot be read", fix):
             answered = {line["row"]: line["answers"] for line in whole_lines(partial_file)}
     unanswered = [number for number in range(len(rows)) if number not in answered]
 
@@ -148,14 +148,14 @@ def _answer_file(
 
     with display.within("generate"), Generator(recipe, model) as generator:
         if answered:
-            display.say(f"Answered before: {len(answered):,} of {counted(len(rows), 'row')}.")
+            display.say(f"Answered before: {len(answered):,} of {plural(len(rows), 'row')}.")
         questions = [_question(rows[number]) for number in unanswered]
         generator.answers(questions, display=display, on_answers=write)
     if partial_file is not None and output is not None:
         lines = [line for number in range(len(rows)) for line in answered[number]]
         write_rows(lines, output)
         delete(partial_file)
-        click.echo(f"{output}: {counted(len(lines), 'row')}.")
+        click.echo(f"{output}: {plural(len(lines), 'row')}.")
 
 
 def _answered(
@@ -180,7 +180,7 @@ def _show(question: str, generator: Generator) -> None:
         _show_answer(solution)
         if solution.finish_reason == "length":
             limit = generator.params.max_new_tokens
-            click.echo(f"(cut off after {counted(limit, 'token')}; see --max-new-tokens)")
+            click.echo(f"(cut off after {plural(limit, 'token')}; see --max-new-tokens)")
 
 
 def _show_answer(solution: Solution) -> None:
@@ -290,7 +290,7 @@ def synthesize(
     display = progress(quiet=quiet)
     with display.within("synthesize"):
         rows, drawn = api.synthesize(opened, subject, output, samples=samples, display=display)
-    click.echo(f"{output}: {counted(rows, 'right answer')} of {counted(drawn, 'completion')}.")
+    click.echo(f"{output}: {plural(rows, 'right answer')} of {plural(drawn, 'completion')}.")
     settings = source_named(str(output))
     if settings["source"] == "file":
         settings = settings | {"columns": {"response": "response"}}

@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
-from grouper.cli.opening import open_recipe, read_rows, require_new
+from grouper.cli.recipe_args import open_recipe, read_rows, require_new
 from grouper.cli.text import short, some, warn, warn_of_losses, write_rows
 from grouper.config.schema import GradingConfig, Recipe
 from grouper.data.references import check_references
-from grouper.errors import ConfigError, DataError, GrouperError, counted, require_known
+from grouper.errors import ConfigError, DataError, GrouperError, plural, require_known
 from grouper.grading import Grader, by_text_alone, extract, extract_lenient
 from grouper.prompts.formats import FORMATS, TURN_MARKERS, make_format
 from grouper.rewards import Group, build_rewards
@@ -217,7 +217,7 @@ def _grade_rows(
     if "verdict" in rows[0]:
         stored_correct = sum(row["verdict"] == "correct" for row in rows)
         counts = f"{stored_correct:,} correct before, {correct:,} now; {len(differing):,} differ"
-    click.echo(f"{name}: {counted(len(rows), 'row')}, {counts}")
+    click.echo(f"{name}: {plural(len(rows), 'row')}, {counts}")
     for change, count in changes.most_common():
         click.echo(printable(f"    {count:>6,}  {change}"))
     some([_described(record) for record in differing], show)

@@ -29,12 +29,12 @@ from grouper.errors import (
     first_line,
     is_out_of_memory,
 )
-from grouper.files import table
+from grouper.files import load_table
 from grouper.models.allocator import prefer_expandable_segments
 
 Row = dict[str, Any]
 
-TABLE: Row = table("grouper.cli", "commands.yaml")
+TABLE: Row = load_table("grouper.cli", "commands.yaml")
 
 # Number of options at the top of a command's help.
 FIRST = 5

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grouper import files
-from grouper.cli.opening import (
+from grouper.cli.recipe_args import (
     chosen_model,
     models_not_here,
     open_recipe,
@@ -32,7 +32,7 @@ from grouper.cli.text import (
     warn_of_losses,
 )
 from grouper.config.loading import load_recipe
-from grouper.errors import ConfigError, counted, duration
+from grouper.errors import ConfigError, plural, duration
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.models.folders import (
     RECIPE_FILE,
@@ -50,8 +50,8 @@ from grouper.types import SamplingParams
 
 if TYPE_CHECKING:
     from grouper.advice.checks import Finding, Samples
-    from grouper.advice.measuring import Bench
-    from grouper.advice.run_plan import PhasePlan, RunPlan
+    from grouper.advice.bench import Bench
+    from grouper.advice.plan import PhasePlan, RunPlan
     from grouper.config.schema import Recipe
     from grouper.data import ProblemSet
     from grouper.evaluation.compare import Comparison
@@ -323,7 +323,7 @@ def _show_sizes(to_do: Sequence[tuple[str, str, _Measurement]], target: Path) ->
     for label, model, plan in to_do:
         samples = plan.recipe.evaluation.samples
         count = len(plan.problems)
-        problems = counted(count, f"{plan.name} problem")
+        problems = plural(count, f"{plan.name} problem")
         prompt = f" in {plan.prompt}" if plan.prompt else ""
         size = f"{problems} x {samples} = {samples * count:,} completions"
         sizes.append(f"{model}: {size}{prompt}, to {target / label}")
@@ -521,7 +521,7 @@ def show_changes(before: EvaluationResult, after: EvaluationResult, count: int) 
     changes = changed_problems(before, after)
     won = [change for change in changes if change[0] > 0]
     lost = [change for change in reversed(changes) if change[0] < 0]
-    show(f"{counted(len(won), 'problem')} won and {len(lost)} lost by {label(after.name)}")
+    show(f"{plural(len(won), 'problem')} won and {len(lost)} lost by {label(after.name)}")
     rows = []
     for change, old, new in (*won[:count], *lost[:count]):
         row = (
@@ -610,14 +610,14 @@ def _show_rollout(rollout: Rollout, fmt: AnswerFormat) -> None:
 
 def _summarise(samples: Samples, causes: Sequence[Finding]) -> None:
     right = sum(rollout.grade.correct for rollout in samples.rollouts)
-    click.echo(f"\nRight:     {right} of {counted(len(samples.rollouts), 'sample')}")
+    click.echo(f"\nRight:     {right} of {plural(len(samples.rollouts), 'sample')}")
     click.echo(
         f"Diversity: {samples.diversity:.2f} (0: all the same, 1: no two the same); tokens drawn "
         f"with a mean probability of {samples.certainty:.3f}"
     )
     click.echo(
         f"Rewards:   mean variance {samples.reward_variance:.4f}; something to learn from on "
-        f"{sum(samples.signal)} of {counted(len(samples.groups), 'problem')}"
+        f"{sum(samples.signal)} of {plural(len(samples.groups), 'problem')}"
     )
     for cause in causes:
         click.echo(click.style(f"Cause ({cause.name}): ", fg="red", bold=True) + f"{cause.what}.")
@@ -656,7 +656,7 @@ def difficulty(
     for correct in range(samples + 1):
         bar = "#" * round(40 * solved[correct] / max(solved.values()))
         click.echo(f"solved {correct:>3} of {samples}  {solved[correct]:>6,}  {bar}".rstrip())
-    click.echo(f"\n{counted(len(rates), 'problem')}: {path}")
+    click.echo(f"\n{plural(len(rates), 'problem')}: {path}")
 
 
 # --- grouper plan --------------------------------------------------------------------------------
@@ -676,7 +676,7 @@ def plan(
     opened = open_recipe(recipe, overrides, runs_here=False)
 
     with progress().track("planning"):  # importing torch takes as long as the plan
-        from grouper.advice.run_plan import plan_run
+        from grouper.advice.plan import plan_run
 
         run_plan = plan_run(opened, device=device, tokens_per_second=tokens_per_second)
     if as_json:
@@ -719,7 +719,7 @@ def _phase_line(phase: PhasePlan) -> str:
     bound = "at most " if phase.name == "grpo" else ""
     line = f"{phase.name}: {bound}{phase.tokens_per_step:,} tokens a step"
     if phase.steps is not None:
-        line = f"{line}, {counted(phase.steps, 'step')}, {bound}{phase.tokens:,} tokens"
+        line = f"{line}, {plural(phase.steps, 'step')}, {bound}{phase.tokens:,} tokens"
     if phase.seconds is not None:
         line = f"{line}, about {duration(phase.seconds)}"
     return line
@@ -748,9 +748,9 @@ def bench(
         )
     subject = chosen_model(model, opened, run_of(recipe, opened))
 
-    from grouper.advice import measuring
+    from grouper.advice import bench
 
-    report = measuring.bench(opened, model=subject, progress=progress(quiet=quiet), **measured)
+    report = bench.bench(opened, model=subject, progress=progress(quiet=quiet), **measured)
     if as_json:
         show_json(report.as_dict())
     else:
@@ -765,10 +765,10 @@ def _show_bench(report: Bench) -> None:
     size, unit = (1e12, "TFLOP/s") if report.matrix_rate >= 1e12 else (1e9, "GFLOP/s")
     show(
         f"{report.model}: {report.parameters:,} parameters on {report.device}, "
-        f"{counted(report.threads, 'thread')}; "
+        f"{plural(report.threads, 'thread')}; "
         f"large {report.dtype} products run at {report.matrix_rate / size:.3g} {unit}",
-        f"{counted(len(report.reports), 'step')} after {report.warmup} to warm up, each "
-        f"{counted(grpo.prompts_per_step, 'prompt')} x {grpo.group_size} completions{length}"
+        f"{plural(len(report.reports), 'step')} after {report.warmup} to warm up, each "
+        f"{plural(grpo.prompts_per_step, 'prompt')} x {grpo.group_size} completions{length}"
         f"{forced}, all of them trained on",
         "",
     )
@@ -793,7 +793,7 @@ def _show_times(report: Bench) -> None:
     if report.plain_reports:
         columns.append("no kernels")
     rows = []
-    for name, metric, number_format in files.table("grouper.cli", "bench.yaml"):
+    for name, metric, number_format in files.load_table("grouper.cli", "bench.yaml"):
         spread = report.spread(metric)
         if not spread:
             continue

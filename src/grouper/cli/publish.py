@@ -19,9 +19,9 @@ from typing import Any
 import click
 
 from grouper.cli.measure import progress
-from grouper.cli.opening import chosen_model, open_recipe, require_new, run_of
+from grouper.cli.recipe_args import chosen_model, open_recipe, require_new, run_of
 from grouper.cli.text import warn
-from grouper.errors import ConfigError, ModelError, hide, require_vllm
+from grouper.errors import ConfigError, ModelError, register_secret, require_vllm
 from grouper.files import cache_folder
 from grouper.models.folders import EXPORT_FILE, export_record, require_on_this_machine
 from grouper.models.folders import run_of as run_of_model
@@ -139,7 +139,7 @@ def _require_key(engine: str, key: str | None, host: str) -> None:
     if not key:
         what = f"{host} admits other machines, and there is no key: anyone could use it"
         raise ConfigError(what, where="--host", fix=f"Set {API_KEY} in the environment. {fix}")
-    hide(key, f"${{{API_KEY}}}")
+    register_secret(key, f"${{{API_KEY}}}")
 
 
 def _exported_settings(folder: Path) -> dict[str, Any]:

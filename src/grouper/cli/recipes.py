@@ -19,7 +19,7 @@ import click
 from pydantic.fields import FieldInfo
 
 from grouper.advice.recipe_choice import ENOUGH, HELD_OUT, MOST_TESTED, TEST_SHARE
-from grouper.cli.opening import require_new
+from grouper.cli.recipe_args import require_new
 from grouper.cli.text import definitions, flow, short, table, warn
 from grouper.config.checks import advice, meant, settings, validate_json
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
@@ -29,7 +29,7 @@ from grouper.errors import (
     DataError,
     GrouperError,
     ModelError,
-    counted,
+    plural,
     did_you_mean,
 )
 from grouper.files import write_atomic
@@ -374,7 +374,7 @@ def _fits(file: Path, memory: float) -> bool:
     # reading takes minutes: the two name the same figure.
     recipe = load_recipe(file, [f"data.train.limit={PLANNED}", "data.test_share=0"])
     with Progress().track("planning an update"):  # importing torch takes as long as the plan
-        from grouper.advice.run_plan import GIB, plan_run
+        from grouper.advice.plan import GIB, plan_run
 
         plan = plan_run(recipe, device="cuda", with_cards=False)
     peaks = [memory_row.peak for memory_row in plan.memory[: len(recipe.phases)]]
@@ -416,7 +416,7 @@ def _look_at_data(data: str, columns: dict[str, str]) -> tuple[dict[str, Any], P
     numbers = sum(is_numeric(problem.answer) for problem in problems.problems)
     click.echo(
         f"Data: {data} ({', '.join(first.columns) or 'made here'}). Plain numbers among the "
-        f"first {counted(len(problems), 'answer')}: {numbers}."
+        f"first {plural(len(problems), 'answer')}: {numbers}."
     )
     solved = sum(problem.solution is not None for problem in problems.problems)
     click.echo(f"  Worked solutions: {solved} of {len(problems)}.")

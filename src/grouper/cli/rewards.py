@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 import yaml
 
-from grouper.cli.opening import open_recipe
+from grouper.cli.recipe_args import open_recipe
 from grouper.cli.text import definitions, table
 from grouper.config.overrides import PREFIX, STACKS
 from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig, stack

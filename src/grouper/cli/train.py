@@ -18,11 +18,11 @@ import click
 
 from grouper.cli.flags import CommandLine, spelled_out
 from grouper.cli.measure import progress, show_results, stages
-from grouper.cli.opening import open_recipe, run_folder_of, show_plan
+from grouper.cli.recipe_args import open_recipe, run_folder_of, show_plan
 from grouper.cli.text import is_follower, show, warn
 from grouper.config.loading import recipe_hash, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, Interrupted, counted
+from grouper.errors import ConfigError, Interrupted, plural
 from grouper.files import processors
 from grouper.models.folders import RECIPE_FILE
 from grouper.rewards.calling import load_hook
@@ -30,7 +30,7 @@ from grouper.runs.folder import RunFolder
 from grouper.runs.trackers import check_trackers
 
 if TYPE_CHECKING:
-    from grouper.training.phases import RunResult
+    from grouper.training.pipeline import RunResult
 
 # Seconds that the other processes have to end where one has failed.
 GRACE = 30
@@ -262,7 +262,7 @@ def require_devices(processes: int, device: str) -> None:
     most = max(2, processors())
     if gpus == 0 and processes > most:
         raise ConfigError(
-            f"{processes} processes were asked for, and {counted(processors(), 'processor')} may "
+            f"{processes} processes were asked for, and {plural(processors(), 'processor')} may "
             "be used here: they would only wait for each other",
             where="--nproc",
             fix=f"Use --nproc {most} or fewer.",

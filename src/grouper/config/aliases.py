@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from grouper.files import read_json, table
+from grouper.files import read_json, load_table
 
 Row = dict[str, Any]
 
@@ -68,7 +68,7 @@ def word_of(value: Any) -> str:
 @cache
 def dialects() -> tuple[Row, ...]:
     """Read the tables of other trainers' files, each with a row for every name."""
-    *systems, trl = [table("grouper.config", f"dialects/{name}.yaml") for name in _DIALECTS]
+    *systems, trl = [load_table("grouper.config", f"dialects/{name}.yaml") for name in _DIALECTS]
     for name, row in trl["rows"].items():
         defaults = aliases().get(name, {}).get("default", {})
         row.setdefault("default", defaults)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from grouper.errors import GrouperError, hide
+from grouper.errors import GrouperError, register_secret
 
 _REFERENCE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -119,6 +119,6 @@ def _value(reference: re.Match[str]) -> str:
     """Return the value of a reference as JSON has it within quotes, and hide it in messages."""
     name = reference[1]
     value = os.environ[name]
-    hide(value, reference[0])
+    register_secret(value, reference[0])
     quoted = json.dumps(value)
     return quoted[1:-1]

@@ -23,7 +23,7 @@ from grouper.config.checks import validate_json
 from grouper.config.overrides import as_json, parse_yaml
 from grouper.config.schema import ASIDE, SINCE, Recipe
 from grouper.errors import ConfigError, did_you_mean
-from grouper.files import table
+from grouper.files import load_table
 
 
 def _marked(mark: str, model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -94,7 +94,7 @@ def list_recipes() -> list[tuple[str, str]]:
     """List (name, description) of every shipped recipe, by name."""
     recipes = []
     for name in shipped_recipes():
-        settings = table("grouper.config", f"recipes/{name}.yaml")
+        settings = load_table("grouper.config", f"recipes/{name}.yaml")
         recipes.append((name, settings["description"]))
     return recipes
 

@@ -20,7 +20,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from grouper.errors import ConfigError, RewardError, require_known
-from grouper.files import table
+from grouper.files import load_table
 
 
 class _Loader(yaml.SafeLoader):
@@ -237,8 +237,8 @@ class Stack:
 
 
 # Algorithm -> the settings of `grpo` that it stands for.
-PRESETS: dict[str, dict[str, Any]] = table("grouper.config", "presets.yaml")
-STACKS = {name: Stack(**row) for name, row in table("grouper.config", "stacks.yaml").items()}
+PRESETS: dict[str, dict[str, Any]] = load_table("grouper.config", "presets.yaml")
+STACKS = {name: Stack(**row) for name, row in load_table("grouper.config", "stacks.yaml").items()}
 
 
 def named_stack(name: str) -> Stack:

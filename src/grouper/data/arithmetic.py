@@ -29,7 +29,7 @@ from grouper.data.generation import (
     require_split,
 )
 from grouper.errors import did_you_mean
-from grouper.files import table
+from grouper.files import load_table
 from grouper.types import Problem
 
 OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
@@ -53,7 +53,7 @@ class _Words(BaseModel, frozen=True):
 
 @cache
 def _words() -> _Words:
-    return _Words.model_validate(table("grouper.data", "arithmetic.json"))
+    return _Words.model_validate(load_table("grouper.data", "arithmetic.json"))
 
 
 def kinds() -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from grouper.data.sources import SOURCES, Row
-from grouper.errors import DataError, counted, did_you_mean, nearest
+from grouper.errors import DataError, plural, did_you_mean, nearest
 
 Item = TypeVar("Item")
 
@@ -344,7 +344,7 @@ def _split_files(folder: Path, split: str) -> Sequence[Path]:
             return _split_files(split_folder, split)
         return _data_files(split_folder)
     if len(files) != expected:
-        message = f"the split has {counted(len(files), 'file')} and should have {expected:,}"
+        message = f"the split has {plural(len(files), 'file')} and should have {expected:,}"
         fix = "Fetch those that are missing, remove another copy, or name one file as `path`."
         raise DataError(message, where=f"{folder}/{split}", fix=fix)
     return files

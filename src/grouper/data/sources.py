@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from grouper.errors import DataError, did_you_mean, raise_all
-from grouper.files import table
+from grouper.files import load_table
 from grouper.grading import extract
 from grouper.grading.normalise import tidy
 from grouper.grading.numbers import is_number
@@ -242,7 +242,7 @@ SOURCES = {
         parse_row=LAYOUTS.get(row.pop("rows", ""), _boxed_answer),
         **row,
     )
-    for name, row in table("grouper.data", "sources.yaml").items()
+    for name, row in load_table("grouper.data", "sources.yaml").items()
 }
 
 

@@ -32,7 +32,7 @@ from grouper.data.generation import (
     require_split,
 )
 from grouper.errors import DataError
-from grouper.files import table
+from grouper.files import load_table
 from grouper.types import Problem
 
 # The splits that held-out stories are for, and the share of their problems that use one.
@@ -104,7 +104,7 @@ class Tables(BaseModel, frozen=True, extra="forbid"):
 @cache
 def tables() -> Tables:
     """Read the table of stories that ships with Grouper."""
-    return Tables.model_validate(table("grouper.data", "stories.yaml"))
+    return Tables.model_validate(load_table("grouper.data", "stories.yaml"))
 
 
 class StoriesOptions(Section):

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from grouper.errors import DataError, counted
+from grouper.errors import DataError, plural
 from grouper.evaluation.result import (
     OUTCOMES,
     Accuracy,
@@ -364,7 +364,7 @@ def _notes(comparison: Comparison) -> list[str]:
         notes.append("Lenient: accuracy % with the answer taken from anywhere, in any format.")
     if comparison.left_out:
         notes.append(
-            f"Left out: {counted(comparison.left_out, 'problem')}, which not all of them have "
+            f"Left out: {plural(comparison.left_out, 'problem')}, which not all of them have "
             "with the same reference."
         )
     notes += _notes_on_differences(comparison)
@@ -392,10 +392,10 @@ def _note_on_problems(comparison: Comparison) -> str:
     results = comparison.results
     *smaller_counts, largest_count = sorted({result.samples for result in results})
     counts = "".join(f"{count} or " for count in smaller_counts)
-    completions = counts + counted(largest_count, "completion")
+    completions = counts + plural(largest_count, "completion")
     is_pooled = any(len(r.light) > len(r.problems) * r.samples for r in results)
     each = "each from every seed" if is_pooled else "each"
-    problems = counted(len(results[0].problems), "problem")
+    problems = plural(len(results[0].problems), "problem")
     return f"{problems}, {completions} {each}{_shared_settings(comparison)}."
 
 

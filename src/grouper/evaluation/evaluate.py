@@ -46,7 +46,7 @@ from grouper.models.process_group import ProcessGroup, share_of
 from grouper.rewards import Group, Notes, RewardStack
 from grouper.rewards.builtin import format_holds
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
-from grouper.sampling.graded import grade_as_drawn
+from grouper.sampling.sample_and_grade import grade_as_drawn
 from grouper.sampling.native import NativeSampler
 from grouper.types import (
     AnswerFormat,

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from grouper.config.checks import plain
 from grouper.evaluation.result import EvaluationItem
-from grouper.files import append_line, dumps, read_lines, refusing, write_atomic
+from grouper.files import append_line, dumps, read_lines, os_errors_as, write_atomic
 from grouper.types import Completion, Grade, Verdict
 
 Row = TypeVar("Row")
@@ -197,7 +197,7 @@ class Unfinished:
     def begin(self, *, resume: bool) -> list[int]:
         """Return the places that are written; none without `resume` or with other settings."""
         marker = self.folder / "settings.json"
-        with refusing(self.folder):
+        with os_errors_as(self.folder):
             if not resume or not marker.exists() or self.of_others():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 for file in self.folder.glob("*.json*"):  # and not the lock

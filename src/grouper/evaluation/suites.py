@@ -12,10 +12,10 @@ from grouper.config.schema import PromptConfig, Recipe, SourceConfig
 from grouper.data.reading import source_named
 from grouper.data.sources import SOURCES
 from grouper.errors import ConfigError, did_you_mean, require_known
-from grouper.files import table
+from grouper.files import load_table
 from grouper.prompts import FORMATS
 
-SUITES: dict[str, dict[str, Any]] = table("grouper.evaluation", "suites.yaml")
+SUITES: dict[str, dict[str, Any]] = load_table("grouper.evaluation", "suites.yaml")
 
 # Maximal prompt tokens: no problem of a suite is left out because of a recipe's limit.
 _LONG = 1_000_000

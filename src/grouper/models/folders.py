@@ -11,7 +11,7 @@ from typing import Any
 from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe
 from grouper.config.schema import DataConfig, ModelConfig, PromptConfig, Recipe, SourceConfig
-from grouper.errors import ConfigError, ModelError, counted, nearest, require_known
+from grouper.errors import ConfigError, ModelError, plural, nearest, require_known
 from grouper.files import cache_folder, read_json
 from grouper.prompts import FORMATS
 
@@ -114,7 +114,7 @@ def require_model_folder(path: str, *, where: str = "model.path") -> None:
         files = sorted(str(file) for file in folder.glob(f"*{GGUF_SUFFIX}"))
         if files:
             raise ModelError(
-                f"{path!r} is no model folder; it holds {counted(len(files), 'GGUF file')}",
+                f"{path!r} is no model folder; it holds {plural(len(files), 'GGUF file')}",
                 where=where,
                 fix=f"Name the file: {' or '.join(files[:3])}.",
             )

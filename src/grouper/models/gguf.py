@@ -33,7 +33,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from grouper.errors import ModelError, RunFolderError, as_model_error, require_extra
-from grouper.files import refusing, whole_folder
+from grouper.files import os_errors_as, whole_folder
 from grouper.models.folders import (
     GGUF_RECORD,
     gguf_digest,
@@ -126,10 +126,10 @@ def folder_of_gguf(path: str, *, where: str = "model.path") -> Path:
     header = read_header(Path(path).expanduser())
     require_usable(header, where=where)
     _require_room(header, target)
-    with refusing(target.parent):
+    with os_errors_as(target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
     # Processes of one run start together: one writes, the others wait and find it.
-    with refusing(target.parent), filelock.FileLock(f"{target}.lock"):
+    with os_errors_as(target.parent), filelock.FileLock(f"{target}.lock"):
         if not (target / GGUF_RECORD).is_file():
             log.warning("%s is read once, and kept as a model folder in %s.", path, target)
             with whole_folder(target) as folder:

@@ -7,10 +7,10 @@ from typing import Any
 
 from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError, require_known
-from grouper.files import table
+from grouper.files import load_table
 from grouper.types import AnswerContract, AnswerFormat, AnswerKind
 
-TURN_MARKERS: tuple[str, ...] = tuple(table("grouper.prompts", "turn_markers.yaml"))
+TURN_MARKERS: tuple[str, ...] = tuple(load_table("grouper.prompts", "turn_markers.yaml"))
 
 
 def _tag_contract(tags: tuple[str, str, str, str]) -> AnswerContract:
@@ -73,7 +73,7 @@ def _format_from_row(name: str, row: dict[str, Any]) -> AnswerFormat:
 
 FORMATS = {
     name: _format_from_row(name, row) if row else _format_with_tags(TagsConfig())
-    for name, row in table("grouper.prompts", "formats.yaml").items()
+    for name, row in load_table("grouper.prompts", "formats.yaml").items()
 }
 
 

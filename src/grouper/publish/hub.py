@@ -26,7 +26,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # of httpx, 
     RevisionNotFoundError,
 )
 
-from grouper.errors import ModelError, first_line, hide
+from grouper.errors import ModelError, first_line, register_secret
 from grouper.files import dumps, write_atomic
 from grouper.models.folders import ADAPTER_FILE, BEST_FILE, EXPORT_FILE, STATE_FILE
 from grouper.models.trained import model_in
@@ -73,7 +73,7 @@ def push(
             where="push",
             fix="Run `hf auth login`, or set HF_TOKEN in the environment.",
         )
-    hide(token, "${HF_TOKEN}")
+    register_secret(token, "${HF_TOKEN}")
     api = HfApi(token=token)
     try:
         repo = api.create_repo(repo, private=private, exist_ok=True).repo_id

@@ -22,14 +22,14 @@ from grouper.errors import ConfigError, RunFolderError
 from grouper.evaluation.compare import label
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.statistics import CONFIDENCE
-from grouper.files import table
+from grouper.files import load_table
 from grouper.rewards.calling import reward_label
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.types import StepReport
 
 Array = npt.NDArray[np.float64]
 
-STYLES: dict[str, dict[str, Any]] = table("grouper.report", "style.yaml")
+STYLES: dict[str, dict[str, Any]] = load_table("grouper.report", "style.yaml")
 COLORS = STYLES["colors"]
 # Up to this many measurements get an error bar each; more of them share a band.
 FEW = 3
@@ -177,7 +177,7 @@ class Panel:
     """True if the panel is about time and memory, not about learning."""
 
 
-_ROWS: list[dict[str, Any]] = table("grouper.report", "panels.yaml")
+_ROWS: list[dict[str, Any]] = load_table("grouper.report", "panels.yaml")
 # Colors of the rewards and sets of problems that most runs have.
 _REWARD_COLORS = {"correctness": "green", "format": "orange"}
 _SPLIT_COLORS = {"validation": "blue", "test": "red"}

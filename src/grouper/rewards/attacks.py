@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from grouper.errors import RewardError
-from grouper.files import table
+from grouper.files import load_table
 from grouper.grading import Grader
 from grouper.rewards.core import Group, RewardStack, completed
 from grouper.types import AnswerFormat, Grade, Message, Problem, Prompt, Reward, Verdict
@@ -41,7 +41,7 @@ class Attack(NamedTuple):
 
 def attacks(fmt: AnswerFormat) -> Iterator[Attack]:
     """Yield every attack in this format."""
-    suite = table("grouper.rewards", "attacks.yaml")
+    suite = load_table("grouper.rewards", "attacks.yaml")
     extra_key = "with_tags" if fmt.tags else "without_tags"
     for name, row in suite["attacks"].items():
         fields = dict(suite["problems"][row.get("problem", "number")])

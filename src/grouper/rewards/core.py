@@ -22,7 +22,7 @@ from grouper.config.checks import validate_json
 from grouper.config.credentials import expanded
 from grouper.config.schema import RewardConfig, Section
 from grouper.errors import GrouperError, RewardError, raise_all
-from grouper.files import append_line, reading, whole_lines
+from grouper.files import append_line, read_errors_as, whole_lines
 from grouper.grading import extract
 from grouper.grading.pool import shared_grader
 from grouper.rewards.calling import (
@@ -413,7 +413,7 @@ class RewardStack:
         """
         self._file = path
         fix = "Restore the file, or delete it: they are then asked again."
-        with reading(path, "what rewards have answered cannot be read", fix):
+        with read_errors_as(path, "what rewards have answered cannot be read", fix):
             for row in whole_lines(path):
                 self._answers[row["place"]][row["key"]] = partial(dict, row)
 

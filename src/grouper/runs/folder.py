@@ -45,9 +45,9 @@ from grouper.files import (
     delete,
     read_json,
     read_lines,
-    reading,
-    refused,
-    refusing,
+    read_errors_as,
+    raise_os_error,
+    os_errors_as,
     require_writable,
     sweep,
     sync,
@@ -102,7 +102,7 @@ def _read(path: Path, problem: str, parse: Callable[[dict[str, Any]], Value]) ->
         RunFolderError: the file is damaged; the message is `problem`.
     """
     content = read_json(path, problem)
-    with reading(path, problem, "Restore the file, or delete it."):
+    with read_errors_as(path, problem, "Restore the file, or delete it."):
         record = parse(content)
     return record  # noqa: RET504 - to mypy the block above may swallow an error
 
@@ -184,7 +184,7 @@ class RunFolder:
         """
         folder = cls(path)
         exists = folder.check(new_info.recipe_hash, recipe_yaml, **intent)
-        with refusing(folder.path):
+        with os_errors_as(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             sweep(folder.path)
         untrained = exists and folder.is_untrained()
@@ -256,7 +256,7 @@ class RunFolder:
         except FileNotFoundError:
             return False
         except OSError as error:
-            refused(error, self.path)
+            raise_os_error(error, self.path)
         if not self._info.exists():
             foreign = [
                 name for name in names if name not in _LEFTOVERS and not name.endswith(".tmp")
@@ -344,7 +344,7 @@ class RunFolder:
 
     def _clear(self, *, keep: Sequence[str] = ()) -> None:
         """Delete the files and folders of a run, without those to keep."""
-        with refusing(self.path):
+        with os_errors_as(self.path):
             for name in OUR_FOLDERS:
                 if name not in keep and (self.path / name).exists():
                     shutil.rmtree(self.path / name)
@@ -438,7 +438,7 @@ class RunFolder:
         changes: Changes = {}
         if recipe_yaml and self._recipe.exists():
             fix = "Restore the file: what has changed since can only be told by it."
-            with reading(self._recipe, "the recipe of the run is damaged", fix):
+            with read_errors_as(self._recipe, "the recipe of the run is damaged", fix):
                 changes = recipe_changes(self._recipe.read_text(encoding="utf-8"), recipe_yaml)
         return changes
 
@@ -460,7 +460,7 @@ class RunFolder:
     def flush_metrics(self) -> None:
         """Wait until every line of `metrics.jsonl` is on disk; raises as `append_metrics` does."""
         if self._metrics.exists():
-            with refusing(self._metrics):
+            with os_errors_as(self._metrics):
                 sync(self._metrics)
                 sync(self.path)
 
@@ -481,12 +481,12 @@ class RunFolder:
         if not self._metrics.exists():
             return []
         fix = "It was damaged after it was written; restore the file or delete the line."
-        with reading(self._metrics, "the file cannot be read", fix):
+        with read_errors_as(self._metrics, "the file cannot be read", fix):
             text = self._metrics.read_text(encoding="utf-8", errors="replace")
         lines = []
         # A kill can leave the last line half-written; only lines with their end count.
         for number, line in enumerate(text.split("\n")[:-1], start=1):
-            with reading(self._metrics, f"line {number} cannot be read", fix):
+            with read_errors_as(self._metrics, f"line {number} cannot be read", fix):
                 row = records.parse_step(line)
             self._require_own(row.recipe_hash, f"line {number}", self._metrics)
             lines.append((line, row))

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from grouper.errors import RunFolderError
-from grouper.files import refused
+from grouper.files import raise_os_error
 
 LOCK_FILE = ".lock"
 
@@ -50,7 +50,7 @@ class RunLock:
                 run.mkdir(parents=True, exist_ok=True)
                 self._handle = self._open()
         except OSError as error:
-            refused(error, self._path)
+            raise_os_error(error, self._path)
         _HELD[self._path] = self
 
     def release(self) -> None:

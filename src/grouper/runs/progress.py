@@ -24,8 +24,8 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from grouper.errors import duration, hidden
-from grouper.files import refusing, table
+from grouper.errors import duration, redact
+from grouper.files import os_errors_as, load_table
 from grouper.types import StepReport
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ TIME_PARTS = ("prefill", "decode", "grade", "update", "other")
 # Columns of the line of a step.
 WIDTH = 100
 
-_COLUMNS = table("grouper.runs", "columns.yaml")
+_COLUMNS = load_table("grouper.runs", "columns.yaml")
 
 
 def format_step(report: StepReport, total: int | None = None, *, verbose: bool = False) -> str:
@@ -275,7 +275,7 @@ class _Hiding(logging.Filter):
     """Removes secrets from the messages of libraries and of a user's code."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.msg = hidden(record.getMessage())
+        record.msg = redact(record.getMessage())
         record.args = ()
         return True
 
@@ -303,7 +303,7 @@ def setup_logging(run_dir: Path | None, *, console: Console | None = None) -> li
         handlers.append(_OnConsole(console))
     if run_dir is not None:
         path = run_dir / "training.log"
-        with refusing(path):
+        with os_errors_as(path):
             run_dir.mkdir(parents=True, exist_ok=True)
             handlers.append(_LogFile(path, encoding="utf-8", errors="backslashreplace"))
     if not handlers:

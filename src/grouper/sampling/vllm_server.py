@@ -31,7 +31,7 @@ import torch
 from safetensors.torch import save_file
 
 from grouper.config.schema import VllmConfig
-from grouper.errors import ConfigError, ModelError, hide, require_known
+from grouper.errors import ConfigError, ModelError, register_secret, require_known
 from grouper.sampling.vllm import ENVIRONMENT_DEFAULTS, Answer, Ask, Save, Weights
 from grouper.sampling.vllm_worker import MIDDLEWARE, SECRET, end_with_parent
 
@@ -400,5 +400,5 @@ def shared_secret() -> str:
             fix="Give trainer and servers the same one, for example: "
             f"export {SECRET}=$(openssl rand -hex 16)",
         )
-    hide(secret, f"${SECRET}")
+    register_secret(secret, f"${SECRET}")
     return secret

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from grouper.errors import CheckpointError, RunFolderError, first_line, is_out_of_memory
-from grouper.files import dumps, refusing, whole_folder, write_atomic
+from grouper.files import dumps, os_errors_as, whole_folder, write_atomic
 from grouper.models.loading import save_policy
 from grouper.models.merging import whole
 from grouper.models.process_group import ProcessGroup
@@ -86,12 +86,12 @@ def save_checkpoint(
             if isinstance(value, Tensor):
                 needed += value.nbytes
 
-    @refusing(target)
+    @os_errors_as(target)
     def begin() -> Path:
         require_room(target, needed)
         return stack.enter_context(whole_folder(target))
 
-    @refusing(target)
+    @os_errors_as(target)
     def finish() -> None:
         save_policy(policy, tokenizer, folder, weights)
         if resumable and state.rollouts is not None:
@@ -167,7 +167,7 @@ def save_optimizer(
 
     def write(number: int, tensors: dict[str, Tensor]) -> None:
         try:
-            with refusing(named):
+            with os_errors_as(named):
                 folder.mkdir(exist_ok=True)
                 # Copies: tensors of bitsandbytes share memory, which safetensors does not accept.
                 copies = {

@@ -11,7 +11,7 @@ from grouper.grading import Grader
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards import Group, Notes, RewardStack
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
-from grouper.sampling.graded import draw_and_grade
+from grouper.sampling.sample_and_grade import draw_and_grade
 from grouper.types import (
     Problem,
     Prompt,

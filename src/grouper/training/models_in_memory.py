@@ -11,7 +11,7 @@ from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.runs.progress import Progress
 from grouper.sampling.base import ModelSampler
-from grouper.sampling.engines import Samplers
+from grouper.sampling.factory import Samplers
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.vllm import VllmSampler
 from grouper.training.parallel import ParallelPolicy, make_parallel

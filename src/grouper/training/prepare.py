@@ -52,7 +52,7 @@ from grouper.prompts.rendering import (
 from grouper.rewards import Group, RewardStack, build_rewards
 from grouper.runs.records import flat_settings
 from grouper.sampling.base import Sampler
-from grouper.sampling.engines import Samplers
+from grouper.sampling.factory import Samplers
 from grouper.training.problem_sets import MEASURED, ProblemSets, load_part
 from grouper.training.saved_state import is_complete, read_state
 from grouper.types import (

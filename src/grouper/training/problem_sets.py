@@ -13,7 +13,7 @@ from grouper.config.schema import PhaseConfig, Recipe, SourceConfig
 from grouper.data import ProblemSet, find_overlap, hold_out, load_problems, without
 from grouper.data.audit import is_sentence
 from grouper.data.overlap import question_words
-from grouper.errors import ConfigError, DataError, counted
+from grouper.errors import ConfigError, DataError, plural
 from grouper.prompts import make_format
 from grouper.training.curriculum import total_steps
 from grouper.types import Problem
@@ -342,7 +342,7 @@ def _repetition(name: str, problem_set: ProblemSet, *, demonstrated: bool) -> It
         noun = "different question"
     if different < MIN_DIFFERENT_SHARE * len(problems):
         yield (
-            f"data.{name}: {len(problems):,} problems are only {counted(different, noun)}. The "
+            f"data.{name}: {len(problems):,} problems are only {plural(different, noun)}. The "
             "others are repetitions, which teach and measure nothing new. Use data with more, or "
             f"set data.{name}.unique to the number that you want; `grouper data audit` names the "
             "repeated ones."

@@ -8,7 +8,7 @@ from pathlib import Path
 from grouper.config.loading import resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import RunFolderError
-from grouper.files import refusing, whole_folder
+from grouper.files import os_errors_as, whole_folder
 from grouper.models.folders import ADAPTER_FILE, BEST_FILE, RECIPE_FILE, STATE_FILE
 from grouper.runs.folder import OUR_FOLDERS
 from grouper.training.saved_state import is_complete
@@ -29,7 +29,7 @@ def check_save_path(recipe: Recipe, run: Path) -> None:
     where = f"save_path: {recipe.save_path}"
     target = Path(recipe.save_path).expanduser()
     entries: list[Path] = []
-    with refusing(target):
+    with os_errors_as(target):
         if target.is_dir():
             entries = list(target.iterdir())
         elif target.exists():

@@ -27,7 +27,7 @@ from grouper.rewards.core import find_reward
 from grouper.runs.progress import TIME_PARTS, Progress
 from grouper.training.metrics import matrix_rate
 from grouper.training.observe import take_step
-from grouper.training.phases import begin
+from grouper.training.pipeline import begin
 from grouper.training.run import Run
 from grouper.training.state import TrainState
 from grouper.types import StepReport

@@ -19,7 +19,7 @@ from grouper.cli.text import definitions, show_json, table, warn, warn_of_losses
 from grouper.cli.text import show as print_rich
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, GrouperError, counted, installed
+from grouper.errors import ConfigError, GrouperError, plural, installed
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import processors, require_writable
 from grouper.models.folders import RECIPE_FILE
@@ -163,7 +163,7 @@ def diagnose(run: str, *, as_json: bool) -> int:
     if as_json:
         show_json({"run": run, "steps": steps, "findings": [*map(asdict, findings)]})
     else:
-        done = [f"{counted(count, 'step')} of {phase}" for phase, count in steps.items() if count]
+        done = [f"{plural(count, 'step')} of {phase}" for phase, count in steps.items() if count]
         click.echo(f"{run}: {', '.join(done)}")
         for finding in findings:
             first, last = finding.steps
