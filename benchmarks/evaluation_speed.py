@@ -92,7 +92,7 @@ def evaluated(prepared: Prepared, sampler: Sampler) -> dict[str, Any]:
             folder=Path(folder),
             progress=look,
         )
-        tokens = sum(item.tokens for item in result.light)
+        tokens = sum(item.tokens for item in result.slim)
     own, helpers = ([round(mb, 1) for mb in column] for column in zip(*seen, strict=True))
     return {"tokens": tokens, "accuracy": result.accuracy, "memory_mb": own, "helpers_mb": helpers}
 

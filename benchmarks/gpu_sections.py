@@ -153,7 +153,7 @@ TEST_FILES = (
     "tests/kernels/triton/test_triton_layers.py",
     "tests/sampling/test_decode_attention.py",
     "tests/sampling/test_engine.py",
-    "tests/models/test_varlen.py",
+    "tests/models/test_attention_varlen.py",
 )
 """The files whose tests run on a card where there is one."""
 
@@ -762,7 +762,7 @@ def _worker(found: Path) -> None:
     """One of two processes: the gradient of a batch alone, then shared."""
     from gpu_workload import ON_POLICY
 
-    from grouper.models.merging import whole
+    from grouper.models.merging import unsharded
     from grouper.training.parallel import (
         ParallelPolicy,
         join_processes,
@@ -773,7 +773,7 @@ def _worker(found: Path) -> None:
 
     def gradient_of(parameter: Tensor) -> Tensor:
         assert parameter.grad is not None
-        return whole(parameter.grad).float().cpu()
+        return unsharded(parameter.grad).float().cpu()
 
     group = join_processes()
     device = torch.device("cuda", group.rank)

@@ -56,7 +56,7 @@ from grouper.models.trained import model_in
 from grouper.prompts.rendering import render
 from grouper.publish.hub import PushCheckpoints
 from grouper.report.page import draw_pictures
-from grouper.rewards.calling import code_fingerprints, load_hook
+from grouper.rewards.user_code import code_fingerprints, load_hook
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest, StopStrings, draw_seed
@@ -319,7 +319,7 @@ def pass_rates(
 
     def rows_of(result: EvaluationResult) -> list[dict[str, Any]]:
         correct = Counter[str]()
-        for item in result.light:
+        for item in result.slim:
             correct[item.problem_id] += item.correct
         rows = []
         for problem_id, count in correct.items():

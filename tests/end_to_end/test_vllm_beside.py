@@ -24,7 +24,7 @@ from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.sampling import factory
 from grouper.sampling.factory import Samplers
-from grouper.training.hooks import Asked, Hook
+from grouper.training.hooks import Hook, HookReply
 from grouper.training.pipeline import train
 from grouper.training.run import Run
 from grouper.training.validation import Validation
@@ -100,13 +100,13 @@ class World(Hook):
                 assert self.moved.wait_for(lambda: self.step > begun, timeout=30)
             self.seen.append((begun, self.step))
 
-    def after_step(self, run: Run, state: Any, report: Any) -> Asked:
+    def after_step(self, run: Run, state: Any, report: Any) -> HookReply:
         with self.moved:
             self.step = report.step
             self.moved.notify_all()
         if self.step == self.stop_after:
             run.stop.requested = True
-        return Asked()
+        return HookReply()
 
 
 @pytest.fixture

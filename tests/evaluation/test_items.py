@@ -20,7 +20,7 @@ from tiny_models import ScriptedSampler, tiny_model
 
 from grouper.errors import RunFolderError
 from grouper.evaluation.evaluate import evaluate, few_at_a_time, weights_mark
-from grouper.evaluation.items import StoredItems, Unfinished
+from grouper.evaluation.items import PartialEvaluation, StoredItems
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import write_lines
 from grouper.models.policy import Policy
@@ -74,7 +74,7 @@ def test_on_disk_and_in_memory_are_the_same_items(tmp_path):
     assert stored.items[1] == held.items[1]
     assert stored.items[-2:] == held.items[-2:]
     assert [item.completion for item in stored.items] == ["=1"] * 6
-    assert {item.completion for item in stored.light} == {""}
+    assert {item.completion for item in stored.slim} == {""}
     assert stored.items != held.items[:-1]
     assert stored.numbers == held.numbers
     assert {path.name for path in tmp_path.iterdir()} == {"test-greedy.jsonl.gz", PART}
@@ -200,7 +200,7 @@ def test_results_of_other_settings_get_a_name_of_their_own(tmp_path):
     assert folder.name_for("a", "test", result.card) == "a"
     assert folder.name_for("a", "gsm8k", result.card) == "a-2"
     assert folder.name_for("a", "test", card) == "a-2"
-    Unfinished(tmp_path / "evaluations", "a-2", card).begin(resume=True)
+    PartialEvaluation(tmp_path / "evaluations", "a-2", card).begin(resume=True)
     assert folder.name_for("a", "test", card) == "a-2"
     assert folder.name_for("a", "test", {**card, "seed": 2}) == "a-3"
 
@@ -291,7 +291,7 @@ def test_what_another_process_is_measuring_is_refused(tmp_path):
 
     folder = RunFolder(tmp_path)
     assert folder.name_for("a", "test", {}) == "a"
-    Unfinished(tmp_path / "evaluations", "a", {}).begin(resume=True)  # keeps the lock
+    PartialEvaluation(tmp_path / "evaluations", "a", {}).begin(resume=True)  # keeps the lock
     assert f"process {os.getpid()} on" in (said := other("a"))
     assert "is writing this evaluation" in said
     assert other("b") == "b\n"

@@ -473,7 +473,7 @@ import asyncio, threading
 from pathlib import Path
 from grouper.config.schema import GradingConfig, RewardConfig
 from grouper.grading import Grader, grade
-from grouper.rewards.calling import begin
+from grouper.rewards.call import begin
 from grouper.types import AnswerContract, AnswerKind
 BOXED = AnswerContract(kind=AnswerKind.BOXED)
 SYMBOLIC = r"\boxed{\sqrt{12}}", r"2\sqrt{3}"

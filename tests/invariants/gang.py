@@ -47,8 +47,8 @@ from grouper.grading import Grader
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import SampleRequest, draw_seed
-from grouper.sampling.sample_and_grade import draw_and_grade
 from grouper.sampling.native import NativeSampler
+from grouper.sampling.sample_and_grade import draw_and_grade
 from grouper.sampling.weights import SamplingWeights
 from grouper.training.assemble import advantages_of
 from grouper.training.checkpoint import load_optimizer, save_checkpoint, save_optimizer
@@ -60,9 +60,9 @@ from grouper.training.parallel import (
     join_processes,
     leave_processes,
     make_parallel,
-    whole,
+    unsharded,
 )
-from grouper.training.saved_state import damage
+from grouper.training.saved_state import find_damage
 from grouper.training.state import TrainState
 from grouper.training.update import Scorer, accumulate_gradient, grpo_objective
 from grouper.types import AnswerContract, AnswerKind, Problem, SamplingParams
@@ -145,7 +145,7 @@ def gradient(replica: ParallelPolicy, budget: int) -> tuple[dict[str, torch.Tens
     """Of one step with a KL term; every trainable weight, in one piece."""
     batch = step_batch()
     reference = {
-        name: whole(p.detach()).clone() + 0.01 for name, p in replica.policy.trainable().items()
+        name: unsharded(p.detach()).clone() + 0.01 for name, p in replica.policy.trainable().items()
     }
     held = replica.shard(reference)
     scores = Scorer(replica, budget, held)
@@ -154,7 +154,7 @@ def gradient(replica: ParallelPolicy, budget: int) -> tuple[dict[str, torch.Tens
     found = {}
     for name, parameter in replica.policy.trainable().items():
         assert parameter.grad is not None, name
-        found[name] = whole(parameter.grad)
+        found[name] = unsharded(parameter.grad)
     return found, loss
 
 
@@ -228,7 +228,7 @@ def shortage(engine: str, at: int, budget: int, *, together: bool) -> dict[str, 
     except ModelError as error:
         return {"told": str(error)}
     gaps = [
-        float((whole(p.grad) - q.grad).norm() / q.grad.norm().clamp(min=1e-300))
+        float((unsharded(p.grad) - q.grad).norm() / q.grad.norm().clamp(min=1e-300))
         for p, q in zip(replica.policy.parameters(), alone.policy.parameters(), strict=True)
         if q.grad is not None and p.grad is not None
     ]
@@ -338,7 +338,7 @@ def whole_state(replica: ParallelPolicy, optimizer: Optimizer) -> dict[str, str]
     """Type, shape and checksum of everything in it, in one piece."""
     found = {}
     for key, value in sorted(optimizer.state_dict().items()):
-        tensor = whole(value).contiguous()
+        tensor = unsharded(value).contiguous()
         mark = zlib.crc32(tensor.numpy().tobytes())
         found[key] = f"{tensor.dtype} {tuple(tensor.shape)} {mark:08x}"
     return found
@@ -416,7 +416,7 @@ def full_disk(run: str, rank: int) -> dict[str, Any]:
         found["refused"] = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     found["left"] = processes.on_rank0(lambda: [path.name for path in Path(run, "grpo").iterdir()])
-    found["damage"] = damage(save())
+    found["damage"] = find_damage(save())
     leave_processes()
     return found
 

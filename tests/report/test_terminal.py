@@ -12,7 +12,7 @@ from rich.console import Console
 from grouper.errors import RunFolderError
 from grouper.files import write_lines
 from grouper.report import terminal
-from grouper.report.terminal import changes, frame, in_words, rollouts
+from grouper.report.terminal import changes, frame, rollout_text, rollouts
 from grouper.runs import folder
 
 
@@ -69,7 +69,7 @@ def test_rows_of_another_version_are_shown_and_what_is_no_row_is_reported(tmp_pa
     file = run.path / "rollouts" / "grpo-000005.jsonl.gz"
     old = {k: v for k, v in rollout(5, 0).items() if k not in ("verdict", "rewards", "prompt")}
     write_lines(file, [old])
-    assert "grpo step 5" in printed(in_words(next(rollouts(run))))
+    assert "grpo step 5" in printed(rollout_text(next(rollouts(run))))
     assert "grpo step 5" in printed(frame(run))
     write_lines(file, [["no row"]])
     assert next(rollouts(run))["step"] == 4
@@ -77,15 +77,15 @@ def test_rows_of_another_version_are_shown_and_what_is_no_row_is_reported(tmp_pa
 
 
 def test_no_answer_is_called_nothing():
-    assert "read as nothing" in printed(in_words({**rollout(1, 0), "extracted": None}))
+    assert "read as nothing" in printed(rollout_text({**rollout(1, 0), "extracted": None}))
 
 
 def test_no_text_steers_the_terminal(tmp_path):
     row = {**rollout(1, 0, text=NASTY), "problem_id": NASTY, "answer": NASTY, "reason": NASTY}
-    text = printed(in_words(row))
+    text = printed(rollout_text(row))
     assert "</script>" in text
     assert not set("\x00\x1b\u202e\u2066\ud83d") & set(text)
-    long = printed(in_words(rollout(1, 0, text="x" * 1_000_000)))
+    long = printed(rollout_text(rollout(1, 0, text="x" * 1_000_000)))
     assert len(long) < 5000
     assert "[997,000 characters]" in long
 

@@ -7,7 +7,7 @@ from typing import Any
 from grouper.config.schema import PromptConfig, RewardConfig
 from grouper.prompts import make_format
 from grouper.rewards import REWARDS, RewardStack
-from grouper.rewards.calling import begin
+from grouper.rewards.call import begin
 from grouper.types import AnswerFormat, Grade, Verdict
 
 XML = make_format(PromptConfig(format="xml"))

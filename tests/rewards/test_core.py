@@ -28,7 +28,7 @@ from reward_calls import (
 
 from grouper.config.schema import RewardConfig
 from grouper.errors import ConfigError, RewardError, RunFolderError
-from grouper.rewards import REWARDS, Completed, Group, Notes, RewardStack, build_rewards, reward
+from grouper.rewards import REWARDS, Completed, Group, RewardLog, RewardStack, build_rewards, reward
 from grouper.rewards.core import AT_ONCE
 from grouper.types import (
     AnswerFormat,
@@ -74,7 +74,7 @@ TWO = [completion(RIGHT_TEXT), completion("no")]
 
 def score(
     stack: RewardStack,
-    notes: Notes | None = None,
+    notes: RewardLog | None = None,
     prompt: Prompt = PLAIN,
     completions: Sequence[Completion] = TWO,
 ) -> list[Reward]:
@@ -397,7 +397,7 @@ def test_a_failure_is_contained_counted_and_reported() -> None:
         return [1.0, 0.0]
 
     stack = stack_of(mine=sometimes, fine=(lambda **columns: [2.0, 2.0], {"weight": 0.5}))
-    notes = Notes()
+    notes = RewardLog()
     assert [r.total for r in score(stack, notes)] == [2.0, 1.0]
     assert notes.events == []
     failed = score(stack, notes)
@@ -429,7 +429,9 @@ def test_the_share_of_a_steps_groups_that_may_fail(
     stack = stack_of(mine=(lambda **_: [0.0, 0.0], {"max_failure_rate": limit}))
     error = RewardError("no", fix="Mend it.")
     arguments = {"completions": ["a", "b"], "prompts": ["q", "q"]}
-    notes = Notes(groups=groups, failures={"mine": [(error, arguments)] * failed} if failed else {})
+    notes = RewardLog(
+        groups=groups, failures={"mine": [(error, arguments)] * failed} if failed else {}
+    )
     if not stops:
         stack.end_step(notes)
         return
@@ -449,7 +451,7 @@ def test_too_many_failures_stop_the_run_and_show_the_input() -> None:
         (chokes, "ZeroDivisionError.*It fails on the completion 'no' to 'Q: 2[+]2[?]'[.]"),
         (pairs, "on none of its completions alone; the first is"),
     ):
-        stack, notes = stack_of(mine=function), Notes()
+        stack, notes = stack_of(mine=function), RewardLog()
         for _ in range(3):
             score(stack, notes)
         with pytest.raises(RewardError, match=r"3 of the step's 3 groups") as caught:
@@ -467,7 +469,10 @@ def test_what_took_too_long_is_not_tried_again_to_find_the_culprit() -> None:
         await asyncio.Event().wait()
         return []
 
-    stack, notes = stack_of(mine=(waits, {"timeout_seconds": 0.01, "max_failure_rate": 0})), Notes()
+    stack, notes = (
+        stack_of(mine=(waits, {"timeout_seconds": 0.01, "max_failure_rate": 0})),
+        RewardLog(),
+    )
     score(stack, notes)
     with pytest.raises(RewardError, match="It fails on this group, of whose completions the first"):
         stack.end_step(notes)
@@ -483,7 +488,7 @@ def test_functions_are_told_the_step_and_log_metrics_as_in_trl() -> None:
         log_metric("words", sum(len(text.split()) for text in completions))
         return [1.0] * len(completions)
 
-    stack, notes = stack_of(mine=logs), Notes(global_step=3, max_steps=10)
+    stack, notes = stack_of(mine=logs), RewardLog(global_step=3, max_steps=10)
     check(stack)  # what is logged while trying counts for nothing
     score(stack, notes, completions=[completion("one two"), completion("three")])
     score(stack, notes, completions=[completion("four")])
@@ -578,7 +583,7 @@ def test_what_a_function_that_varies_answers_is_kept_at_once(tmp_path: Path) -> 
     def once() -> tuple[list[Any], list[str], Any]:
         stack = stack_of(judge=(judge, {"deterministic": False}), fine=brevity(XML))
         stack.remember(path)
-        notes = Notes(place="grpo 4")
+        notes = RewardLog(place="grpo 4")
         groups = (("a", "b"), ("c",), ("d",), ("a", "b"))
         scored = [score(stack, notes, completions=[*map(completion, group)]) for group in groups]
         seen = [[r.components["judge"] for r in group] for group in scored]
@@ -600,7 +605,7 @@ def test_what_a_function_that_varies_answers_is_kept_at_once(tmp_path: Path) -> 
     # Another step asks anew.
     stack = stack_of(judge=(judge, {"deterministic": False}))
     stack.remember(path)
-    assert score(stack, Notes(place="grpo 5"))[0].total == 6.0
+    assert score(stack, RewardLog(place="grpo 5"))[0].total == 6.0
 
 
 class Judge:
@@ -624,7 +629,7 @@ class Judge:
         return [number + len(text) / 100 for text in completions]
 
 
-def score_all(stack: RewardStack, notes: Notes, *texts: Sequence[str]) -> list[list[Any]]:
+def score_all(stack: RewardStack, notes: RewardLog, *texts: Sequence[str]) -> list[list[Any]]:
     groups = (
         Group(PROBLEM, PLAIN, [*map(completion, of_group)], [RIGHT] * len(of_group))
         for of_group in texts
@@ -634,7 +639,7 @@ def score_all(stack: RewardStack, notes: Notes, *texts: Sequence[str]) -> list[l
 
 def test_async_functions_score_several_groups_at_once() -> None:
     """A judge that takes three seconds took 48 for the sixteen groups of a step."""
-    judge, notes = Judge(wanted=4), Notes(place="grpo 1")
+    judge, notes = Judge(wanted=4), RewardLog(place="grpo 1")
     groups = [[f"{n}" * n] * 8 for n in range(1, 7)]
     found = score_all(stack_of(judge=judge), notes, *groups)
     assert found == [[n + n / 100] * 8 for n in range(1, 7)]
@@ -645,7 +650,7 @@ def test_async_functions_score_several_groups_at_once() -> None:
 
 def test_a_group_larger_than_what_may_be_asked_at_once_is_asked_alone() -> None:
     judge = Judge(wanted=1)
-    found = score_all(stack_of(judge=judge), Notes(), ["a"] * 40, ["b"] * 40)
+    found = score_all(stack_of(judge=judge), RewardLog(), ["a"] * 40, ["b"] * 40)
     assert [len(values) for values in found] == [40, 40]
     assert judge.most == 40
 
@@ -653,7 +658,7 @@ def test_a_group_larger_than_what_may_be_asked_at_once_is_asked_alone() -> None:
 def test_one_of_several_groups_that_fails_is_noted_alone(tmp_path: Path) -> None:
     stack = stack_of(judge=(Judge(wanted=3), {"deterministic": False}))
     stack.remember(tmp_path / "answers.jsonl")
-    groups, notes = (["a"], ["bad"], ["a"], ["c"]), Notes(place="grpo 1")
+    groups, notes = (["a"], ["bad"], ["a"], ["c"]), RewardLog(place="grpo 1")
     # The same question is asked once, also while nobody has answered it yet.
     found = score_all(stack, notes, *groups)
     assert found == [[1.01], [None], [1.01], [3.01]]
@@ -664,7 +669,7 @@ def test_one_of_several_groups_that_fails_is_noted_alone(tmp_path: Path) -> None
     # A resumed run reads it all, and asks nobody.
     again, later = (
         stack_of(judge=(Judge(wanted=99), {"deterministic": False})),
-        Notes(place="grpo 1"),
+        RewardLog(place="grpo 1"),
     )
     again._varying = stack._varying
     again.remember(tmp_path / "answers.jsonl")
@@ -680,14 +685,14 @@ def test_a_long_run_does_not_fill_the_memory_with_what_was_answered(tmp_path: Pa
     stack = stack_of(judge=(judge, {"deterministic": False}))
     stack.remember(path)
     for step in range(3):
-        notes = Notes(place=f"grpo {step}")
+        notes = RewardLog(place=f"grpo {step}")
         score(stack, notes)
         stack.end_step(notes)
     assert stack._answers == {}
     # A resumed run still needs those of the steps that it draws again, and drops each after it.
     again = stack_of(judge=(judge, {"deterministic": False}))
     again.remember(path)
-    again.end_step(Notes(place="grpo 1"))
+    again.end_step(RewardLog(place="grpo 1"))
     assert sorted(again._answers) == ["grpo 0", "grpo 2"]
 
 

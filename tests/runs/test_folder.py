@@ -799,14 +799,14 @@ def test_cutting_back_equals_never_having_gone_on(tmp_path, moment):
 def test_holes_are_the_steps_whose_lines_or_rollouts_were_lost(tmp_path):
     run = create(tmp_path)
     fill(run, ("grpo", 4))
-    assert run.holes({"sft": 4, "grpo": 4}) == []
+    assert run.missing_records({"sft": 4, "grpo": 4}) == []
     metrics = tmp_path / "metrics.jsonl"
     lines = metrics.read_text().splitlines(keepends=True)
     metrics.write_text("".join(line for line in lines if '"step":4' not in line))
     rollouts = tmp_path / "rollouts"
     (rollouts / "grpo-000001.jsonl.gz").write_bytes(b"")
     (rollouts / "grpo-000003.jsonl.gz").unlink()
-    assert run.holes({"sft": 4, "grpo": 4}) == [
+    assert run.missing_records({"sft": 4, "grpo": 4}) == [
         "the lines of metrics.jsonl of sft step 4",
         "the lines of metrics.jsonl of grpo step 4",
         "the rollouts of grpo step 1, 3",

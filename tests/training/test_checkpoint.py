@@ -28,7 +28,7 @@ from grouper.training.optimizers import state_bytes
 from grouper.training.saved_state import (
     OPTIMIZER_FOLDER,
     contents,
-    damage,
+    find_damage,
     is_finished,
     latest_checkpoint,
     read_state,
@@ -412,9 +412,9 @@ def test_a_checkpoint_is_whole_whether_it_still_is_the_best_one_or_not(tmp_path:
     folder = save(tmp_path, state)
     assert json.loads((folder / BEST_FILE).read_text())["validation_accuracy"] == 0.25
     (folder / BEST_FILE).write_text("{}")
-    assert damage(folder) is None
+    assert find_damage(folder) is None
     (folder / BEST_FILE).unlink()
-    assert damage(folder) is None
+    assert find_damage(folder) is None
 
 
 @pytest.mark.parametrize("key", ["step", "position", "started_from", "best"])

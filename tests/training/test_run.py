@@ -19,7 +19,7 @@ from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, Interrupted, ModelError
 from grouper.evaluation import evaluate as evaluating
-from grouper.evaluation.items import Unfinished
+from grouper.evaluation.items import PartialEvaluation
 from grouper.evaluation.result import EvaluationResult
 from grouper.grading import Grader
 from grouper.models.process_group import ProcessGroup
@@ -111,9 +111,9 @@ def test_an_evaluation_of_a_run_goes_on_where_it_was_killed(
     """It began again: 14 minutes of a large model were lost with the process."""
     plain = recipe.override("grpo.start_from=null", "evaluation.max_new_tokens=2")
     written: list[int] = []
-    honest = Unfinished.write
+    honest = PartialEvaluation.write
 
-    def write(self: Unfinished, rank: int, place: int, *others: Any) -> None:
+    def write(self: PartialEvaluation, rank: int, place: int, *others: Any) -> None:
         if len(written) == 2:
             raise KeyboardInterrupt
         written.append(place)
@@ -124,7 +124,7 @@ def test_an_evaluation_of_a_run_goes_on_where_it_was_killed(
             return measure_policy(run, run.prepared.model, phase="base", step=0, split="test")
 
     whole = measured(plain.override("name=whole"))
-    monkeypatch.setattr(Unfinished, "write", write)
+    monkeypatch.setattr(PartialEvaluation, "write", write)
     with pytest.raises(KeyboardInterrupt):
         measured(plain)
     assert len(written) == 2

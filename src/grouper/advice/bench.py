@@ -22,7 +22,7 @@ from grouper.config.schema import Recipe, RewardConfig
 from grouper.errors import Interrupted
 from grouper.kernels.switch import switched_off
 from grouper.rewards import RewardStack
-from grouper.rewards.calling import RewardFunction
+from grouper.rewards.call import RewardFunction
 from grouper.rewards.core import find_reward
 from grouper.runs.progress import TIME_PARTS, Progress
 from grouper.training.metrics import matrix_rate

@@ -400,7 +400,7 @@ def truncation(record: Record) -> Iterator[Finding]:
     if result is not None and result.cut_off > MOST and not is_reported:
         yield found(
             "truncated-answers",
-            {"truncated": result.cut_off, "completions": len(result.light)},
+            {"truncated": result.cut_off, "completions": len(result.slim)},
             phase=result.phase,
             steps=(result.step, result.step),
             name=result.name,
@@ -412,7 +412,7 @@ def no_format(record: Record) -> Iterator[Finding]:
     fmt = record.recipe.prompt.format
     result = _last_evaluation(record)
     if result is not None and result.metrics is not None:
-        count = len(result.light)
+        count = len(result.slim)
         if result.metrics.format_accuracy == 0 and count >= FEW_COMPLETIONS:
             yield found(
                 "no-format",

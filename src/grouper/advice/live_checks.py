@@ -18,7 +18,7 @@ from grouper.models.process_group import share_of
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.factory import STRETCH
 from grouper.training.curriculum import first_met
-from grouper.training.hooks import Asked, Hook, UserHook
+from grouper.training.hooks import Hook, HookReply, UserHook
 from grouper.training.optimizers import state_bytes
 from grouper.training.run import Run
 from grouper.training.saved_state import last_good
@@ -47,14 +47,14 @@ def usual_hooks(recipe: Recipe) -> tuple[Hook, ...]:
 class LiveChecks(Hook):
     """Reports problems during a run, and ends it if `on_finding` is `stop`."""
 
-    def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
+    def after_step(self, run: Run, state: TrainState, report: StepReport) -> HookReply:
         # On rank 0, which alone has the metrics that rewards have logged.
         findings = run.processes.on_rank0(lambda: watch(report, state.checks))
         if not findings:
-            return Asked()
+            return HookReply()
         texts = tuple(f"check {name}: {finding}" for name, finding in findings)
         if run.recipe.on_finding == "warn":
-            return Asked(events=texts)
+            return HookReply(events=texts)
         phase = run.path / state.phase
         # A checkpoint from before the window that the finding is about.
         checkpoint_hint = run.processes.on_rank0(lambda: last_good(phase, state.step - WINDOW))
@@ -64,7 +64,7 @@ class LiveChecks(Hook):
             fix=f"on_finding is stop: nothing of the last step was saved; {checkpoint_hint}. Go on "
             "with --resume --allow-changes and another setting.",
         )
-        return Asked(events=texts, error=error)
+        return HookReply(events=texts, error=error)
 
 
 class Preflight(Hook):

@@ -17,7 +17,7 @@ from grouper.config.loading import list_recipes, load_recipe, shipped_recipes
 from grouper.config.overrides import as_json
 from grouper.config.schema import Recipe, SourceConfig
 from grouper.data import SOURCES, Overlap, ProblemSet, find_overlap, load_problems
-from grouper.errors import ConfigError, plural, did_you_mean
+from grouper.errors import ConfigError, did_you_mean, plural
 from grouper.prompts import make_format
 from grouper.runs.samples import printable
 from grouper.training.problem_sets import MEASURED, PARTS, load_problem_sets

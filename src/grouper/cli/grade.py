@@ -21,7 +21,7 @@ from grouper.grading import Grader, by_text_alone, extract, extract_lenient
 from grouper.prompts.formats import FORMATS, TURN_MARKERS, make_format
 from grouper.rewards import Group, build_rewards
 from grouper.rewards.attacks import example_prompt
-from grouper.rewards.calling import Notes
+from grouper.rewards.call import RewardLog
 from grouper.runs.folder import RunFolder
 from grouper.runs.samples import printable
 from grouper.types import AnswerContract, AnswerKind, Completion, FinishReason, Grade, Problem
@@ -313,8 +313,8 @@ def _scoring(run_recipe: Recipe, chosen: Recipe) -> Score:
             problem = problems.get(group[0]["problem_id"]) or _stored_problem(group[0])
             completions = [_completion(row) for row in group]
             prompt = example_prompt(problem, fmt)
-            # With notes a reward that fails is not scored, as in training.
-            rewards = stack.score(Group(problem, prompt, completions, group_grades), Notes())
+            # With a log a reward that fails is not scored, as in training.
+            rewards = stack.score(Group(problem, prompt, completions, group_grades), RewardLog())
             yield from (reward.total for reward in rewards)
 
     return score

@@ -19,7 +19,7 @@ from grouper.cli.text import definitions, show_json, table, warn, warn_of_losses
 from grouper.cli.text import show as print_rich
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, GrouperError, plural, installed
+from grouper.errors import ConfigError, GrouperError, installed, plural
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import processors, require_writable
 from grouper.models.folders import RECIPE_FILE
@@ -119,7 +119,7 @@ def show(
         raise click.UsageError("--best and --worst are opposite orders: give one.")
     if diff is not None and (step is not None or verdict or best or worst):
         raise click.UsageError("--diff compares two steps: only --problem and -n go with it.")
-    from grouper.report.terminal import changes, in_words, rollouts
+    from grouper.report.terminal import changes, rollout_text, rollouts
 
     folder = _opened(run)
     if diff is not None:
@@ -128,7 +128,7 @@ def show(
     rows = rollouts(folder, step=step, problem=problem, verdict=verdict, best=best, worst=worst)
     row = None
     for row in itertools.islice(rows, count):
-        print_rich(in_words(row))
+        print_rich(rollout_text(row))
     if row is None:
         click.echo("No rollout matches.")
 

@@ -32,7 +32,7 @@ from grouper.cli.text import (
     warn_of_losses,
 )
 from grouper.config.loading import load_recipe
-from grouper.errors import ConfigError, plural, duration
+from grouper.errors import ConfigError, duration, plural
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.models.folders import (
     RECIPE_FILE,
@@ -45,12 +45,12 @@ from grouper.models.folders import run_of as run_of_model
 from grouper.models.trained import trained_model
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.runs.lock import is_running
-from grouper.runs.samples import in_words, printable
+from grouper.runs.samples import describe_reward, printable
 from grouper.types import SamplingParams
 
 if TYPE_CHECKING:
-    from grouper.advice.checks import Finding, Samples
     from grouper.advice.bench import Bench
+    from grouper.advice.checks import Finding, Samples
     from grouper.advice.plan import PhasePlan, RunPlan
     from grouper.config.schema import Recipe
     from grouper.data import ProblemSet
@@ -598,7 +598,7 @@ def _show_rollout(rollout: Rollout, fmt: AnswerFormat) -> None:
     tags = tags_in(completion.text, fmt)
     missing = [tag for tag, is_present in tags.items() if not is_present]
     lines = (
-        f"reward {in_words(rollout.reward)}",
+        f"reward {describe_reward(rollout.reward)}",
         f"answer {grade.extracted or 'none'}: {grade.verdict.value} ({grade.reason})",
         f"tags {len(tags) - len(missing)} of {len(tags)}"
         + (f", missing {', '.join(missing)}" if missing else "")

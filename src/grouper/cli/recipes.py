@@ -29,8 +29,8 @@ from grouper.errors import (
     DataError,
     GrouperError,
     ModelError,
-    plural,
     did_you_mean,
+    plural,
 )
 from grouper.files import write_atomic
 from grouper.models.folders import local_model, on_this_machine, require_model_folder

@@ -18,7 +18,7 @@ from grouper.grading import Grader
 from grouper.prompts import make_format
 from grouper.rewards import REWARDS, build_rewards, probe
 from grouper.rewards.attacks import ProbeResult, score_texts
-from grouper.runs.samples import in_words
+from grouper.runs.samples import describe_reward
 from grouper.types import AnswerFormat, Problem
 
 
@@ -92,7 +92,7 @@ def tried(
     for name, value in reward.components.items():
         score = "not scored" if value is None else f"{value:g}"
         click.echo(f"reward      {name} = {score}, weight {reward.weights[name]:g}")
-    total = in_words(reward).partition(" (")[0]
+    total = describe_reward(reward).partition(" (")[0]
     note = ": it leaves its group" if reward.total is None else ""
     click.echo(f"total       {total}{note}")
 

@@ -25,7 +25,7 @@ from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, Interrupted, plural
 from grouper.files import processors
 from grouper.models.folders import RECIPE_FILE
-from grouper.rewards.calling import load_hook
+from grouper.rewards.user_code import load_hook
 from grouper.runs.folder import RunFolder
 from grouper.runs.trackers import check_trackers
 

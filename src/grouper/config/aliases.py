@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from grouper.files import read_json, load_table
+from grouper.files import load_table, read_json
 
 Row = dict[str, Any]
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from grouper.data.sources import SOURCES, Row
-from grouper.errors import DataError, plural, did_you_mean, nearest
+from grouper.errors import DataError, did_you_mean, nearest, plural
 
 Item = TypeVar("Item")
 

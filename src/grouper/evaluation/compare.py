@@ -149,7 +149,7 @@ def compare(
 
     differences = []
     for (before, after), pair_causes in zip(pairs, causes, strict=True):
-        fewest_items = min(len(before.light), len(after.light))
+        fewest_items = min(len(before.slim), len(after.slim))
         paired = paired_comparison(
             [before.scores[problem_id] for problem_id in scored_ids],
             [after.scores[problem_id] for problem_id in scored_ids],
@@ -212,7 +212,7 @@ def pool(name: str, seeds: Sequence[EvaluationResult]) -> EvaluationResult:
     samples = max(seed.samples for seed in seeds)
     items = []
     for number, seed in enumerate(seeds):
-        for item in seed.light:
+        for item in seed.slim:
             problem_id = item.problem_id
             if different_problems:
                 problem_id = _id_in_pool(problem_id, number)
@@ -231,7 +231,7 @@ def _of_problems(
 ) -> EvaluationResult:
     """Keep the items of these problems, which may have the ids of a pool for those of a seed."""
     items = []
-    for item in result.light:
+    for item in result.slim:
         ids = [item.problem_id]
         if seed_number is not None:
             ids.append(_id_in_pool(item.problem_id, seed_number))
@@ -251,7 +251,7 @@ def _interval_over_seeds(
     if n < 2 or len(after) != n:
         return None
     changes = [new.accuracy - old.accuracy for old, new in zip(before, after, strict=True)]
-    fewest_items = min(len(seed.light) for seed in (*before, *after))
+    fewest_items = min(len(seed.slim) for seed in (*before, *after))
     # Where seeds agree, as wide as if one completion of one seed had come out differently.
     least = (n - 1) / n / max(1, fewest_items) ** 2
     return t_interval(changes, least=least, most=1.0)
@@ -297,9 +297,9 @@ def _sum_causes(stages: Sequence[Mapping[Cause, float]]) -> dict[Cause, float]:
 
 def _failures(result: EvaluationResult) -> dict[tuple[str, Cause], float]:
     """Return (problem, cause) -> share of its samples that are not right for this cause."""
-    samples = Counter(item.problem_id for item in result.light)
+    samples = Counter(item.problem_id for item in result.slim)
     shares: dict[tuple[str, Cause], float] = {}
-    for item in result.light:
+    for item in result.slim:
         if not item.correct:
             key = (item.problem_id, _cause(item))
             shares[key] = shares.get(key, 0.0) + 1 / samples[item.problem_id]
@@ -338,7 +338,7 @@ def changed_problems(
 
 def _first_items(result: EvaluationResult) -> dict[tuple[str, bool], EvaluationItem]:
     """Return (problem, correct) -> its first item."""
-    return {(item.problem_id, item.correct): item for item in reversed(result.light)}
+    return {(item.problem_id, item.correct): item for item in reversed(result.slim)}
 
 
 def label(name: str) -> str:
@@ -393,7 +393,7 @@ def _note_on_problems(comparison: Comparison) -> str:
     *smaller_counts, largest_count = sorted({result.samples for result in results})
     counts = "".join(f"{count} or " for count in smaller_counts)
     completions = counts + plural(largest_count, "completion")
-    is_pooled = any(len(r.light) > len(r.problems) * r.samples for r in results)
+    is_pooled = any(len(r.slim) > len(r.problems) * r.samples for r in results)
     each = "each from every seed" if is_pooled else "each"
     problems = plural(len(results[0].problems), "problem")
     return f"{problems}, {completions} {each}{_shared_settings(comparison)}."

@@ -32,9 +32,9 @@ from grouper.errors import DataError
 from grouper.evaluation.items import (
     FIELDS,
     Drawn,
-    Lightener,
+    PartialEvaluation,
+    Slimmer,
     StoredItems,
-    Unfinished,
     Write,
     row_of,
 )
@@ -43,11 +43,11 @@ from grouper.files import delete, processors, write_lines
 from grouper.grading import Grader, by_text_alone
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup, share_of
-from grouper.rewards import Group, Notes, RewardStack
+from grouper.rewards import Group, RewardLog, RewardStack
 from grouper.rewards.builtin import format_holds
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
-from grouper.sampling.sample_and_grade import grade_as_drawn
 from grouper.sampling.native import NativeSampler
+from grouper.sampling.sample_and_grade import grade_as_drawn
 from grouper.types import (
     AnswerFormat,
     AnswerKind,
@@ -142,7 +142,7 @@ def evaluate(
             return finished
     home = folder or Path(processes.on_rank0(lambda: tempfile.mkdtemp(prefix="grouper-eval-")))
     settings = {**card, "weights": weights} if weights else card
-    unfinished = Unfinished(home, title, settings, len(items) * samples)
+    unfinished = PartialEvaluation(home, title, settings, len(items) * samples)
     try:
         written = set(processes.on_rank0(lambda: unfinished.begin(resume=resume)))
         requests = _requests(items, params, samples=samples, seed=seed)
@@ -162,18 +162,18 @@ def evaluate(
         if seconds is None and len(requests) - len(written) >= _MANY and has_a_processor():
             # A reward of the user's own is called in this process, after all sampling.
             all_ours = rewards is None or rewards.ours
-            light, failures = drawing.beside(written, finish, follow=all_ours)
+            slim, failures = drawing.in_background(written, finish, follow=all_ours)
         else:
             end = drawing.here(written, seconds)
             card["n"] = end
-            light, failures = processes.on_rank0(lambda: finish(end))
+            slim, failures = processes.on_rank0(lambda: finish(end))
         if failures and processes.rank == 0:
             log.warning(
                 "Rewards failed on %d groups of the evaluation, which have none; the first: %s",
                 len(failures),
                 failures[0],
             )
-        result_items: Sequence[EvaluationItem] = StoredItems(home / f"{title}.jsonl.gz", light)
+        result_items: Sequence[EvaluationItem] = StoredItems(home / f"{title}.jsonl.gz", slim)
         if folder is None:
             result_items = tuple(result_items)
         # The folder may be deleted once every process has read them.
@@ -310,7 +310,7 @@ class _Drawing:
                 return end
             end = min(count, affordable)
 
-    def beside(
+    def in_background(
         self, written: set[int], finish: Callable[..., Finished], *, follow: bool
     ) -> Finished:
         """Sample in this process, while another one grades and writes.
@@ -334,16 +334,16 @@ class _Drawing:
                 if not batch and parent.poll(_POLL):
                     parent.recv()
 
-            light: list[EvaluationItem] = []
+            slim: list[EvaluationItem] = []
             failures: list[str] = []
             if follow:
-                light, failures = finish(wait=wait)
+                slim, failures = finish(wait=wait)
             _exhaust(graded)
             # Field by field, because a list of records takes ten times as long to send.
-            columns = [[getattr(item, name) for item in light] for name in FIELDS]
+            columns = [[getattr(item, name) for item in slim] for name in FIELDS]
             return columns, failures
 
-        with Beside(work) as helper:
+        with BackgroundProcess(work) as helper:
             self._send_samples(helper, places)
             if not follow:
                 helper.result()
@@ -353,7 +353,7 @@ class _Drawing:
                 return self.processes.on_rank0(lambda: _as_items(*helper.result()))
             return self.processes.on_rank0(finish)
 
-    def _send_samples(self, helper: Beside, places: Sequence[int]) -> None:
+    def _send_samples(self, helper: BackgroundProcess, places: Sequence[int]) -> None:
         """Sample completions and hand them over in batches, with None at the end."""
         batch: list[tuple[Any, ...]] = []
         sent_at = time.monotonic()
@@ -424,7 +424,7 @@ Finished = tuple[list[EvaluationItem], list[str]]
 def _finish(
     folder: Path,
     name: str,
-    unfinished: Unfinished,
+    unfinished: PartialEvaluation,
     items: Items,
     end: int | None = None,
     *,
@@ -448,9 +448,9 @@ def _finish(
         rewards: as in `evaluate`.
         wait: called where a completion is not written yet; None: all are.
     """
-    notes = Notes(place=name)
-    without_texts = Lightener()
-    light: list[EvaluationItem] = []
+    reward_log = RewardLog(place=name)
+    without_texts = Slimmer()
+    slim: list[EvaluationItem] = []
     # Groups that wait for their rewards.
     waiting: deque[tuple[Problem, Prompt, list[Drawn]]] = deque()
 
@@ -468,19 +468,19 @@ def _finish(
         if rewards is None:
             rewards_of_groups = ([None] * samples for _ in groups())
         else:
-            rewards_of_groups = rewards.score_all(groups(), notes)
+            rewards_of_groups = rewards.score_all(groups(), reward_log)
         for group_rewards in rewards_of_groups:
             problem, prompt, drawn = waiting.popleft()
             pairs = zip(drawn, group_rewards, strict=True)
             for sample, (completion, reward) in enumerate(pairs):
                 item = _item(problem, prompt, sample, completion, reward=reward, fmt=fmt)
-                light.append(without_texts(item))
+                slim.append(without_texts(item))
                 yield row_of(item)
         # An old summary must never be in one folder with new items.
         delete(folder / f"{name}.json")
 
     write_lines(folder / f"{name}.jsonl.gz", rows())
-    return light, notes.events
+    return slim, reward_log.events
 
 
 def _as_items(columns: list[list[Any]], failures: list[str]) -> Finished:
@@ -602,7 +602,7 @@ def has_a_processor() -> bool:
     return processors() > 1 and not torch.cuda.is_available()
 
 
-class Beside(contextlib.AbstractContextManager["Beside"]):
+class BackgroundProcess(contextlib.AbstractContextManager["BackgroundProcess"]):
     """A function in a forked copy of this process, which must not touch an accelerator there.
 
     Leaving the context ends it: receiving in the copy then raises `EOFError`. Until then neither

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from grouper.config.checks import plain
 from grouper.evaluation.result import EvaluationItem
-from grouper.files import append_line, dumps, read_lines, os_errors_as, write_atomic
+from grouper.files import append_line, dumps, os_errors_as, read_lines, write_atomic
 from grouper.types import Completion, Grade, Verdict
 
 Row = TypeVar("Row")
@@ -51,12 +51,12 @@ class StoredItems(Sequence[EvaluationItem]):
 
     Args:
         path: the file.
-        light: the same items without their texts, from `Lightener`.
+        slim: the same items without their texts, from `Slimmer`.
     """
 
-    def __init__(self, path: Path, light: Sequence[EvaluationItem]) -> None:
+    def __init__(self, path: Path, slim: Sequence[EvaluationItem]) -> None:
         self.path = path.absolute()
-        self.light = tuple(light)
+        self.slim = tuple(slim)
         """The items without texts, in memory: every number of an evaluation follows from them."""
 
     @classmethod
@@ -66,12 +66,12 @@ class StoredItems(Sequence[EvaluationItem]):
         Raises:
             RunFolderError: it is missing or damaged.
         """
-        without_texts = Lightener()
-        light = [without_texts(item) for item in read_lines(path, parse_item)]
-        return cls(path, light)
+        without_texts = Slimmer()
+        slim = [without_texts(item) for item in read_lines(path, parse_item)]
+        return cls(path, slim)
 
     def __len__(self) -> int:
-        return len(self.light)
+        return len(self.slim)
 
     def __iter__(self) -> Iterator[EvaluationItem]:
         return iter(read_lines(self.path, parse_item))
@@ -85,7 +85,7 @@ class StoredItems(Sequence[EvaluationItem]):
     __hash__ = None  # type: ignore[assignment] # as a list
 
 
-class Lightener:
+class Slimmer:
     """A function that removes the texts of items, and lets equal items share their values."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ def row_of(item: EvaluationItem) -> dict[str, Any]:
     return {name: getattr(item, name) for name in FIELDS}
 
 
-class Unfinished:
+class PartialEvaluation:
     """The completions that an evaluation has sampled so far, a line each, in a file per process.
 
     Args:

@@ -165,23 +165,23 @@ class EvaluationResult:
     """Settings for measuring the same again: prompt of item 0, sampling, grader, n, k, seed."""
 
     def __post_init__(self) -> None:
-        keys = {(item.problem_id, item.sample) for item in self.light}
-        if len(keys) != len(self.light):
+        keys = {(item.problem_id, item.sample) for item in self.slim}
+        if len(keys) != len(self.slim):
             raise ValueError(f"evaluation {self.name}: an item is listed twice")
 
     @property
-    def light(self) -> Sequence[EvaluationItem]:
+    def slim(self) -> Sequence[EvaluationItem]:
         """The items, perhaps without prompt, completion and reason; every number follows from them.
 
         Of a large evaluation only these are in memory.
         """
-        light: Sequence[EvaluationItem] = getattr(self.items, "light", self.items)
-        return light
+        slim: Sequence[EvaluationItem] = getattr(self.items, "slim", self.items)
+        return slim
 
     @property
     def problems(self) -> KeysView[tuple[str, str]]:
         """(id, reference) of each problem, in order; two problems with equal ones are the same."""
-        return dict.fromkeys((item.problem_id, item.answer) for item in self.light).keys()
+        return dict.fromkeys((item.problem_id, item.answer) for item in self.slim).keys()
 
     @cached_property
     def overall(self) -> Accuracy:
@@ -246,7 +246,7 @@ class EvaluationResult:
     @cached_property
     def lenient_counts(self) -> dict[Outcome, int] | None:
         """Number of items by outcome, with the answer taken from anywhere; None: not measured."""
-        outcomes = [item.lenient_outcome for item in self.light]
+        outcomes = [item.lenient_outcome for item in self.slim]
         if None in outcomes:
             return None
         return _count(outcomes)
@@ -254,14 +254,14 @@ class EvaluationResult:
     @cached_property
     def split_counts(self) -> dict[Outcome, int]:
         """Number of items (problems x samples) by outcome."""
-        return _count(item.outcome for item in self.light)
+        return _count(item.outcome for item in self.slim)
 
     @cached_property
     def text_alone(self) -> tuple[int, int]:
         """Problems whose reference cannot be read, and the number of them that are ever right."""
         unreadable = set()
         right = set()
-        for item in self.light:
+        for item in self.slim:
             if item.stage == TEXT_ALONE:
                 unreadable.add(item.problem_id)
             if item.correct:
@@ -271,21 +271,21 @@ class EvaluationResult:
     @cached_property
     def cut_off(self) -> float:
         """Share of all completions that ran into the token limit, with an answer or without."""
-        return mean_of(item.finish_reason is FinishReason.LENGTH for item in self.light)
+        return mean_of(item.finish_reason is FinishReason.LENGTH for item in self.slim)
 
     @cached_property
     def mean_tokens(self) -> float:
-        return mean_of(item.tokens for item in self.light)
+        return mean_of(item.tokens for item in self.slim)
 
     @cached_property
     def tokens_right(self) -> float:
         """Mean tokens of the correct completions; NaN where there are none."""
-        return mean_of(item.tokens for item in self.light if item.correct)
+        return mean_of(item.tokens for item in self.slim if item.correct)
 
     @cached_property
     def tokens_wrong(self) -> float:
         """Mean tokens of all other completions."""
-        return mean_of(item.tokens for item in self.light if not item.correct)
+        return mean_of(item.tokens for item in self.slim if not item.correct)
 
     @cached_property
     def by_subject(self) -> dict[str, Accuracy]:
@@ -313,16 +313,16 @@ class EvaluationResult:
     @cached_property
     def metrics(self) -> Metrics | None:
         """Format, reasoning and rewards; None where they were not measured."""
-        if any(item.rewards is None for item in self.light):
+        if any(item.rewards is None for item in self.slim):
             return None
-        lengths = [item.reasoning or 0 for item in self.light]
+        lengths = [item.reasoning or 0 for item in self.slim]
         return Metrics(
-            format_accuracy=mean_of(item.format for item in self.light),
+            format_accuracy=mean_of(item.format for item in self.slim),
             answer_accuracy=self.accuracy,
             with_reasoning=mean_of(length > 0 for length in lengths),
             reasoning_length=mean_of(length for length in lengths if length > 0),
-            reward=mean_of(item.reward for item in self.light),
-            rewards=_mean_rewards(self.light),
+            reward=mean_of(item.reward for item in self.slim),
+            rewards=_mean_rewards(self.slim),
         )
 
     @cached_property
@@ -369,14 +369,14 @@ class EvaluationResult:
     @cached_property
     def _scored_items(self) -> tuple[EvaluationItem, ...]:
         """The items of problems whose samples were all scored."""
-        not_scored = {item.problem_id for item in self.light if item.verdict is Verdict.NOT_SCORED}
-        return tuple(item for item in self.light if item.problem_id not in not_scored)
+        not_scored = {item.problem_id for item in self.slim if item.verdict is Verdict.NOT_SCORED}
+        return tuple(item for item in self.slim if item.problem_id not in not_scored)
 
     def _mean_rewards_by(
         self, name_of: Callable[[EvaluationItem], str | None]
     ) -> dict[str, dict[str, float]]:
         """Return subject or level -> component (and `total`) -> mean."""
-        with_rewards = [item for item in self.light if item.rewards is not None]
+        with_rewards = [item for item in self.slim if item.rewards is not None]
         groups = _group(with_rewards, name_of)
         means = {}
         for name, items in sorted(groups.items()):
@@ -386,7 +386,7 @@ class EvaluationResult:
 
     def _accuracies(self, name_of: Callable[[EvaluationItem], str | None]) -> dict[str, Accuracy]:
         """Return subject or level -> accuracy; a problem belongs to that of its last item."""
-        names = {item.problem_id: name_of(item) for item in self.light}
+        names = {item.problem_id: name_of(item) for item in self.slim}
         groups = _group(self._scored, names.__getitem__)
         accuracies = {}
         for name, problem_ids in sorted(groups.items()):

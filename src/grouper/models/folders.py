@@ -11,7 +11,7 @@ from typing import Any
 from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe
 from grouper.config.schema import DataConfig, ModelConfig, PromptConfig, Recipe, SourceConfig
-from grouper.errors import ConfigError, ModelError, plural, nearest, require_known
+from grouper.errors import ConfigError, ModelError, nearest, plural, require_known
 from grouper.files import cache_folder, read_json
 from grouper.prompts import FORMATS
 

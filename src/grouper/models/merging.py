@@ -117,8 +117,8 @@ def weights_and_deltas(model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor |
             plain_name = f"{name}.{key}".replace(".base_layer", "").lstrip(".")
             delta = None
             if key in deltas:
-                delta = whole(deltas[key](ADAPTER))
-            yield plain_name, whole(parameter), delta
+                delta = unsharded(deltas[key](ADAPTER))
+            yield plain_name, unsharded(parameter), delta
 
 
 class Rounding:
@@ -238,7 +238,7 @@ def merged_copy(
     memo: dict[int, nn.Parameter] = {}
     for parameter in policy.model.parameters():
         if parameter.is_floating_point():
-            values = whole(parameter.detach()).to(dtype, copy=True)
+            values = unsharded(parameter.detach()).to(dtype, copy=True)
             memo[id(parameter)] = nn.Parameter(values, requires_grad=False)
     model: Any
     if policy.adapter is None:
@@ -254,7 +254,7 @@ def merged_copy(
     return plain, rounding.share
 
 
-def whole(tensor: Tensor) -> Tensor:
+def unsharded(tensor: Tensor) -> Tensor:
     """Gather a tensor that is split over processes; every process takes part."""
     if isinstance(tensor, DTensor):
         return tensor.full_tensor()

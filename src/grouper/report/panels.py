@@ -23,7 +23,7 @@ from grouper.evaluation.compare import label
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.statistics import CONFIDENCE
 from grouper.files import load_table
-from grouper.rewards.calling import reward_label
+from grouper.rewards.call import reward_label
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.types import StepReport
 

@@ -108,7 +108,7 @@ def _rows(run: RunFolder, file: Path, needle: str) -> Iterator[Row]:
         log.warning("%s", error.paragraph())
 
 
-def in_words(row: Row) -> Text:
+def rollout_text(row: Row) -> Text:
     """Describe a rollout, without characters that steer a terminal."""
     rewards = row["rewards"] or {}
     components = ", ".join(f"{printable(name)} {_number(rewards[name])}" for name in rewards)
@@ -248,7 +248,7 @@ def frame(run: RunFolder) -> RenderableType:
         Text(f"{printable(view.name)}: {_progress(view)}", style="bold"),
         table,
         Text("\n".join(events[-EVENTS:]), style="yellow", overflow="ellipsis"),
-        in_words(sample) if sample else Text("No rollout has been drawn yet."),
+        rollout_text(sample) if sample else Text("No rollout has been drawn yet."),
     )
 
 

@@ -2,7 +2,7 @@
 
 from grouper.rewards import builtin  # noqa: F401 - defines the rewards
 from grouper.rewards.attacks import probe as probe
-from grouper.rewards.calling import Notes as Notes
+from grouper.rewards.call import RewardLog as RewardLog
 from grouper.rewards.core import REWARDS as REWARDS
 from grouper.rewards.core import Completed as Completed
 from grouper.rewards.core import Group as Group

@@ -25,17 +25,15 @@ from grouper.errors import GrouperError, RewardError, raise_all
 from grouper.files import append_line, read_errors_as, whole_lines
 from grouper.grading import extract
 from grouper.grading.pool import shared_grader
-from grouper.rewards.calling import (
+from grouper.rewards.call import (
     Content,
-    Notes,
     RewardFunction,
+    RewardLog,
     arguments_of,
     begin,
-    code_fingerprints,
-    load_user_object,
     reward_label,
-    shown,
 )
+from grouper.rewards.user_code import code_fingerprints, load_user_object, shown
 from grouper.types import (
     AnswerContract,
     AnswerFormat,
@@ -68,7 +66,7 @@ class Completed:
     """The sampled text."""
     format: AnswerFormat
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """This completion's entry of every other argument (see `calling.RewardFunction`)."""
+    """This completion's entry of every other argument (see `call.RewardFunction`)."""
     group: Sequence[Completed] = field(default=(), repr=False)
     """All completions of the same prompt, including this one."""
 
@@ -430,44 +428,46 @@ class RewardStack:
             ranges.append([config.weight * end for end in bounds])
         return sum(map(min, ranges)), sum(map(max, ranges))
 
-    def score(self, group: Group, notes: Notes | None = None) -> list[Reward]:
+    def score(self, group: Group, reward_log: RewardLog | None = None) -> list[Reward]:
         """Score one group, as `score_all` does."""
-        (rewards,) = self.score_all([group], notes)
+        (rewards,) = self.score_all([group], reward_log)
         return rewards
 
     def score_all(
-        self, groups: Iterable[Group], notes: Notes | None = None
+        self, groups: Iterable[Group], reward_log: RewardLog | None = None
     ) -> Iterator[list[Reward]]:
         """Yield the rewards of each group in order, one per completion.
 
         Args:
             groups: taken one by one: while async functions are running, they are called with the
                 next ones, up to `AT_ONCE` completions at a time.
-            notes: the records of the step. They receive the failure of a function, whose component
-                is then None ("not scored") for this group.
+            reward_log: the records of the step. They receive the failure of a function, whose
+                component is then None ("not scored") for this group.
 
         Raises:
-            RewardError: a function failed, and there are no notes.
+            RewardError: a function failed, and there is no `reward_log`.
             RunFolderError: the values of a function cannot be written.
             ValueError: not one grade per completion.
         """
         pending: deque[tuple[Group, Callable[[], list[Reward]]]] = deque()
         for group in groups:
-            pending.append((group, self._begin_group(group, notes)))
+            pending.append((group, self._begin_group(group, reward_log)))
             while sum(len(waiting.completions) for waiting, _ in pending) >= AT_ONCE:
                 _, wait_for_rewards = pending.popleft()
                 yield wait_for_rewards()
         for _, wait_for_rewards in pending:
             yield wait_for_rewards()
 
-    def _begin_group(self, group: Group, notes: Notes | None) -> Callable[[], list[Reward]]:
+    def _begin_group(
+        self, group: Group, reward_log: RewardLog | None
+    ) -> Callable[[], list[Reward]]:
         """Call all functions with a group; return a function that waits for its rewards."""
         n = len(group.completions)
         if n != len(group.grades):
             raise ValueError("not one grade per completion")
         arguments = arguments_of(*group)
         with self._one_at_a_time:
-            waits = {name: self._begin(name, arguments, notes) for name in self._functions}
+            waits = {name: self._begin(name, arguments, reward_log) for name in self._functions}
 
         def wait_for_rewards() -> list[Reward]:
             values = {}
@@ -475,13 +475,13 @@ class RewardStack:
                 try:
                     values[name] = wait_for_values()
                 except RewardError as error:
-                    if notes is None:
+                    if reward_log is None:
                         raise
-                    notes.events.append(f"rewards/failed on {group.problem.id}: {error.what}")
-                    notes.failures.setdefault(name, []).append((error, arguments))
+                    reward_log.events.append(f"rewards/failed on {group.problem.id}: {error.what}")
+                    reward_log.failures.setdefault(name, []).append((error, arguments))
                     values[name] = [None] * n
-            if notes is not None:
-                notes.groups += 1
+            if reward_log is not None:
+                reward_log.groups += 1
             rewards = []
             for row in range(n):
                 components = {name: column[row] for name, column in values.items()}
@@ -490,7 +490,7 @@ class RewardStack:
 
         return wait_for_rewards
 
-    def end_step(self, notes: Notes) -> None:
+    def end_step(self, reward_log: RewardLog) -> None:
         """Stop the run if a function failed too often in a step; else drop the recorded values.
 
         They are not needed again, and a long run has many.
@@ -499,18 +499,18 @@ class RewardStack:
             RewardError: a function failed on more than its `max_failure_rate` of a step's groups,
                 of which fewer than `FEWEST` count as that many; the message shows the input.
         """
-        for name, failures in notes.failures.items():
+        for name, failures in reward_log.failures.items():
             config, _ = self._functions[name]
             limit = config.max_failure_rate
-            if len(failures) > limit * max(FEWEST, notes.groups):
+            if len(failures) > limit * max(FEWEST, reward_log.groups):
                 error, arguments = failures[0]
                 raise RewardError(
-                    f"{error.what} ({len(failures)} of the step's {notes.groups} groups)",
+                    f"{error.what} ({len(failures)} of the step's {reward_log.groups} groups)",
                     where=f"rewards.{name}",
                     fix=f"{self._culprit(name, arguments, error)} {error.fix} (More than "
                     f"max_failure_rate, {limit:g}, of the step's groups failed.)",
                 ) from error
-        self._answers.pop(notes.place, None)
+        self._answers.pop(reward_log.place, None)
 
     def _culprit(self, name: str, arguments: Mapping[str, Any], error: RewardError) -> str:
         """Write a sentence that shows the first completion that fails when it is tried alone."""
@@ -530,29 +530,29 @@ class RewardStack:
         return f"It fails on this group, but on none of its completions alone; {first}"
 
     def _begin(
-        self, name: str, arguments: Mapping[str, Any], notes: Notes | None
+        self, name: str, arguments: Mapping[str, Any], reward_log: RewardLog | None
     ) -> _WaitForValues:
         """Call one function; one that varies is called once per question and run."""
         config, function = self._functions[name]
-        if self._file is None or notes is None or name not in self._varying:
-            wait_for_values, _ = begin(config, function, arguments, notes)
+        if self._file is None or reward_log is None or name not in self._varying:
+            wait_for_values, _ = begin(config, function, arguments, reward_log)
             return wait_for_values
         texts = [arguments[column] for column in ("prompts", "completions", "answer")]
-        question = json.dumps([notes.place, name, self._varying[name], texts])
+        question = json.dumps([reward_log.place, name, self._varying[name], texts])
         key = hashlib.sha256(question.encode()).hexdigest()
-        answers = self._answers[notes.place]
+        answers = self._answers[reward_log.place]
         if key not in answers:
-            row = {"key": key, "reward": name, "place": notes.place}
-            call_notes = replace(notes, logged=[])
-            wait_for_values, still_running = begin(config, function, arguments, call_notes)
-            answers[key] = cache(partial(self._record, row, wait_for_values, call_notes))
+            row = {"key": key, "reward": name, "place": reward_log.place}
+            call_log = replace(reward_log, logged=[])
+            wait_for_values, still_running = begin(config, function, arguments, call_log)
+            answers[key] = cache(partial(self._record, row, wait_for_values, call_log))
             if not still_running:
                 # Written now: a kill while other functions run must not lose it.
                 answers[key]()
 
         def wait_for_recorded_values() -> list[float | None]:
             row = answers[key]()
-            notes.logged += [(metric, value) for metric, value in row["logged"]]
+            reward_log.logged += [(metric, value) for metric, value in row["logged"]]
             if "failed" in row:
                 what, fix = row["failed"]
                 raise RewardError(what, where="rewards", fix=fix)
@@ -562,7 +562,7 @@ class RewardStack:
         return wait_for_recorded_values
 
     def _record(
-        self, row: dict[str, Any], wait_for_values: _WaitForValues, call_notes: Notes
+        self, row: dict[str, Any], wait_for_values: _WaitForValues, call_log: RewardLog
     ) -> dict[str, Any]:
         """Wait for the values of a function; write them to the file before they are used."""
         assert self._file is not None
@@ -570,7 +570,7 @@ class RewardStack:
             row["values"] = wait_for_values()
         except RewardError as error:
             row["failed"] = [error.what, error.fix]
-        row["logged"] = call_notes.logged
+        row["logged"] = call_log.logged
         with self._one_at_a_time:
             append_line(self._file, row)
         return row

@@ -37,17 +37,17 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
 from grouper.errors import RunFolderError
-from grouper.evaluation.items import StoredItems, Unfinished, row_of
+from grouper.evaluation.items import PartialEvaluation, StoredItems, row_of
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import (
     append_line,
     checksum,
     delete,
+    os_errors_as,
+    raise_os_error,
+    read_errors_as,
     read_json,
     read_lines,
-    read_errors_as,
-    raise_os_error,
-    os_errors_as,
     require_writable,
     sweep,
     sync,
@@ -590,7 +590,7 @@ class RunFolder:
         text = json.dumps(finite, indent=2)
         write_atomic(summary, (text + "\n").encode())
         # Not earlier: until the summary is written, it is needed to continue the evaluation.
-        Unfinished(summary.parent, result.name, {}).delete()
+        PartialEvaluation(summary.parent, result.name, {}).delete()
         self.measuring.close()
 
     def name_for(self, name: str, split: str, card: Mapping[str, Any]) -> str:
@@ -610,7 +610,7 @@ class RunFolder:
         for number in itertools.count(1):
             candidate = name if number == 1 else f"{name}-{number}"
             summary, items = self._evaluation_files(candidate)
-            unfinished = Unfinished(summary.parent, candidate, card)
+            unfinished = PartialEvaluation(summary.parent, candidate, card)
             if unfinished.of_others():
                 continue
             if summary.exists() and not items.exists():
@@ -725,7 +725,7 @@ class RunFolder:
             step = self._finished_steps(phase)
             if step is not None:
                 finished[phase] = step
-        lost = self.holes(finished)
+        lost = self.missing_records(finished)
         for phase in PHASES[1:]:
             final = self.path / phase / "final"
             if final.is_dir() and phase not in finished:
@@ -757,7 +757,7 @@ class RunFolder:
                     lost.append(f"the evaluation of {name}")
         return lost
 
-    def holes(self, steps: Mapping[str, int]) -> list[str]:
+    def missing_records(self, steps: Mapping[str, int]) -> list[str]:
         """List the lines of metrics and the files of rollouts that are missing, by name.
 
         Args:

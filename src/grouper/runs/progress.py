@@ -25,7 +25,7 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from grouper.errors import duration, redact
-from grouper.files import os_errors_as, load_table
+from grouper.files import load_table, os_errors_as
 from grouper.types import StepReport
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import read_json
 from grouper.models.process_group import ProcessGroup
-from grouper.rewards.calling import reward_label
+from grouper.rewards.call import reward_label
 from grouper.runs.folder import Intent, LostItemsError, RunFolder
 from grouper.runs.lock import RunLock
 from grouper.runs.records import RunInfo
@@ -130,7 +130,7 @@ class Recorder(RunFolder):
     recipe_hashes = _on_rank0(RunFolder.recipe_hashes)
     record_resolved = _on_rank0(RunFolder.record_resolved)
     changes_begin_at = _on_rank0(RunFolder.changes_begin_at)
-    holes = _on_rank0(RunFolder.holes)
+    missing_records = _on_rank0(RunFolder.missing_records)
     read_evaluation = _on_rank0(RunFolder.read_evaluation)
     truncate_to = _on_rank0(RunFolder.truncate_to)
 
@@ -263,7 +263,7 @@ class TokenLog:
         self._logprobs: dict[RolloutId, list[float]] = {}
         self._clipped: dict[RolloutId, set[int]] = {}
 
-    def see(self, batch: TrainBatch, logprobs: Tensor, clipped: Tensor | None) -> None:
+    def observe(self, batch: TrainBatch, logprobs: Tensor, clipped: Tensor | None) -> None:
         """Record the values of these rollouts in a slice of an update.
 
         Args:

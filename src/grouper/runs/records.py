@@ -286,7 +286,7 @@ def evaluation_of(summary: Mapping[str, Any], items: StoredItems) -> EvaluationR
     seed = result.card.get("seed", 0)
     if type(seed) is not int:
         raise ValueError(f"card: seed: {seed!r} is no whole number")
-    problems = {item.problem_id for item in items.light}
+    problems = {item.problem_id for item in items.slim}
     if result.samples < 1 or len(problems) * result.samples != len(items):
         raise ValueError(
             f"{result.samples} samples of {len(problems)} problems are not what made "

@@ -45,15 +45,16 @@ def format_sample(group: RolloutGroup, step: int) -> str:
         f"Completion: {text}",
         f"Answer: {grade.extracted or 'none'}",
         f"Verdict: {verdict}, the reference is {group.problem.answer}",
-        f"Reward: {in_words(rollout.reward)}",
+        f"Reward: {describe_reward(rollout.reward)}",
     )
     return printable("\n".join(lines))
 
 
-def in_words(reward: Reward) -> str:
+def describe_reward(reward: Reward) -> str:
     """Describe a reward: its total and each component.
 
-    >>> in_words(Reward(components={"right": 1.0, "form": None}, weights={"right": 2, "form": 0}))
+    >>> components = {"right": 1.0, "form": None}
+    >>> describe_reward(Reward(components=components, weights={"right": 2, "form": 0}))
     '2 (right 1, form not scored)'
     """
     components = ", ".join(f"{name} {_number(value)}" for name, value in reward.components.items())

@@ -27,7 +27,7 @@ from grouper.config.credentials import expanded
 from grouper.config.schema import TRACKERS, Recipe, TrackerConfig, TrackingConfig
 from grouper.errors import ConfigError, raise_all, require_extra
 from grouper.evaluation.result import EvaluationResult
-from grouper.rewards.calling import in_words, load_user_object
+from grouper.rewards.user_code import describe_exception, load_user_object
 from grouper.runs.records import flat
 from grouper.types import StepReport
 
@@ -452,7 +452,7 @@ class Background:
                 log.warning(
                     "The tracker %s failed, and the run goes on anyway (reported once): %s",
                     self.name,
-                    in_words(error),
+                    describe_exception(error),
                 )
             return None
 

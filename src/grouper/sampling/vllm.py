@@ -204,7 +204,7 @@ class VllmSampler:
             yield index, self._completion(answer, requests[index].params, version)
         self._require(tag, "lost its weights while it sampled (has a server started again?)")
 
-    def held(self) -> VllmSampler:
+    def pinned(self) -> VllmSampler:
         """Return a sampler that stays with the weights as they are now.
 
         Another thread of one process may sample with it, as long as nothing else uses the engine.

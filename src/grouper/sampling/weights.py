@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from grouper.models.device import DTYPES, has_bfloat16, on_device
-from grouper.models.merging import keeps_adapter, require_sums, whole, whole_weights
+from grouper.models.merging import keeps_adapter, require_sums, unsharded, whole_weights
 from grouper.models.policy import Policy
 
 if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
@@ -141,7 +141,7 @@ class SamplingWeights:
         """
         if not parameter.is_floating_point():
             return parameter
-        values = whole(parameter.detach())
+        values = unsharded(parameter.detach())
         if not is_shared(parameter, self._dtype):
             dtype = self._dtype or values.dtype
             values = values.to(dtype, copy=True)
@@ -158,7 +158,7 @@ class SamplingWeights:
         # Tied weights come once; split ones are gathered, so that each process goes through all.
         for name, parameter in self._policy.model.named_parameters():
             if parameter.requires_grad:
-                targets[name].copy_(whole(parameter))
+                targets[name].copy_(unsharded(parameter))
 
 
 def is_shared(parameter: nn.Parameter, dtype: torch.dtype | None) -> bool:
@@ -184,5 +184,5 @@ def adapter_saver(policy: Policy) -> Callable[[str], None]:
     for name, parameter in policy.model.named_parameters():
         if ".lora_" in name:
             # PEFT wraps the model in two layers, which its names begin with.
-            state[f"base_model.model.{name}"] = whole(parameter.detach())
+            state[f"base_model.model.{name}"] = unsharded(parameter.detach())
     return partial(policy.adapter.save_pretrained, state_dict=state)

@@ -28,7 +28,7 @@ from torch import Tensor
 from grouper.errors import CheckpointError, RunFolderError, first_line, is_out_of_memory
 from grouper.files import dumps, os_errors_as, whole_folder, write_atomic
 from grouper.models.loading import save_policy
-from grouper.models.merging import whole
+from grouper.models.merging import unsharded
 from grouper.models.process_group import ProcessGroup
 from grouper.runs.folder import RunFolder
 from grouper.training.disk_room import require_room, weight_bytes
@@ -184,7 +184,7 @@ def save_optimizer(
             ) from error
 
     for number, keys in keys_of_file.items():
-        tensors = {key: whole(state[key]) for key in keys}
+        tensors = {key: unsharded(state[key]) for key in keys}
         processes.on_rank0(partial(write, number, tensors))
 
 

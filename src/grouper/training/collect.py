@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from grouper.grading import Grader
 from grouper.models.process_group import ProcessGroup
-from grouper.rewards import Group, Notes, RewardStack
+from grouper.rewards import Group, RewardLog, RewardStack
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.sample_and_grade import draw_and_grade
 from grouper.types import (
@@ -60,7 +60,7 @@ def collect(
     group_size: int,
     key: tuple[int | str, ...],
     seen: Counter[str] | None = None,
-    notes: Notes | None = None,
+    reward_log: RewardLog | None = None,
     processes: ProcessGroup | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RolloutBatch:
@@ -76,13 +76,13 @@ def collect(
         key: the rest of each draw's address, before (occurrence, problem id, sample index): run
             seed, purpose and step.
         seen: how often each problem has been drawn under this key; updated.
-        notes: collects reward functions that fail; None: they are ignored.
+        reward_log: collects reward functions that fail; None: they are ignored.
         processes: they split the requests; rewards are computed by rank 0 alone, which sees whole
             groups.
         progress: called with (completions drawn, completions in all).
     """
     seen = Counter() if seen is None else seen
-    notes = notes or Notes()
+    reward_log = reward_log or RewardLog()
     processes = processes or ProcessGroup()
     requests = []
     references = []
@@ -106,7 +106,7 @@ def collect(
             completions = [sample.completion for sample in graded]
             yield Group(problem, prompt, completions, [sample.grade for sample in graded])
 
-    rewards_of_items = processes.on_rank0(lambda: list(rewards.score_all(to_score(), notes)))
+    rewards_of_items = processes.on_rank0(lambda: list(rewards.score_all(to_score(), reward_log)))
     groups = []
     for item, graded, scores in zip(items, samples_of_items, rewards_of_items, strict=True):
         problem, prompt = item

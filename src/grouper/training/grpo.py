@@ -58,7 +58,7 @@ def grpo_step(run: Run, state: TrainState) -> GrpoStep:
         )
         recorded_groups = run.recipe.tracking.token_groups
         token_log = TokenLog(rollouts.groups, assembled.advantages, recorded_groups)
-        objective = grpo_objective(config, token_log.see)
+        objective = grpo_objective(config, token_log.observe)
         updates = take_optimizer_steps(state, assembled.batches, objective, config)
     state.advance(updates, before=source.position, after=rollouts.position)
     source.advance(rollouts)

@@ -8,21 +8,21 @@ from pathlib import Path
 
 from grouper.errors import GrouperError
 from grouper.models.policy import Policy
-from grouper.rewards.calling import in_words, load_hook, shown
+from grouper.rewards.user_code import describe_exception, load_hook, shown
 from grouper.training.run import Run
 from grouper.training.state import TrainState
 from grouper.types import StepReport
 
 # Requests of a hook: measure the policy, save a checkpoint, end the phase.
-WORDS = ("evaluate", "save", "stop")
+REQUESTS = ("evaluate", "save", "stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class HookReply:
     """Reply of a hook after a step; the same on every process."""
 
-    asks: Mapping[str, str] = field(default_factory=dict)
-    """Requests, which are some of `WORDS` -> the name of the hook."""
+    requests: Mapping[str, str] = field(default_factory=dict)
+    """Some of `REQUESTS` -> the name of the hook."""
     events: tuple[str, ...] = ()
     """Texts for the step's metrics, also logged as warnings."""
     error: GrouperError | None = None
@@ -44,10 +44,10 @@ class Hook:
     def phase_begins(self, run: Run, state: TrainState) -> None:
         """Handle the start of a phase, before its first step; also when it is resumed."""
 
-    def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
+    def after_step(self, run: Run, state: TrainState, report: StepReport) -> HookReply:
         """Handle a finished step, before its metrics are written."""
         del run, state, report
-        return Asked()
+        return HookReply()
 
     def checkpoint_saved(self, run: Run, state: TrainState, folder: Path) -> None:
         """Handle a checkpoint, or the best policy so far, that is complete on disk."""
@@ -63,8 +63,8 @@ class UserHook(Hook):
     """Calls a user's function with the report of each step, on rank 0, for all processes.
 
     Args:
-        name: `path/to/file.py:function`. The function returns None, one of `WORDS`, or several of
-            them.
+        name: `path/to/file.py:function`. The function returns None, one of `REQUESTS`, or several
+            of them.
 
     Raises:
         ConfigError: there is no such function.
@@ -74,32 +74,32 @@ class UserHook(Hook):
         self._name = name
         self._function = load_hook(name)
 
-    def after_step(self, run: Run, state: TrainState, report: StepReport) -> Asked:
+    def after_step(self, run: Run, state: TrainState, report: StepReport) -> HookReply:
         del state
         return run.processes.on_rank0(lambda: self._answer(run, report))
 
-    def _answer(self, run: Run, report: StepReport) -> Asked:
+    def _answer(self, run: Run, report: StepReport) -> HookReply:
         """Return the requests of the function; an exception becomes an event of the step."""
         try:
             # A copy: changes to its metrics must not reach the record.
             returned = self._function(replace(report, tallies={**report.tallies}))
-            requests = [returned]
+            values = [returned]
             if isinstance(returned, list | tuple | set | frozenset):
-                requests = list(returned)
+                values = list(returned)
             # Inside `try`: a user's object may raise when it is compared or printed.
-            unknown = [shown(request) for request in requests if request not in (None, *WORDS)]
+            unknown = [shown(value) for value in values if value not in (None, *REQUESTS)]
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - a user's function may raise anything
-            return Asked(events=(f"hook {self._name} raised {in_words(error)}",))
+            return HookReply(events=(f"hook {self._name} raised {describe_exception(error)}",))
         if unknown:
             event = (
                 f"hook {self._name} asks for {', '.join(unknown)}, which is none of "
-                f"{', '.join(WORDS)}"
+                f"{', '.join(REQUESTS)}"
             )
-            return Asked(events=(event,))
-        asks = {request: self._name for request in requests if request is not None}
-        if "evaluate" in asks and not run.prepared.validation:
+            return HookReply(events=(event,))
+        requests = {value: self._name for value in values if value is not None}
+        if "evaluate" in requests and not run.prepared.validation:
             event = f"hook {self._name} asks to evaluate, and there are no validation problems"
-            return Asked(asks=asks, events=(event,))
-        return Asked(asks=asks)
+            return HookReply(requests=requests, events=(event,))
+        return HookReply(requests=requests)

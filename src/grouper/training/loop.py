@@ -114,7 +114,7 @@ class _Loop:
         state.asked = {}
         hook_events: list[str] = []
         for reply in replies:
-            state.asked.update(reply.asks)
+            state.asked.update(reply.requests)
             hook_events.extend(reply.events)
         report = replace(report, events=(*self.events, *report.events, *hook_events))
         self.events = []

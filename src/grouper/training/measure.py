@@ -67,11 +67,11 @@ def begin_validation(
     """
     sampler = run.models.validation_sampler(policy)
     card = _loss_card(run, policy, phase, "validation")
-    held = sampler.held()
+    pinned = sampler.pinned()
     measure = partial(
         _measure,
         run,
-        held,
+        pinned,
         phase=phase,
         step=step,
         split="validation",

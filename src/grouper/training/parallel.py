@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from grouper.algorithms.batching import TrainBatch, micro_batches
 from grouper.errors import GrouperError
 from grouper.models.device import find_device
-from grouper.models.merging import whole
+from grouper.models.merging import unsharded
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.models.process_group import ProcessGroup
 
@@ -249,7 +249,7 @@ class FullySharded(ParallelPolicy):
         # Every process takes part in gathering; only rank 0 keeps the result.
         weights = {}
         for name, parameter in self.policy.model.named_parameters():
-            value = whole(parameter.detach())
+            value = unsharded(parameter.detach())
             if self.processes.rank == 0:
                 weights[name] = value.cpu()
         return weights

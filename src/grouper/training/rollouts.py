@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from grouper.evaluation.items import checked
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
-from grouper.rewards import Notes
+from grouper.rewards import RewardLog
 from grouper.sampling.base import ModelSampler, Sampler, draw_seed
 from grouper.sampling.vllm import VllmSampler
 from grouper.training.collect import RolloutBatch, collect
@@ -150,8 +150,8 @@ class RolloutSource:
             # A copy: this step is going to change the band.
             band=copy.deepcopy(self.band),
         )
-        held = sampler.held()
-        draw = partial(collect_step, self._run, self.stream, next_place, held, in_background=True)
+        pinned = sampler.pinned()
+        draw = partial(collect_step, self._run, self.stream, next_place, pinned, in_background=True)
         self.next_rollouts = self._run.background.begin_rollouts(draw)
 
 
@@ -192,7 +192,9 @@ def collect_step(
     seed = run.recipe.seed
     problems = run.prepared.train
     processes = ProcessGroup() if in_background else run.processes
-    notes = Notes(place=f"grpo {place.step}", global_step=place.step, max_steps=place.total)
+    reward_log = RewardLog(
+        place=f"grpo {place.step}", global_step=place.step, max_steps=place.total
+    )
     occurrences = Counter[str]()
     position = place.position
     draws: list[RolloutBatch] = []
@@ -210,14 +212,14 @@ def collect_step(
                 group_size=config.group_size,
                 key=(seed, "grpo", place.step),
                 seen=occurrences,
-                notes=notes,
+                reward_log=reward_log,
                 processes=processes,
                 progress=progress,
             )
         draws.append(batch)
         groups += batch.groups
         missing = config.prompts_per_step - sum(group.mixed for group in groups)
-    processes.on_rank0(lambda: run.prepared.rewards.end_step(notes))
+    processes.on_rank0(lambda: run.prepared.rewards.end_step(reward_log))
     kept, replaced = split_by_signal(groups, config.prompts_per_step)
     if config.shuffle_rewards:  # the control experiment
         kept = shuffle_rewards(kept, draw_seed(seed, "shuffle", place.step))
@@ -228,8 +230,8 @@ def collect_step(
         position=position,
         sample_seconds=math.fsum(batch.sample_seconds for batch in draws),
         grade_seconds=math.fsum(batch.grade_seconds for batch in draws),
-        logged=notes.tallies(),
-        failed=notes.events,
+        logged=reward_log.tallies(),
+        failed=reward_log.events,
         in_background=in_background,
     )
 

@@ -25,7 +25,7 @@ from grouper.models.folders import (
 )
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
-from grouper.rewards.calling import code_fingerprints
+from grouper.rewards.user_code import code_fingerprints
 from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, end_logging, setup_logging
 from grouper.runs.recorder import Recorder

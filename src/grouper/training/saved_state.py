@@ -86,7 +86,7 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def damage(folder: Path, *, only_tensors: bool = False) -> str | None:
+def find_damage(folder: Path, *, only_tensors: bool = False) -> str | None:
     """Describe the damage of a saved folder in a few words; None if it is intact.
 
     Every file is read and compared with the checksum that was taken when it was written.
@@ -125,10 +125,10 @@ def require_intact(model: str) -> None:
     folder = Path(model).expanduser()
     if not is_complete(folder):
         return
-    problem = damage(folder)
+    problem = find_damage(folder)
     if problem is None:
         return
-    if damage(folder, only_tensors=True) is None:
+    if find_damage(folder, only_tensors=True) is None:
         log.warning("%s: %s. It is used as it is.", folder, problem)
         return
     raise ModelError(
@@ -214,7 +214,7 @@ def latest_checkpoint(
     for _, folder in reversed(numbered(run / phase)):
         if not _is_resumable(folder):
             continue
-        problem = damage(folder)
+        problem = find_damage(folder)
         if problem is None:
             state = read_state(folder)
             recipe_hash = state["recipe_hash"]
@@ -261,11 +261,11 @@ def is_finished(run: Path, phase: str, total: int) -> bool:
     grpo = run / "grpo"
     if not is_complete(final):
         return False
-    problem = damage(final)
+    problem = find_damage(final)
     grpo_has_begun = phase == "sft" and any(is_complete(folder) for _, folder in numbered(grpo))
     if problem is not None and phase == "sft" and is_complete(grpo / "final"):
         return True
-    if problem is None or damage(final, only_tensors=True) is None:
+    if problem is None or find_damage(final, only_tensors=True) is None:
         if problem is not None:
             log.warning("%s: %s. It is used as it is.", final, problem)
         finished_total = int(read_state(final)["total"])

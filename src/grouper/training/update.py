@@ -34,7 +34,7 @@ from grouper.algorithms.losses import (
 )
 from grouper.algorithms.weighting import token_mean
 from grouper.errors import ModelError, first_line, is_out_of_memory
-from grouper.models.merging import whole
+from grouper.models.merging import unsharded
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.sampling.native import keep_no_engines
 from grouper.training.optimizers import Optimizer
@@ -110,7 +110,7 @@ def update(
         replica, batch, objective, token_budget=token_budget, dropout_seed=dropout_seed
     )
     bound = math.inf if max_grad_norm is None else max_grad_norm
-    norm = float(whole(nn.utils.clip_grad_norm_(policy.trainable().values(), bound)))
+    norm = float(unsharded(nn.utils.clip_grad_norm_(policy.trainable().values(), bound)))
     # An objective may report its loss per token instead of the sum, as SFT's does.
     tallies = {"loss": Tally.of([loss]), **tallies, "grad_norm": Tally.of([norm])}
     applied = math.isfinite(loss) and math.isfinite(norm)

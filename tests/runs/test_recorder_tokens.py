@@ -30,7 +30,7 @@ def test_tokens_are_recorded_of_groups_with_a_signal_first() -> None:
     log = TokenLog(groups, made.advantages, 1)
     for batch in made.batches:
         accumulate_gradient(
-            ParallelPolicy(policy), batch, grpo_objective(settings, log.see), token_budget=9
+            ParallelPolicy(policy), batch, grpo_objective(settings, log.observe), token_budget=9
         )
     found = log.records(ProcessGroup(), str)
     assert list(found) == [(1, 0), (1, 1), (1, 2)]
@@ -52,9 +52,9 @@ def test_clipped_tokens_of_all_updates_are_recorded() -> None:
     log = TokenLog(groups, [[1.0, -1.0]], 2)
     clipped = torch.zeros(rows.mask.shape, dtype=torch.bool)
     clipped[1, 2] = True
-    log.see(rows, torch.full(rows.mask.shape, -2.0), clipped)
+    log.observe(rows, torch.full(rows.mask.shape, -2.0), clipped)
     part = rows.select(torch.tensor([1]))
-    log.see(part, torch.full(part.mask.shape, -9.0), part.mask & (torch.arange(4) == 0))
+    log.observe(part, torch.full(part.mask.shape, -9.0), part.mask & (torch.arange(4) == 0))
     found = log.records(ProcessGroup(), str)
     assert found[0, 1]["clipped"] == [0, 2]
     assert found[0, 0]["clipped"] == []

@@ -16,7 +16,7 @@ from evaluation.test_items import PART, Counting, measure
 from grouper.config.schema import RewardConfig
 from grouper.errors import RunFolderError
 from grouper.evaluation import evaluate as module
-from grouper.evaluation.evaluate import Beside
+from grouper.evaluation.evaluate import BackgroundProcess
 from grouper.prompts import FORMATS
 from grouper.rewards import build_rewards
 
@@ -44,7 +44,7 @@ def test_items_do_not_depend_on_where_they_are_made(tmp_path, monkeypatch):
         folder = tmp_path / name
         result = measure(folder, items=ITEMS, fmt=FORMATS["boxed"], rewards=rewards())
         assert {path.name for path in folder.iterdir()} == {"test-greedy.jsonl.gz", PART}
-        found[name] = (folder / "test-greedy.jsonl.gz").read_bytes(), result.light
+        found[name] = (folder / "test-greedy.jsonl.gz").read_bytes(), result.slim
     assert found["beside"] == found["here"]
     assert not multiprocessing.active_children()
 
@@ -89,13 +89,13 @@ def test_a_process_that_is_killed_is_named():
     def die(parent) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with Beside(die) as helper, pytest.raises(RuntimeError, match="has ended: -9"):
+    with BackgroundProcess(die) as helper, pytest.raises(RuntimeError, match="has ended: -9"):
         helper.result()
 
 
 def test_leaving_ends_what_waits_for_more():
     for do in (Connection.recv, lambda parent: parent.poll(99) and parent.recv()):
-        with Beside(do) as helper:
+        with BackgroundProcess(do) as helper:
             assert multiprocessing.active_children()
         assert not multiprocessing.active_children()
         with pytest.raises(OSError, match="closed"):

@@ -22,16 +22,11 @@ from grouper.config.schema import RewardConfig, SourceConfig
 from grouper.data import load_problems
 from grouper.errors import ConfigError, RewardError
 from grouper.prompts.formats import FORMATS
-from grouper.rewards import Completed, Group, Notes, RewardStack, build_rewards, calling, reward
+from grouper.rewards import Completed, Group, RewardLog, RewardStack, build_rewards, reward
 from grouper.rewards.attacks import example_prompt
-from grouper.rewards.calling import (
-    StoppedError,
-    arguments_of,
-    code_fingerprints,
-    load_user_object,
-    started,
-)
+from grouper.rewards.call import StoppedError, arguments_of, started
 from grouper.rewards.core import find_reward
+from grouper.rewards.user_code import code_fingerprints, load_user_object
 from grouper.types import Completion, FinishReason, Problem, Prompt
 
 FILE = Path(__file__).with_name("users_functions.py")
@@ -350,7 +345,7 @@ def test_the_time_limit_comes_from_the_recipe_and_is_counted_as_a_failure(tmp_pa
         policy_version=0,
     )
 
-    notes = Notes()
+    notes = RewardLog()
     rewards = stack.score(
         Group(problem=problem, prompt=CHAT, completions=[answered] * 2, grades=[RIGHT] * 2), notes
     )
@@ -514,7 +509,7 @@ async def _clings() -> None:
 def test_what_hangs_is_left_and_the_next_call_works(
     function: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calling, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("grouper.rewards.call.GRACE_SECONDS", 0.1)
     began = time.monotonic()
     assert isinstance(started(function(), 0.05)()[1], StoppedError)
     assert started(_fine(), 10)() == (4, None)
@@ -642,7 +637,7 @@ def test_a_module_of_the_working_directory_is_found_by_a_console_script(tmp_path
     script = tmp_path / "bin" / "grouper"
     script.parent.mkdir()
     script.write_text(
-        "from grouper.rewards.calling import load_user_object\n"
+        "from grouper.rewards.user_code import load_user_object\n"
         "print(load_user_object('my_rewards:one', kind='reward', where='', error=Exception)([]))\n"
         "print(load_user_object('json:dumps', kind='reward', where='', error=Exception)(['x']))\n"
     )

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY_RUN, data_from, write_problems
 
-from grouper.advice import bench
 from grouper.advice.bench import Bench, bench
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
@@ -95,7 +94,7 @@ def test_as_many_steps_are_taken_without_kernels(
         off.append(kernels_are_off())
         return take_step(run, state)
 
-    monkeypatch.setattr(bench, "take_step", step)
+    monkeypatch.setattr("grouper.advice.bench.take_step", step)
     seen = bench(recipe, warmup=1, steps=2, completion_tokens=LENGTH, plain=True)
     assert off[-3:] == [True] * 3  # one of them warms up
     assert len(off) == 6
@@ -118,7 +117,7 @@ def test_the_weights_stay_what_they_are_and_the_folder_goes(
         moved.append(max(float((before[n] - after[n]).abs().max()) for n in before))
         return report
 
-    monkeypatch.setattr(bench, "take_step", watched)
+    monkeypatch.setattr("grouper.advice.bench.take_step", watched)
     bench(recipe, warmup=0, steps=2, completion_tokens=LENGTH)
     assert len(moved) == 2
     assert max(moved) <= 1e-29

@@ -61,7 +61,9 @@ class Seen:
             return take_step(open_run, state)
 
         steps = {"sft": step_of_sft, "grpo": step_of_grpo}
-        monkeypatch.setattr(pipeline, "take_step", lambda run, state: steps[state.phase](run, state))
+        monkeypatch.setattr(
+            pipeline, "take_step", lambda run, state: steps[state.phase](run, state)
+        )
 
 
 @pytest.mark.parametrize("lora", ["{rank: 4}", pytest.param("null", marks=pytest.mark.slow)])

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from tiny_models import tiny_model
 
-from grouper.advice import plan
-from grouper.advice.plan import RunPlan, plan_run
+from grouper.advice.plan import Prepared, RunPlan, _Planner, plan_run
 from grouper.advice.tracing import Tracer
 from grouper.algorithms.batching import Rows
 from grouper.config.loading import load_recipe
@@ -62,13 +61,13 @@ def test_a_new_model_is_counted_exactly(demo: RunPlan) -> None:
 
 
 def test_a_new_model_is_planned_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare, files = plan.Prepared, set[str]()
+    prepare, files = Prepared, set[str]()
 
     def watched(*args: Any, model: str, quiet: bool) -> Any:
         files.update(path.name for path in Path(model).iterdir())
         return prepare(*args, model=model, quiet=quiet)
 
-    monkeypatch.setattr(plan, "Prepared", watched)
+    monkeypatch.setattr("grouper.advice.plan.Prepared", watched)
     assert plan("skip_sft=true").notes == ()
     assert {"config.json", "tokenizer.json"} <= files
     assert not any(name.endswith((".safetensors", ".bin")) for name in files)
@@ -137,8 +136,8 @@ def test_a_model_that_is_not_here_is_refused() -> None:
 
 def test_cards_say_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """On cards of a size that matters to a tiny model: larger ones take more."""
-    monkeypatch.setattr(plan, "RESERVE", 0.0)
-    monkeypatch.setattr(plan, "CARDS", (0.001, 0.05, 0.2, 24))
+    monkeypatch.setattr("grouper.advice.plan.RESERVE", 0.0)
+    monkeypatch.setattr("grouper.advice.plan.CARDS", (0.001, 0.05, 0.2, 24))
     nothing, small, middle, large = plan("skip_sft=true").cards
     assert not nothing.fits
     assert nothing.tokens_per_micro_batch == {"grpo": None}
@@ -167,7 +166,7 @@ def test_long_test_prompts_are_evaluated_and_not_trained_on(tmp_path: Path) -> N
 def test_a_card_says_the_slots_that_the_run_takes() -> None:
     """G6: a plan said 26 slots where the run took 32."""
     recipe, room = load_recipe("demo", [*SMALL, "skip_sft=true"]), 9 * 2**20
-    planner = plan._Planner(recipe, "cuda")
+    planner = _Planner(recipe, "cuda")
     part = planner.sampling("grpo sample", recipe.sampling.max_slots)
     kept = part.weights + part.optimizer + part.reference + part.sampling_copy
     prompts = recipe.grpo.prompts_per_step
@@ -183,8 +182,8 @@ def test_a_card_says_the_slots_that_the_run_takes() -> None:
 @pytest.mark.slow
 def test_what_would_fit_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe with the setting that is proposed for a card fits that card."""
-    monkeypatch.setattr(plan, "RESERVE", 0.0)
-    monkeypatch.setattr(plan, "CARDS", (0.1,))
+    monkeypatch.setattr("grouper.advice.plan.RESERVE", 0.0)
+    monkeypatch.setattr("grouper.advice.plan.CARDS", (0.1,))
     (card,) = plan().cards
     tokens = card.tokens_per_micro_batch["grpo"]
     again = plan(f"grpo.tokens_per_micro_batch={tokens}")

@@ -257,7 +257,7 @@ def test_of_several_processes_one_writes(lora_run, tmp_path, monkeypatch):
         def on_rank0(self, work):
             return (0, 0)
 
-    monkeypatch.setattr(api, "evaluate", lambda *_, **__: SimpleNamespace(items=(), light=()))
+    monkeypatch.setattr(api, "evaluate", lambda *_, **__: SimpleNamespace(items=(), slim=()))
     monkeypatch.setattr(api, "join_processes", Second)
     recipe = load_recipe(lora_run / "recipe.yaml")
     synthesize(recipe, str(lora_run / "base"), tmp_path / "right.jsonl")
