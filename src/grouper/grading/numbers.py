@@ -8,6 +8,7 @@ All arithmetic is on `Fraction`, without sympy. The words and units are data: `u
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import math
 import operator
@@ -21,10 +22,20 @@ from typing import NamedTuple
 from grouper.grading.normalise import braced, unmixed
 
 _DATA = json.loads(Path(__file__).with_name("units.json").read_text("utf-8"))
-_WORDS: dict[str, int] = {word: n for n, word in enumerate(_DATA["numbers"].split())}
-for _tens, _word in enumerate(_DATA["tens"].split(), start=2):
-    _WORDS[_word] = 10 * _tens
-    _WORDS |= {f"{_word}-{ones}": 10 * _tens + _WORDS[ones] for ones in list(_WORDS)[1:10]}
+
+
+def _number_words() -> dict[str, int]:
+    """Return number words, up to `ninety-nine`, with what they stand for."""
+    values = {word: value for value, word in enumerate(_DATA["numbers"].split())}
+    ones = list(values)[1:10]
+    for number, tens in enumerate(_DATA["tens"].split(), start=2):
+        values[tens] = 10 * number
+        for one in ones:
+            values[f"{tens}-{one}"] = 10 * number + values[one]
+    return values
+
+
+_WORDS = _number_words()
 
 
 # --- units ---------------------------------------------------------------------------------------
@@ -45,20 +56,26 @@ class Unit(NamedTuple):
     """The denominator of a rate; a word that is not a known unit is its own kind."""
 
     def in_base(self, value: Fraction) -> Fraction:
-        """The value in base units."""
-        return value * self.factor / (self.per.factor if self.per else 1) + self.offset
+        """Convert a value to base units."""
+        below = self.per.factor if self.per else 1
+        return value * self.factor / below + self.offset
 
     def __str__(self) -> str:
         return f"{self.kind} per {self.per.kind}" if self.per else self.kind
 
 
-_UNITS = {
-    name: Unit(kind, Fraction(factor), Fraction(offset or 0))
-    for kind, scales in _DATA["units"].items()
-    for scale, names in scales.items()
-    for factor, _, offset in [scale.partition("+")]
-    for name in names.split()
-}
+def _read_units() -> dict[str, Unit]:
+    """Return the known units by name."""
+    units: dict[str, Unit] = {}
+    for kind, scales in _DATA["units"].items():
+        for scale, names in scales.items():
+            factor, _, offset = scale.partition("+")
+            unit = Unit(kind, Fraction(factor), Fraction(offset or 0))
+            units |= dict.fromkeys(names.split(), unit)
+    return units
+
+
+_UNITS = _read_units()
 _RATES: dict[str, str] = _DATA["rates"]
 _POWERS: dict[str, int] = _DATA["powers"]
 _SCALES: dict[str, int] = _DATA["scales"]
@@ -70,7 +87,7 @@ _RAISED = re.compile(r"(.*?) ?\^ ?\{? ?([23]|-[1-3]) ?\}?")
 
 
 def find_unit(phrase: str) -> Unit | None:
-    """The known unit that a phrase names; None for unknown ones ("apples").
+    """Find the known unit that a phrase names; None for unknown ones ("apples").
 
     >>> find_unit("cm").factor, find_unit("apples")
     (Fraction(1, 100), None)
@@ -78,24 +95,35 @@ def find_unit(phrase: str) -> Unit | None:
     ('length^2', 'length^2', 'length per time')
     """
     phrase = " ".join(phrase.strip(" .").split())
-    over, *below = _PER.split(_RATES.get(phrase.lower(), phrase), maxsplit=1)
+    rate = _RATES.get(phrase.lower(), phrase)
+    over, *below = _PER.split(rate, maxsplit=1)
     unit = _named(over)
     if unit is None or not below:
         return unit
-    per = _named(below[0]) or Unit(below[0].lower().removesuffix("s"), Fraction(1))
+    per = _named(below[0])
+    if per is None:
+        per = Unit(below[0].lower().removesuffix("s"), Fraction(1))
     return unit._replace(per=per)
 
 
 def _named(name: str) -> Unit | None:
-    """A unit that is not a rate, with its power (`m^2`, `square m`)."""
+    """Find a unit that is not a rate, with its power (`m^2`, `square m`)."""
+    power = 1
+    words = name.split()
     raised = _RAISED.fullmatch(name)
-    power, words = (int(raised[2]), raised[1].split()) if raised else (1, name.split())
+    if raised:
+        power = int(raised[2])
+        words = raised[1].split()
     for at in (0, -1):
-        if len(words) > 1 and (named := _POWERS.get(words[at].lower().strip("."))):
-            power = named
+        if len(words) < 2:
+            break
+        word = words[at].lower().strip(".")
+        if word in _POWERS:
+            power = _POWERS[word]
             del words[at]
     # `degrees C` is one word, and `h r` are two variables.
-    joined = ("" if words and len(words[0]) > 1 else " ").join(words).strip(".")
+    separator = "" if words and len(words[0]) > 1 else " "
+    joined = separator.join(words).strip(".")
     # `5 m` is metres and `5 M` is not.
     unit = _UNITS.get(joined if len(joined) == 1 else joined.lower())
     if unit is None or power == 1:
@@ -104,7 +132,7 @@ def _named(name: str) -> Unit | None:
 
 
 def matched(prediction: Unit, reference: Unit) -> tuple[Unit, Unit] | None:
-    """The two units by which two values become comparable; None where they measure other things.
+    """Return the units by which two values become comparable; None if they measure other things.
 
     A bare degree sign may be an angle or a temperature, and what money is paid for may be left
     out (`$18` for 18 dollars per hour): there the values count as written.
@@ -113,26 +141,39 @@ def matched(prediction: Unit, reference: Unit) -> tuple[Unit, Unit] | None:
     True
     """
     if {prediction.kind, reference.kind} == {"angle", "temperature"}:
-        return _UNITS["°"], _UNITS["°"]
-    if prediction.kind == reference.kind == "money" and not (prediction.per and reference.per):
+        degree = _UNITS["°"]
+        return degree, degree
+    are_money = prediction.kind == reference.kind == "money"
+    if are_money and not (prediction.per and reference.per):
         return prediction._replace(per=None), reference._replace(per=None)
-    return (prediction, reference) if str(prediction) == str(reference) else None
+    if str(prediction) == str(reference):
+        return prediction, reference
+    return None
 
 
 def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
-    """Whether words after a number may be its unit; unspaced `5m` may be a product."""
+    """Return whether words after a number may be its unit; unspaced `5m` may be a product."""
     words = phrase.lower().replace("-", " ").replace("left over", "left").split()
-    if find_unit(phrase) is not None and NOT_UNITS.isdisjoint({*words} - {*_POWERS}):
+    without_powers = [word for word in words if word not in _POWERS]
+    if find_unit(phrase) is not None and NOT_UNITS.isdisjoint(without_powers):
         # `2nm` is a product far more often than a wavelength.
-        return spaced or (len(phrase) > 1 and phrase != "nm") or not phrase.isascii()
-    if not spaced or not 0 < len(words) <= _MAX_WORDS or not NOT_UNITS.isdisjoint(words):
+        is_long = len(phrase) > 1 and phrase != "nm"
+        return spaced or is_long or not phrase.isascii()
+    if not spaced or not 0 < len(words) <= _MAX_WORDS:
+        return False
+    if not NOT_UNITS.isdisjoint(words):
         return False
     # Words and rates (`miles/hour`), at least one of which no product of variables looks like: not
     # `xy`, `abc` or `x/y`.
-    letters = [re.sub(r"[/.']", "", word) for word in words]
-    are_words = all(len(word) > 1 and word.isalpha() and word.isascii() for word in letters)
-    longest = [max(re.split(r"[/.']", word), key=len) for word in words]
-    return are_words and any(len(w) > 2 and w not in "abcdefghijklmnopqrstuvwxyz" for w in longest)
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    has_word = False
+    for word in words:
+        letters = re.sub(r"[/.']", "", word)
+        if len(letters) < 2 or not letters.isalpha() or not letters.isascii():
+            return False
+        longest = max(re.split(r"[/.']", word), key=len)
+        has_word = has_word or (len(longest) > 2 and longest not in alphabet)
+    return has_word
 
 
 _DEGREES = re.compile(
@@ -147,22 +188,25 @@ _WITH_WORDS = re.compile(
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    r"""An expression without the words of a unit after it, and the unit where it is a known one.
+    r"""Split an expression into itself and the unit after it, None where that is not a known one.
 
     >>> split_unit(r"12\sqrt{13} feet")[0], split_unit(r"2 \sin x")
     ('12\\sqrt{13}', ('2 \\sin x', None))
     """
-    spelled = _IN_PARENTHESES.sub(r"\1 \2", _DEGREES.sub(" degrees ", text).strip())
-    match = _WITH_WORDS.fullmatch(spelled)
-    phrase = match[3].partition("^")[0].strip() if match else ""
-    if match is None or not _is_unit_phrase(phrase, spaced=bool(match[2])):
+    with_degrees = _DEGREES.sub(" degrees ", text).strip()
+    match = _WITH_WORDS.fullmatch(_IN_PARENTHESES.sub(r"\1 \2", with_degrees))
+    if match is None:
         return text, None
-    unit = find_unit(match[3])
-    if unit and unit.kind == "angle" and re.search("[A-Za-z]", match[1].replace("frac", "")):
+    expression, space, name = match.groups()
+    phrase = name.partition("^")[0].strip()
+    if not _is_unit_phrase(phrase, spaced=bool(space)):
+        return text, None
+    unit = find_unit(name)
+    if unit and unit.kind == "angle" and re.search("[A-Za-z]", expression.replace("frac", "")):
         return text, None  # `\cos 58 degrees` is not `\cos 58`
-    if len(phrase) == 1 and re.search(r"(?<![\\A-Za-z])[A-Za-z]", match[1]):
+    if len(phrase) == 1 and re.search(r"(?<![\\A-Za-z])[A-Za-z]", expression):
         return text, None  # `\pi r^2 h` is no number of hours
-    return match[1], unit
+    return expression, unit
 
 
 # --- numbers -------------------------------------------------------------------------------------
@@ -207,7 +251,7 @@ _PERCENT = re.compile(r"(.*?)\s*(?:%|percent|per cent|pct)", re.DOTALL | re.IGNO
 
 @lru_cache(maxsize=8192)
 def read_number(text: str) -> Number | None:
-    r"""The number a tidy text spells, or None.
+    r"""Read the number that a tidy text spells; None if it spells none.
 
     Raises:
         TooLargeError: a power or factorial too large to write down.
@@ -219,65 +263,76 @@ def read_number(text: str) -> Number | None:
     >>> read_number("x+1") is None
     True
     """
-    if sign := _SIGN.match(text):
+    sign = _SIGN.match(text)
+    if sign:
         number = read_number(text[sign.end() :])
         return number and number._replace(value=-number.value)
     if not any(character.isdigit() for character in text):
-        value, words = _in_words(text)
-        return None if value is None or words else Number(Fraction(value))
-    if match := _CURRENCY.fullmatch(text):
-        before, symbol, rest = match.groups()
+        value, other_words = _in_words(text)
+        if value is None or other_words:
+            return None
+        return Number(Fraction(value))
+    currency = _CURRENCY.fullmatch(text)
+    if currency:
+        before, symbol, rest = currency.groups()
         # "$5 dollars" is as good as "$5", and "$5/hour" is "$5 per hour".
-        number = read_number(before + re.sub(r" ?/ ?(?=[A-Za-z]{2})", " per ", rest))
+        amount = re.sub(r" ?/ ?(?=[A-Za-z]{2})", " per ", rest)
+        number = read_number(before + amount)
         return number and number._replace(unit=find_unit(symbol))
-    if match := _PERCENT.fullmatch(text):
-        number = _bare(match[1])
+    percent = _PERCENT.fullmatch(text)
+    if percent:
+        number = _bare(percent[1])
         return number and number._replace(percent=True, decimals=-1)
     return _based(text) or _with_words(text) or _bare(text)
 
 
 def read_counted(text: str) -> Number | None:
-    """The number of a tidy text that counts things in words: 16 of `sixteen apples`.
+    """Read the number of a tidy text that counts things in words: 16 of `sixteen apples`.
 
     >>> read_counted("sixteen apples").value, read_counted("sixteen hundredths")
     (Fraction(16, 1), None)
     """
     value, rest = _in_words(text)
-    if value is None or not _is_unit_phrase(" ".join(rest), spaced=True):
+    phrase = " ".join(rest)
+    if value is None or not _is_unit_phrase(phrase, spaced=True):
         return None
-    return Number(Fraction(value), unit=find_unit(" ".join(rest)))
+    return Number(Fraction(value), unit=find_unit(phrase))
 
 
 def _in_words(text: str) -> tuple[int | None, list[str]]:
-    """The number that the first words of a text say, and the words after it.
+    """Read the number that the first words of a text say; return it and the words after it.
 
     >>> _in_words("one hundred and twenty-one"), _in_words("two lines"), _in_words("twenty twelve")
     ((121, []), (2, ['lines']), (20, ['twelve']))
     """
     words = re.findall(r"[^\s-]+", text.lower())
-    if words[:1] == ["a"] and words[1:2] and words[1] in _SCALES:
+    if len(words) > 1 and words[0] == "a" and words[1] in _SCALES:
         words[0] = "one"
-    total = current = at = 0
-    largest = 10**18
-    while at < len(words):
-        word = words[at]
-        follows = words[at + 1] if at + 1 < len(words) else ""
+    # In "two thousand and five", 2,000 is the total once "thousand" has been read.
+    total = 0
+    current = 0
+    last_scale = 10**18
+    end = 0
+    for word, next_word in itertools.zip_longest(words, words[1:], fillvalue=""):
         number = _WORDS.get(word)
         scale = _SCALES.get(word, 0)
         if number is not None and (current % 100 == 0 or _fits(current, number)):
             current += number
         elif scale == 100 and 0 < current < 100:
             current *= scale
-        elif scale > 100 and current > 0 and scale < largest:
-            total, current, largest = total + current * scale, 0, scale
-        elif not (word == "and" and total + current >= 100 and follows in _WORDS):
+        elif scale > 100 and current > 0 and scale < last_scale:
+            total += current * scale
+            current = 0
+            last_scale = scale
+        elif not (word == "and" and total + current >= 100 and next_word in _WORDS):
             break
-        at += 1
-    return (total + current if at else None), words[at:]
+        end += 1
+    value = total + current if end else None
+    return value, words[end:]
 
 
 def _fits(tens: int, ones: int) -> bool:
-    """Whether a number of one digit goes on after a multiple of ten: `twenty one`."""
+    """Return whether a number of one digit goes on after a multiple of ten: `twenty one`."""
     return tens % 100 >= 20 and tens % 10 == 0 and 1 <= ones <= 9
 
 
@@ -286,21 +341,29 @@ def _plain(text: str) -> Number | None:
     if match is None:
         return None
     whole, part, exponent = match.groups()
-    if not (whole or part) or len(text) > _MAX_DIGITS or abs(int(exponent or 0)) > _MAX_EXPONENT:
+    if not (whole or part) or len(text) > _MAX_DIGITS:
+        return None
+    if abs(int(exponent or 0)) > _MAX_EXPONENT:
         return None
     decimals = len(part) if part and exponent is None else -1
     return Number(Fraction(text), decimals=decimals)
 
 
 def _with_words(text: str) -> Number | None:
-    """A number with a scale (`1.45 million`), a unit or other words after it."""
+    """Read a number with a scale (`1.45 million`), a unit or other words after it."""
     match = _WITH_WORDS.fullmatch(text)
-    first, _, rest = match[3].partition(" ") if match else ("", "", "")
-    if match and (scale := _SCALES.get(first.lower())):
-        number = _bare(match[1]) if not rest or _is_unit_phrase(rest, spaced=True) else None
-        return number and number._replace(value=number.value * scale, decimals=-1)
+    if match:
+        first, _, rest = match[3].partition(" ")
+        scale = _SCALES.get(first.lower())
+        if scale:
+            if rest and not _is_unit_phrase(rest, spaced=True):
+                return None
+            number = _bare(match[1])
+            return number and number._replace(value=number.value * scale, decimals=-1)
     core, unit = split_unit(text)
-    number = _bare(core) if core != text else None
+    if core == text:
+        return None
+    number = _bare(core)
     return number and number._replace(unit=unit)
 
 
@@ -310,10 +373,11 @@ def _based(text: str) -> Number | None:
         return None
     sign, whole, part, written = match.groups("")
     base = int(written) if written.isdigit() else _WORDS.get(written, 0)
-    if not 2 <= base <= 36 or len(whole + part) > 200 or (whole + part).isalpha():
+    digits = whole + part
+    if not 2 <= base <= 36 or len(digits) > 200 or digits.isalpha():
         return None  # `a_{12}` is a variable
     try:
-        value = Fraction(int(sign + whole + part, base), base ** len(part))
+        value = Fraction(int(sign + digits, base), base ** len(part))
     except ValueError:  # a digit the base does not have
         return None
     plain = _plain(f"{sign}{whole}.{part}")
@@ -321,25 +385,30 @@ def _based(text: str) -> Number | None:
 
 
 def _bare(text: str) -> Number | None:
-    """A number without unit, in any notation."""
+    """Read a number without unit, in any notation."""
     text = text.strip()
-    if plain := _plain(text):
+    plain = _plain(text)
+    if plain:
         return plain
-    if match := _REPEATING.fullmatch(text):
-        sign, whole, fixed, *blocks = match.groups("")
+    repeating = _REPEATING.fullmatch(text)
+    if repeating:
+        sign, whole, fixed, *blocks = repeating.groups("")
         block = re.sub(r"\D", "", "".join(blocks))
-        value = Fraction(int((whole or "0") + fixed), 10 ** len(fixed))
-        value += Fraction(int(block), 10 ** len(fixed) * (10 ** len(block) - 1))
+        scale = 10 ** len(fixed)
+        value = Fraction(int((whole or "0") + fixed), scale)
+        value += Fraction(int(block), scale * (10 ** len(block) - 1))
         return Number(-value if sign == "-" else value)
-    if match := _THOUSANDS.fullmatch(text):
-        if match["european"]:
+    thousands = _THOUSANDS.fullmatch(text)
+    if thousands:
+        if thousands["european"]:
             text = text.replace(".", "").replace(",", ".")
         return _plain(text.replace(",", "").replace(" ", ""))
-    return _evaluated(braced(ungrouped(text).replace(" x 10", r"\times 10")))
+    arithmetic = ungrouped(text).replace(" x 10", r"\times 10")
+    return _evaluated(braced(arithmetic))
 
 
 def ungrouped(text: str) -> str:
-    """A text without the commas between thousands; `0,125` has none.
+    """Delete the commas between thousands from a text; `0,125` has none.
 
     >>> ungrouped("1,234 + 5,000 = 6,234"), ungrouped("(1, 234)"), ungrouped("0,125")
     ('1234 + 5000 = 6234', '(1, 234)', '0,125')
@@ -354,7 +423,7 @@ ROUNDED_FROM = 4
 
 
 def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
-    """Whether two numbers are the same answer, and why.
+    """Return whether two numbers are the same answer, and why.
 
     Units are compared if both sides have a known one. A percent sign on one side only may have been
     left out or written as a fraction. A base on one side only: the digits are compared.
@@ -367,19 +436,22 @@ def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
     if prediction.unevaluated and not reference.unevaluated:
         return False, "the arithmetic is left to be done"
     if (prediction.digits is None) != (reference.digits is None):
-        left, right = (n.digits or n.value for n in (prediction, reference))
-        return left == right, "bases compared by their digits"
+        given_digits = prediction.digits or prediction.value
+        expected_digits = reference.digits or reference.value
+        return given_digits == expected_digits, "bases compared by their digits"
     if prediction.digits != reference.digits:
         return False, "another base"
     if prediction.unit and reference.unit and prediction.unit != reference.unit:
         units = matched(prediction.unit, reference.unit)
         if units is None:
             return False, f"{prediction.unit} against {reference.unit}"
+        unit, reference_unit = units
         # A converted decimal is no longer rounded to the decimals it was written with.
-        prediction = prediction._replace(value=units[0].in_base(prediction.value), decimals=-1)
-        reference = reference._replace(value=units[1].in_base(reference.value), decimals=-1)
-    given, expected = prediction.value, reference.value
+        prediction = prediction._replace(value=unit.in_base(prediction.value), decimals=-1)
+        reference = reference._replace(value=reference_unit.in_base(reference.value), decimals=-1)
     if prediction.percent != reference.percent:
+        given = prediction.value
+        expected = reference.value
         # "40%" for 40 answers "what percent?"; "0.5%" for 0.5 is another number.
         as_written = given == expected and (reference.percent or abs(expected) >= 1)
         converted = given * 100 if reference.percent else given / 100
@@ -388,9 +460,10 @@ def same_number(prediction: Number, reference: Number) -> tuple[bool, str]:
 
 
 def _same_value(prediction: Number, reference: Number) -> tuple[bool, str]:
-    error, digits = abs(prediction.value - reference.value), reference.decimals
+    error = abs(prediction.value - reference.value)
     if error == 0:
         return True, "equal numbers"
+    digits = reference.decimals
     if digits >= ROUNDED_FROM and error * 2 * 10**digits <= 1:
         return True, f"equal to the {digits} decimals of the reference"
     if digits < 0 < prediction.decimals and reference.value.denominator > 1:
@@ -436,7 +509,7 @@ class TooLargeError(Exception):
 
 
 def is_number(text: str) -> bool:
-    """Whether a tidy text spells one exact number, however large.
+    """Return whether a tidy text spells one exact number, however large.
 
     >>> [is_number(text) for text in ("1,234", "2^{100000}", "x")]
     [True, True, False]
@@ -448,7 +521,7 @@ def is_number(text: str) -> bool:
 
 
 def _evaluated(text: str) -> Number | None:
-    r"""The exact value of arithmetic on plain numbers, or None where there is anything else.
+    r"""Evaluate arithmetic on plain numbers exactly; None where there is anything else.
 
     Sums and products have the grammar of Python's, so its parser reads them, from names made of the
     digits (`n1_5` is 1.5) and a few signs. Only the syntax tree is looked at; nothing is run.
@@ -475,16 +548,21 @@ class _Arithmetic(NamedTuple):
 
 
 def _arithmetic_of(text: str) -> _Arithmetic | None:
-    text = _JUXTAPOSED.sub(r"\g<power>*", _SPACED_MIXED.sub(r"\1\\frac{\2}{\3}", text))
+    with_fractions = _SPACED_MIXED.sub(r"\1\\frac{\2}{\3}", text)
+    text = _JUXTAPOSED.sub(r"\g<power>*", with_fractions)
     spelled = unmixed(text)
     tokens = _TOKEN.findall(spelled)
     if _TOKEN.sub("", spelled).strip() or len(tokens) > _MAX_TOKENS:
         return None
-    if sum(token in ("(", "{", "[", "^", "**") for token in tokens) > _MAX_DEPTH:
+    openings = sum(token in ("(", "{", "[", "^", "**") for token in tokens)
+    if openings > _MAX_DEPTH:
         return None
-    names = (
-        f"n{t.replace('.', '_')}" if t[0] in ".0123456789" else _PYTHON.get(t, t) for t in tokens
-    )
+    names = []
+    for token in tokens:
+        if token[0] in ".0123456789":
+            names.append(f"n{token.replace('.', '_')}")
+        else:
+            names.append(_PYTHON.get(token, token))
     try:
         tree = ast.parse(" ".join(names), mode="eval").body
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -522,8 +600,9 @@ def _bits(value: Fraction) -> int:
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    """`base ** exponent` where the result is rational and can be written down."""
-    base, times = _root(base, Fraction(exponent.denominator)), exponent.numerator
+    """Compute `base ** exponent` where the result is rational and can be written down."""
+    base = _root(base, Fraction(exponent.denominator))
+    times = exponent.numerator
     if base == 0 and times <= 0:
         raise ValueError("not a number")
     if abs(base) not in (0, 1) and _bits(base) * abs(times) > _MAX_BITS:
@@ -541,20 +620,22 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 
 def _root(value: Fraction, degree: Fraction) -> Fraction:
-    """The exact root, where there is one."""
+    """Compute the exact root, where there is one."""
     if degree == 1:
         return value
-    known = degree.denominator == 1 and 2 <= degree <= 64 and value >= 0
-    if not known or (degree > 2 and _bits(value) > 900):
+    is_supported = degree.denominator == 1 and 2 <= degree <= 64 and value >= 0
+    if not is_supported or (degree > 2 and _bits(value) > 900):
         raise ValueError("not a root that is worked out here")
-    parts = (
-        math.isqrt(n) if degree == 2 else round(n ** (1 / int(degree)))
-        for n in value.as_integer_ratio()
-    )
-    root = Fraction(*parts)
-    if root ** int(degree) != value:
+    n = int(degree)
+    root = Fraction(_integer_root(value.numerator, n), _integer_root(value.denominator, n))
+    if root**n != value:
         raise ValueError("not a rational number")
     return root
+
+
+def _integer_root(value: int, n: int) -> int:
+    """Compute the n-th root of an integer, rounded where it is none."""
+    return math.isqrt(value) if n == 2 else round(value ** (1 / n))
 
 
 def _factorial(value: Fraction) -> Fraction:
@@ -574,16 +655,16 @@ _MAX_EXPONENT_BITS = 1_000
 
 
 class LargeNumber(NamedTuple):
-    """What is known of a number that cannot be written down: `2^{100000} - 1`."""
+    """A number that cannot be written down: `2^{100000} - 1`."""
 
     remainders: tuple[int, ...]
-    """What is left over by each of two large primes; equal for equal numbers."""
+    """Remainders by each of two large primes; equal for equal numbers."""
     unevaluated: bool = False
 
 
 @lru_cache(maxsize=1024)
 def read_large(text: str) -> LargeNumber | None:
-    r"""The remainders of a tidy text that is arithmetic with powers, or None.
+    r"""Read a tidy text that is arithmetic with powers as its remainders; None if it is not.
 
     >>> read_large("4^{50000}").remainders == read_large("2^{100000}").remainders
     True
@@ -602,7 +683,7 @@ def read_large(text: str) -> LargeNumber | None:
 
 
 def _remainder(node: ast.expr, prime: int) -> int:
-    """The remainder of an expression; of a fraction, of its numerator times the inverse."""
+    """Compute the remainder of an expression; of a fraction, of its numerator times the inverse."""
     match node:
         case ast.BinOp(left=base, op=ast.Pow(), right=exponent):
             times = _value(exponent)
@@ -628,7 +709,7 @@ _REMAINDERS: dict[type[ast.operator], Callable[[int, int, int], int]] = {
 
 
 def same_large(prediction: LargeNumber, reference: LargeNumber) -> tuple[bool, str]:
-    """Whether two numbers, of which one or both cannot be written down, are the same; and why."""
+    """Return whether two numbers, too large to be written down, are the same; and why."""
     if prediction.unevaluated and not reference.unevaluated:
         return False, "the arithmetic is left to be done"
     same = prediction.remainders == reference.remainders
