@@ -46,7 +46,8 @@ def log_ratio(logprobs: Tensor, old_logprobs: Tensor, _mask: Tensor | None = Non
 
     Every token has its own ratio (GRPO, arXiv 2402.03300), whatever the mask.
     """
-    return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    difference = logprobs - old_logprobs
+    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def sequence_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -64,8 +65,10 @@ def sequence_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> 
     [[0.3..., 0.3...]]
     """
     differences = torch.where(mask, logprobs - old_logprobs, 0.0)
-    means = differences.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-    return means.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).expand_as(logprobs)
+    tokens = mask.sum(1, keepdim=True).clamp(min=1)
+    means = differences.sum(1, keepdim=True) / tokens
+    bounded = means.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return bounded.expand_as(logprobs)
 
 
 def ppo_clip(log_ratios: Tensor, logprobs: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
@@ -90,7 +93,8 @@ def ppo_clip(log_ratios: Tensor, logprobs: Tensor, advantages: Tensor, bounds: B
     loss = -torch.minimum(ratio * advantages, bounded * advantages)
     if bounds.dual is None:
         return loss
-    return torch.where(advantages < 0, torch.minimum(loss, -bounds.dual * advantages), loss)
+    dual_bound = -bounds.dual * advantages
+    return torch.where(advantages < 0, torch.minimum(loss, dual_bound), loss)
 
 
 def cispo(log_ratios: Tensor, logprobs: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
@@ -103,8 +107,9 @@ def cispo(log_ratios: Tensor, logprobs: Tensor, advantages: Tensor, bounds: Boun
     >>> cispo(torch.tensor([3.0]).log(), logprobs, torch.tensor([1.0]), Bounds(high=0.5)).tolist()
     [3.0]
     """
-    ratio = log_ratios.detach().exp().clamp(1.0 - bounds.low, 1.0 + bounds.high)
-    return -ratio * advantages * logprobs
+    ratio = log_ratios.detach().exp()
+    weight = ratio.clamp(1.0 - bounds.low, 1.0 + bounds.high)
+    return -weight * advantages * logprobs
 
 
 def policy_gradient(
@@ -140,7 +145,8 @@ def kl_k2(logprobs: Tensor, reference_logprobs: Tensor, _ratios: Tensor | None =
     >>> kl_k2(torch.tensor([-1.0]), torch.tensor([-3.0])).tolist()
     [2.0]
     """
-    return 0.5 * log_ratio(logprobs, reference_logprobs) ** 2
+    difference = log_ratio(logprobs, reference_logprobs)
+    return 0.5 * difference**2
 
 
 def kl_k3(logprobs: Tensor, reference_logprobs: Tensor, _ratios: Tensor | None = None) -> Tensor:
@@ -188,7 +194,8 @@ def masked_importance(log_ratios: Tensor, cap: float) -> Tensor:
     [1.0, 0.0, 0.0, 1.648...]
     """
     ratio = log_ratios.exp()
-    return torch.where((ratio <= cap) & (ratio >= 1.0 / cap), ratio, 0.0)
+    is_close = (ratio <= cap) & (ratio >= 1.0 / cap)
+    return torch.where(is_close, ratio, 0.0)
 
 
 LOG_RATIOS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

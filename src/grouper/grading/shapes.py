@@ -63,11 +63,20 @@ _BRACKETS = r"[()\[\]{}]"
 
 
 def depths(text: str) -> tuple[int, int]:
-    """(lowest, deepest) nesting of brackets; lowest is negative if one closes before it opens."""
-    depth = lowest = deepest = 0
+    """Return the (lowest, deepest) nesting of brackets.
+
+    The lowest is negative if one closes before it opens.
+    """
+    depth = 0
+    lowest = 0
+    deepest = 0
     for match in re.finditer(_BRACKETS, text):
-        depth += 1 if match.group() in "([{" else -1
-        lowest, deepest = min(lowest, depth), max(deepest, depth)
+        if match.group() in "([{":
+            depth += 1
+        else:
+            depth -= 1
+        lowest = min(lowest, depth)
+        deepest = max(deepest, depth)
     return lowest, deepest
 
 
@@ -82,9 +91,10 @@ LISTED = _outside_brackets("[,;]")
 
 
 def split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """The parts between separators outside brackets: not the comma of `f(x, y)`."""
+    """Split at separators outside brackets: not at the comma of `f(x, y)`."""
     parts = []
-    depth = start = 0
+    depth = 0
+    start = 0
     for match in separator.finditer(text):
         if match.group() in ("(", "[", "{"):
             depth += 1
@@ -130,7 +140,7 @@ _BUILDER = re.compile(
 
 @lru_cache(maxsize=8192)
 def candidates(text: str) -> tuple[Node, ...]:
-    r"""The ways to read a tidy text, most likely first; more than one where commas are ambiguous.
+    r"""Read a tidy text, in several ways where commas are ambiguous; the most likely comes first.
 
     >>> [node.kind for node in candidates("1,234")]
     ['atom', 'list']
@@ -146,18 +156,25 @@ def candidates(text: str) -> tuple[Node, ...]:
     if "," in text and not text.startswith(_OPENERS):
         plain = ungrouped(text)  # of `x = 1,234`; a number may have commas of other kinds, too
         number = is_number(text)
-        if number or not ("," in plain or re.search(r"[(\[{][^)\]}]*,", text)):
+        has_other_commas = "," in plain or re.search(r"[(\[{][^)\]}]*,", text)
+        if number or not has_other_commas:
             readings = (Node("atom", text),) if number else candidates(plain)
-            return readings if ",0" in text else (*readings, _listed(split(text, _CONJUNCTION)))
+            if ",0" in text:
+                return readings
+            as_list = _listed(split(text, _CONJUNCTION))
+            return (*readings, as_list)
     spaced = _SPACED.split(text)
     if 1 < len(spaced) == text.count("="):
         return _listed(spaced), _parse(text)
+    parsed = _parse(text)
     decimal = _DECIMAL_COMMA.fullmatch(text)
-    return (_parse(text), *([Node("atom", ".".join(decimal.groups()))] if decimal else []))
+    if decimal is None:
+        return (parsed,)
+    return parsed, Node("atom", ".".join(decimal.groups()))
 
 
 def paired(prediction: str, reference: str) -> Iterator[tuple[Node, Node]]:
-    """Every reading of one with every reading of the other, but not two unlikely ones.
+    """Yield every reading of one with every reading of the other, but not two unlikely ones.
 
     `2,6` may mean 2.6, and so may `2,60`, but that does not make them equal. Of `A = 2 h = 6` both
     readings are likely.
@@ -173,48 +190,57 @@ def _parse(text: str) -> Node:
     if " and " in text and not re.search(r"[\d\\]", text) and is_number(text):
         return Node("atom", text)  # `one hundred and one`
     joined = re.split(" or | and ", text)
-    if _INEQUALITY.search(text) and len(joined) > 1 and all(map(_RELATION.search, joined)):
+    are_relations = len(joined) > 1 and all(map(_RELATION.search, joined))
+    if are_relations and _INEQUALITY.search(text):
         return Node("atom", text)  # `x < -1 or x > 3` is one region
     # `1,000, 2,000` separates its items with a space; only then are bare commas thousands.
-    spaced = ", " in text and not text.startswith(_OPENERS)
-    parts = [p for p in split(ungrouped(text) if spaced else text, _CONJUNCTION) if p.strip()]
+    is_spaced = ", " in text and not text.startswith(_OPENERS)
+    listed = ungrouped(text) if is_spaced else text
+    parts = [part for part in split(listed, _CONJUNCTION) if part.strip()]
     if len(parts) > 1:
         return _listed(parts)
     return _enclosed(text) or _plus_minus(text) or Node("atom", text)
 
 
 def without_builder(text: str) -> str:
-    r"""The condition in a set of real numbers, in terms of `x`; any other text unchanged.
+    r"""Return the condition in a set of real numbers, in terms of `x`; any other text unchanged.
 
     >>> without_builder(r"\{t \mid t > 0\}")
     'x > 0'
     """
     match = _BUILDER.fullmatch(text)
-    if match is None or not _INEQUALITY.search(match[2]) or r"\}" in match[2]:
+    if match is None:
         return text
-    renamed = re.sub(rf"(?<![A-Za-z\\]){match[1]}(?![A-Za-z])", "x", match[2]).strip()
-    return renamed if variables(match[2]) == {match[1]} else match[2].strip()
+    variable, condition = match.groups()
+    if not _INEQUALITY.search(condition) or r"\}" in condition:
+        return text
+    if variables(condition) == {variable}:
+        condition = re.sub(rf"(?<![A-Za-z\\]){variable}(?![A-Za-z])", "x", condition)
+    return condition.strip()
 
 
 def is_unsolved(text: str) -> bool:
-    r"""Whether a tidy text has an inequality without a name alone on one of its sides.
+    r"""Return whether a tidy text has an inequality without a name alone on one of its sides.
 
     >>> [is_unsolved(text) for text in ("2x + 4 > 14", "|x-3| < 5", r"1 < x \le 2 or x > 3", "x=2")]
     [True, True, False, False]
     """
-    statements = re.split(r",| or | and |\\cup|\\cap", without_builder(text))
-    chains = [[side.strip() for side in _INEQUALITY.split(part)] for part in statements]
-    return any(sides[1:] and not any(map(is_label, sides)) for sides in chains)
+    for statement in re.split(r",| or | and |\\cup|\\cap", without_builder(text)):
+        sides = [side.strip() for side in _INEQUALITY.split(statement)]
+        if len(sides) > 1 and not any(map(is_label, sides)):
+            return True
+    return False
 
 
 def _listed(parts: Sequence[str]) -> Node:
-    """Values without brackets around them; one of them is that value."""
+    """Make one node of values without brackets around them; one of them is that value."""
     items = _collection("list", "", parts).items
+    if len(items) == 1 and len(parts) <= _MAX_PARTS:
+        return items[0]
     units = {_unit_of(item.text) for item in items}
-    measured = {unit and unit.kind for unit in units}
-    kind: Kind = "quantity" if len(units) > len(measured) == 1 else "list"
-    one = len(items) == 1 and len(parts) <= _MAX_PARTS
-    return items[0] if one else Node(kind, "", items)
+    kinds_measured = {unit and unit.kind for unit in units}
+    kind: Kind = "quantity" if len(units) > len(kinds_measured) == 1 else "list"
+    return Node(kind, "", items)
 
 
 def _unit_of(text: str) -> Unit | None:
@@ -226,7 +252,7 @@ def _unit_of(text: str) -> Unit | None:
 
 
 def _enclosed(text: str) -> Node | None:
-    """A set, tuple, interval or matrix that is the whole text, or a value in parentheses."""
+    """Read a set, tuple, interval or matrix that is the whole text, or a value in parentheses."""
     label, value = _without_label(text)
     if len(value) < len(text):
         inner = _bracketed(value)
@@ -236,10 +262,15 @@ def _enclosed(text: str) -> Node | None:
 
 
 def _bracketed(text: str) -> Node | None:
-    if matrix := _MATRIX.fullmatch(text):
-        rows = filter(str.strip, re.split(r"\\\\(?:\[[^\]]*\])?", matrix[2]))
-        cells = (tuple(_parse(_times(matrix[1], c)) for c in row.split("&")) for row in rows)
-        return Node("matrix", "", tuple(Node("tuple", "()", row) for row in cells))
+    matrix = _MATRIX.fullmatch(text)
+    if matrix:
+        fraction, content = matrix.groups()
+        rows = []
+        for row in re.split(r"\\\\(?:\[[^\]]*\])?", content):
+            if row.strip():
+                cells = tuple(_parse(_times(fraction, cell)) for cell in row.split("&"))
+                rows.append(Node("tuple", "()", cells))
+        return Node("matrix", "", tuple(rows))
     escaped = text.startswith(r"\{") and text.endswith(r"\}")
     inside = text[2:-2] if escaped else text[1:-1]
     brackets = "{}" if escaped else text[:1] + text[-1:]
@@ -256,31 +287,41 @@ def _bracketed(text: str) -> Node | None:
 
 
 def _times(fraction: str | None, cell: str) -> str:
-    """A cell of a matrix, times the fraction before the matrix."""
-    left, right = read_number(fraction or ""), read_number(cell.strip())
+    """Multiply a cell of a matrix with the fraction before the matrix."""
+    if not fraction:
+        return cell
+    left = read_number(fraction)
+    right = read_number(cell.strip())
     if left and right and not right.unevaluated:
         return str(left.value * right.value)
-    return f"({fraction}) ({cell})" if fraction else cell
+    return f"({fraction}) ({cell})"
 
 
 def _collection(kind: Kind, brackets: str, parts: Sequence[str]) -> Node:
-    """The parts as one node; too many parts to be an answer are kept as one text."""
+    """Make one node of parts; too many parts to be an answer are kept as one text."""
     if len(parts) > _MAX_PARTS:
         return Node(kind, brackets, (Node("atom", ",".join(parts)),))
+    nodes = [_parse(part) for part in parts if part.strip()]
+    if kind == "tuple":
+        return Node(kind, brackets, tuple(nodes))
     items: list[Node] = []
-    for node in (_parse(part) for part in parts if part.strip()):
+    for node in nodes:
         # In a list or set `2 \pm i` is two values, and a repeated tuple or set is one member.
-        for item in node.items if node.kind == "list" and kind != "tuple" else (node,):
-            if kind == "tuple" or item.kind not in ("tuple", "set") or item not in items:
-                items.append(item)
+        members = node.items if node.kind == "list" else (node,)
+        for member in members:
+            if member.kind not in ("tuple", "set") or member not in items:
+                items.append(member)
     return Node(kind, brackets, tuple(items))
 
 
 def _plus_minus(text: str) -> Node | None:
     if text.count(r"\pm") != 1:
         return None
-    sides = (re.sub(r"\\pm(?![A-Za-z]) ?", sign, text).strip().lstrip("+") for sign in "+-")
-    return Node("list", "", tuple(Node("atom", side) for side in sides))
+    values = []
+    for sign in "+-":
+        value = re.sub(r"\\pm(?![A-Za-z]) ?", sign, text)
+        values.append(Node("atom", value.strip().lstrip("+")))
+    return Node("list", "", tuple(values))
 
 
 # --- comparing -----------------------------------------------------------------------------------
@@ -292,7 +333,7 @@ _SET_LIKE = re.compile(
 
 
 def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
-    """Whether two shapes hold the same parts; None where a part or the shape is not decided.
+    """Return whether two shapes hold the same parts; None if a part or the shape is not decided.
 
     >>> same = lambda p, r: p == r
     >>> compare(candidates("2, 1")[0], candidates("1, 2")[0], same)
@@ -303,11 +344,13 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
     kinds = {prediction.kind, reference.kind}
     if kinds == {"atom"}:
         return same(prediction.text, reference.text)
-    labels = prediction.label, reference.label
-    # `A = (1, 2)` for `B = (1, 2)`; but `P` and `(x, y)` may name the same point.
-    alike = labels[0].startswith("(") == labels[1].startswith("(")
-    if all(labels) and alike and not same_label(*labels):
-        return False
+    label = prediction.label
+    expected_label = reference.label
+    if label and expected_label:
+        # `A = (1, 2)` for `B = (1, 2)`; but `P` and `(x, y)` may name the same point.
+        are_alike = label.startswith("(") == expected_label.startswith("(")
+        if are_alike and not same_label(label, expected_label):
+            return False
     if kinds <= {"list", "set"} or kinds == {"quantity"}:
         if _named_apart(prediction) != _named_apart(reference):
             return _in_order(prediction.items, reference.items, same)
@@ -316,24 +359,32 @@ def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
         atoms = [node.text for node in (prediction, reference) if node.kind == "atom"]
         return None if all(map(_SET_LIKE.search, atoms)) else False
     if kinds == {"matrix", "tuple"}:
-        prediction, reference = _as_tuple(prediction), _as_tuple(reference)
+        prediction = _as_tuple(prediction)
+        reference = _as_tuple(reference)
     # A list may be a tuple without its parentheses, which an interval needs.
-    bare = kinds == {"list", "tuple"} and "()" in (prediction.text, reference.text)
-    alike = (prediction.kind, prediction.text) == (reference.kind, reference.text)
-    return (bare or alike) and _in_order(prediction.items, reference.items, same)
+    is_bare = kinds == {"list", "tuple"} and "()" in (prediction.text, reference.text)
+    is_alike = prediction.kind == reference.kind and prediction.text == reference.text
+    return (is_bare or is_alike) and _in_order(prediction.items, reference.items, same)
 
 
 _ITEM_LABEL = re.compile(r"(\\?[A-Za-z]+)(?:_\{?\w+\}?)? ?=", re.ASCII)
 
 
 def _named_apart(node: Node) -> bool:
-    """`x = 1, y = 2`, where the order of bare values counts; not the two roots `x_1` and `x_2`."""
-    labels = {match[1] for item in node.items if (match := _ITEM_LABEL.match(item.text))}
+    """Return whether each value has a name of its own, so that the order of bare values counts.
+
+    It does for `x = 1, y = 2`, and not for the two roots `x_1` and `x_2`.
+    """
+    labels = set()
+    for item in node.items:
+        match = _ITEM_LABEL.match(item.text)
+        if match:
+            labels.add(match[1])
     return len(labels) == len(node.items) > 1
 
 
 def _as_tuple(node: Node) -> Node:
-    """A matrix of one row or one column as a tuple."""
+    """Return a matrix of one row or one column as a tuple."""
     if node.kind == "matrix" and len(node.items) == 1:
         return node.items[0]
     if node.kind == "matrix" and all(len(row.items) == 1 for row in node.items):
@@ -347,7 +398,9 @@ def _in_order(
     if len(predictions) != len(references):
         return False
     outcomes = [compare(p, r, same) for p, r in zip(predictions, references, strict=True)]
-    return False if False in outcomes else None if None in outcomes else True
+    if False in outcomes:
+        return False
+    return None if None in outcomes else True
 
 
 def _any_order(
@@ -393,7 +446,7 @@ _MAX_LABEL = 120
 
 
 def is_label(text: str) -> bool:
-    r"""Whether a side is a name rather than a value.
+    r"""Return whether a side is a name rather than a value.
 
     >>> [is_label(t) for t in ("x", "f^{-1}(x)", r"\sin A", "AB:CD", r"\frac{V_1}{V_2}", "a_n")]
     [True, True, True, True, True, True]
@@ -405,8 +458,10 @@ def is_label(text: str) -> bool:
     parts = split(text, COLON)
     if len(parts) > 1:
         return all(is_label(part.strip()) for part in parts)
-    named = _LABEL.fullmatch(_MARKS.sub("", text).strip())
-    return named is not None and (bool(variables(text)) or len(text) == 1)
+    bare = _MARKS.sub("", text).strip()
+    if _LABEL.fullmatch(bare) is None:
+        return False
+    return len(text) == 1 or bool(variables(text))
 
 
 _UNSAID = re.compile(r"^m ?(?=\(?\\angle)|[\s{}()\\]")
@@ -415,7 +470,7 @@ _SEGMENT = re.compile(r"(?:overline|\|)?([A-Z]{2})\|?")
 
 
 def same_label(prediction: str, reference: str) -> bool:
-    r"""Whether two labels are the same, but for typesetting and the `m` of `m\angle A`."""
+    r"""Return whether two labels are the same, but for typesetting and the `m` of `m\angle A`."""
     return _key(prediction) == _key(reference)
 
 
@@ -429,25 +484,35 @@ _NAMED = re.compile(r"([^=:]*?)\s*(=|\\in(?![A-Za-z])|:(?!\d))\s*(.*)", re.DOTAL
 
 
 def _without_label(text: str) -> tuple[str, str]:
-    """The label at the start of a text, if it can contradict another one, and the rest."""
+    """Split a text into its label, if that can contradict another one, and the rest."""
     match = _NAMED.fullmatch(text)
-    if match is None or not is_label(match[1].strip()):
+    if match is None:
+        return "", text
+    label, sign, value = match.groups()
+    if not is_label(label.strip()):
         return "", text
     # Any words may stand before a colon; they contradict nothing.
-    return match[1] if match[2] != ":" else "", match[3]
+    return "" if sign == ":" else label, value
 
 
 def variables(text: str) -> set[str]:
-    r"""The variables in a tidy text: not the letters of a unit or a function.
+    r"""Return the variables in a tidy text: not the letters of a unit or a function.
 
     >>> sorted(variables(r"2x\theta")), variables(r"2\sqrt{3} cm"), variables("e")
     (['\\theta', 'x'], set(), set())
     """
     if is_number(text):
         return set()
-    names = {*re.findall(r"\\?[A-Za-z]+", split_unit(text)[0])} - CONSTANTS
-    letters = {letter for name in names if name[0] != "\\" for letter in name}
-    return letters | {name for name in names if name[1:] in GREEK}
+    expression, _ = split_unit(text)
+    found = set()
+    for name in re.findall(r"\\?[A-Za-z]+", expression):
+        if name in CONSTANTS:
+            continue
+        if name[0] != "\\":
+            found.update(name)  # a product of one-letter variables
+        if name[1:] in GREEK:
+            found.add(name)
+    return found
 
 
 # --- equations -----------------------------------------------------------------------------------
@@ -466,7 +531,7 @@ class Chain(NamedTuple):
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """All of them, the label first."""
+        """All sides, the label first."""
         return (self.label, *self.values) if self.label else self.values
 
     @property
@@ -477,7 +542,7 @@ class Chain(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def chain_of(text: str) -> Chain:
-    r"""The sides of a tidy text, reversed if the label comes last.
+    r"""Return the sides of a tidy text, reversed if the label comes last.
 
     What follows `\approx` is dropped, unless only a label comes before it.
 
@@ -487,12 +552,15 @@ def chain_of(text: str) -> Chain:
     ('x', '', ('x+1',))
     """
     before, sign, after = text.partition(r"\approx")
-    if sign and before.strip():
-        text = f"{before}={after}" if is_label(before.strip()) else before.strip()
+    exact = before.strip()
+    if sign and exact:
+        text = f"{before}={after}" if is_label(exact) else exact
     sides = [side.strip() for side in split(text, EQUALS)]
     if len(sides) == 1 or not (sides[0] and sides[-1]) or _NO_CHAIN.search(text):
         return Chain("", (text,))
     sides = [side for side in sides if side]
     if not is_label(sides[0]) and is_label(sides[-1]):
         sides.reverse()
-    return Chain(sides[0], tuple(sides[1:])) if is_label(sides[0]) else Chain("", tuple(sides))
+    if not is_label(sides[0]):
+        return Chain("", tuple(sides))
+    return Chain(sides[0], tuple(sides[1:]))

@@ -88,7 +88,8 @@ class StepClock:
             seconds["sample"] = seconds["prefill"] + seconds["decode"]
         sampled_tokens = 0
         for group in drawn:
-            sampled_tokens += sum(len(rollout.completion.token_ids) for rollout in group.rollouts)
+            for rollout in group.rollouts:
+                sampled_tokens += len(rollout.completion.token_ids)
         trained_tokens = sum(int(batch.mask.sum()) for batch in trained)
         prompt_tokens = sum(len(group.prompt.token_ids) for group in drawn)
         sample_flops = self._flops(prompt_tokens, sampled_tokens)
