@@ -37,7 +37,7 @@ SHARED := --numprocesses $${TEST_PROCESSES:-2} --dist loadfile --no-loadscope-re
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-all test-real real-models test-oldest test-vllm site lint format \
+.PHONY: help setup demo test test-slow test-long test-all test-real real-models test-oldest test-vllm site lint format \
 	clean distclean
 
 help:  ## this list
@@ -52,9 +52,13 @@ test: $(READY)  ## the fast tests: a few minutes on two cores
 	@$(PYTEST) -m "not slow and not real" $(SHARED)
 
 test-slow: $(READY)  ## only the longer tests: kills, whole recipes, learning
-	@$(PYTEST) -m "slow and not real" $(SHARED)
+	@$(PYTEST) -m "slow and not long and not real" $(SHARED)
 
-test-all: $(READY)  ## both
+# Alone on the machine: some of these measure memory or a rate. CI leaves them out.
+test-long: $(READY)  ## proofs that take a minute or more each: before a release
+	@$(PYTEST) -m "long and not real"
+
+test-all: $(READY)  ## all of these
 	@$(PYTEST) -m "not real"
 
 # A step of these is large enough for all cores.

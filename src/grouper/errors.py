@@ -53,7 +53,7 @@ def register_secret(secret: str, reference: str) -> None:
 
 
 def redact(text: str) -> str:
-    """Return the text without secrets: each is replaced by its reference, as given to `hide`."""
+    """Return the text with each registered secret replaced by its reference."""
     for secret, reference in _SECRETS.items():
         text = text.replace(secret, reference)
     return text
@@ -202,7 +202,7 @@ def first_line(error: BaseException) -> str:
 def plural(number: int, what: str) -> str:
     """Write a number and its noun, for people.
 
-    >>> counted(1, "thread"), counted(2000, "thread")
+    >>> plural(1, "thread"), plural(2000, "thread")
     ('1 thread', '2,000 threads')
     """
     ending = "" if number == 1 else "s"

@@ -92,7 +92,13 @@ NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 
 @pytest.mark.slow
 @NEEDS_PROC
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name.endswith("short") else pytest.param(name, marks=pytest.mark.long)
+        for name in CASES
+    ],
+)
 def test_the_peak_is_within_a_tenth_of_what_is_alive(name: str) -> None:
     found, alive = planned(*CASES[name], "cpu"), measured(*CASES[name], "cpu", GIVING_BACK)
     print(f"{name}: planned {found / 2**20:.0f} MiB, measured {alive / 2**20:.0f} MiB")
@@ -101,6 +107,7 @@ def test_the_peak_is_within_a_tenth_of_what_is_alive(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @NEEDS_PROC
 @pytest.mark.parametrize("name", ["full-short", "lora-long"])  # of all, the least and the most held
 def test_a_process_that_leaves_its_heap_to_glibc_holds_more_within_what_is_documented(

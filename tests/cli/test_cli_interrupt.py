@@ -35,7 +35,9 @@ def wait_for_steps(process: subprocess.Popen[str], metrics: Path, phase: str, co
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)]
+)
 def test_a_signal_saves_exits_with_130_and_resume_finishes(grouper, small, tmp_path, number):
     arguments = ["run", "demo", *small, f"output_dir={tmp_path}", "grpo.steps=60"]
     process = subprocess.Popen(

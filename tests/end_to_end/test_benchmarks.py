@@ -25,6 +25,8 @@ def output_of(script: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_the_sampler_makes_the_tokens_of_generate() -> None:
     out = output_of("cpu_sampler.py", "--small", "--tries", "1")
     record = json.loads(out[out.index("{\n") :])
@@ -59,6 +61,7 @@ def test_a_factor_has_its_exponents() -> None:
     assert 0.8 < found["exponent_of_the_arithmetic"]["step"] < 1
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # about a minute on an idle core
 def test_a_few_of_the_kills_the_secrets_and_the_memory(tmp_path: Path) -> None:
     """One kill of each kind; tests/invariants/test_kills.py has more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +33,14 @@ def save(name: str, content: Any) -> None:
     (HERE / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
+def choose(names: Sequence[str], rows: Collection[str]) -> Sequence[str]:
+    """The rows that are named on the command line, or else all."""
+    unknown = [name for name in names if name not in rows]
+    if unknown:
+        raise SystemExit(f"no row is called {unknown[0]}")
+    return names or list(rows)
+
+
 def normalise(text: str, folder: Path) -> str:
     """The text without what differs between machines; `folder` is the temporary one."""
     places = {str(folder.resolve()): "<tmp>", str(folder): "<tmp>", str(ROOT): "<repo>"}
@@ -51,11 +60,3 @@ def _versions() -> dict[str, str]:
     names = {"PyTorch": "torch", "torch": "torch", "transformers": "transformers"}
     names["grouper"] = "grouper-rl"
     return {f"{name} {version(package)}": f"{name} <version>" for name, package in names.items()}
-
-
-def renamed(text: str) -> str:
-    """A recorded text with what was changed on purpose since: `renames.json`, in its order."""
-    renames = load("renames")
-    for old, new in {**renames["text"], **renames["numbers"]}.items():
-        text = text.replace(old, new)
-    return text

@@ -1,17 +1,18 @@
 """What each command prints on something small; its help is `cli/commands.yaml` itself.
 
-`python tests/frozen/outputs.py` records them again in `outputs.json`.
+`python tests/frozen/outputs.py [ROW...]` records them in `outputs.json`, all or those named.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from frozen import save
+from frozen import choose, load, save
 from frozen_calls import Row, done, make_tiny_run
 from refusals_of_data import lines, sums
 from refusals_of_runs import SETTINGS, STEPS
@@ -136,17 +137,15 @@ def _kept(text: str) -> Sequence[str]:
     return [re.sub(r"\s+$", "", line) for line in text.splitlines()]
 
 
-def record() -> None:
+def record(names: Sequence[str]) -> None:
+    """Record rows, all where none is named; the others stay as they were recorded."""
+    recorded = load("outputs")
     with tempfile.TemporaryDirectory() as place:
         tiny = make_tiny_run(Path(place) / "run")
-        save(
-            "outputs",
-            {
-                name: printed(row, Path(place) / str(number), tiny)
-                for number, (name, row) in enumerate(ROWS.items())
-            },
-        )
+        for number, name in enumerate(choose(names, ROWS)):
+            recorded[name] = printed(ROWS[name], Path(place) / str(number), tiny)
+    save("outputs", {name: recorded[name] for name in ROWS})
 
 
 if __name__ == "__main__":
-    record()
+    record(sys.argv[1:])
