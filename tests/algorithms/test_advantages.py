@@ -28,7 +28,7 @@ REWARDS = st.lists(st.sampled_from([0.0, 0.1, 0.7, 1.0, 1.2, -6.5]), min_size=1,
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_equal_rewards_give_exactly_zero(name: str) -> None:
-    # The mean of eight times 0.7 is not 0.7 in floating point (T13).
+    # The mean of eight times 0.7 is not 0.7 in floating point.
     rewards = torch.full((8,), 0.7)
     assert ADVANTAGES[name](rewards, torch.zeros(8, dtype=torch.int64)).tolist() == [0.0] * 8
 
@@ -41,7 +41,7 @@ def test_a_group_of_one_gets_zero(name: str) -> None:
 @pytest.mark.parametrize("name", ADVANTAGES)
 @given(rewards=REWARDS, data=st.data())
 def test_rows_need_not_be_adjacent(name: str, rewards: list[float], data: st.DataObject) -> None:
-    """T10: groups are told by their ids."""
+    """Groups are told by their ids."""
     groups = data.draw(st.lists(st.integers(0, 3), min_size=len(rewards), max_size=len(rewards)))
     order = data.draw(st.permutations(range(len(rewards))))
     values = torch.tensor(rewards, dtype=torch.float64)
@@ -60,7 +60,7 @@ def test_advantages_of_a_group_sum_to_zero(name: str, rewards: list[float]) -> N
 
 
 def test_the_standard_deviation_is_the_sample_one() -> None:
-    # T12: (1, 0, 0, 0): mean 0.25, sample std 0.5.
+    # (1, 0, 0, 0): mean 0.25, sample std 0.5.
     advantages = standardised(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64))
     assert advantages.tolist() == pytest.approx([0.75 / 0.5001] + [-0.25 / 0.5001] * 3, rel=1e-12)
 
@@ -135,7 +135,7 @@ def test_decoupling_centred_rewards_changes_the_scale_alone() -> None:
 def test_a_group_is_silent_exactly_when_its_rewards_are_equal(
     name: str, rewards: list[float], data: st.DataObject
 ) -> None:
-    """T13, T15: whatever the scale; by the full group, on the raw rewards, compared exactly."""
+    """A group is silent exactly when all its raw rewards are equal, whatever their scale."""
     groups = data.draw(st.lists(st.integers(0, 2), min_size=len(rewards), max_size=len(rewards)))
     values = torch.tensor(rewards, dtype=torch.float64)
     found = ADVANTAGES[name](values, torch.tensor(groups))
