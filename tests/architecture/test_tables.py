@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.resources
+import json
+import re
 import typing
 from typing import Any
 
 import click
 import pytest
+from codebase import ROOT, TESTS
 from pydantic import BaseModel
 
 from grouper.advice.recipe_checks import check_recipe
@@ -75,3 +78,19 @@ def test_every_command_can_be_loaded_and_teaches(name: str) -> None:
     assert command is not None
     assert command.help
     assert len(command.help) > 40
+
+
+def test_every_metric_of_the_recorded_runs_is_explained() -> None:
+    explained = set(re.findall(r"`([a-z_/]+)`", (ROOT / "docs" / "metrics.md").read_text("utf-8")))
+    metrics: set[str] = set()
+    for file in (TESTS / "frozen" / "runs").glob("*.json"):
+        for row in json.loads(file.read_text("utf-8"))["metrics"]:
+            metrics |= row["metrics"].keys()
+    # Rewards have names of their own, and a spread is that of the metric before it.
+    plain = {
+        name
+        for name in metrics
+        if not name.startswith("reward/") and not name.endswith(("/min", "/max", "/count"))
+    }
+    assert len(plain) > 20
+    assert plain - explained == {"recipe_hash"}

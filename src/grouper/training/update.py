@@ -242,15 +242,15 @@ def rehearsal_objective(entropy_bonus: float) -> Objective:
 
 
 # (slice, log-probs [R, T] before the first update, clipped [R, T] or None).
-See = Callable[[TrainBatch, Tensor, Tensor | None], None]
+ObserveSlice = Callable[[TrainBatch, Tensor, Tensor | None], None]
 
 
-def grpo_objective(config: GRPOConfig, see: See | None = None) -> Objective:
+def grpo_objective(config: GRPOConfig, observe: ObserveSlice | None = None) -> Objective:
     """Return the objective of GRPO: the surrogate, plus the KL and entropy terms of the recipe.
 
     Args:
         config: the algorithm.
-        see: called with every slice, its old log-probs, and which of its tokens are clipped.
+        observe: called with every slice, its old log-probs, and which of its tokens are clipped.
     """
     ratio_of = LOG_RATIOS[config.ratio]
     surrogate = SURROGATES[config.surrogate]
@@ -284,8 +284,8 @@ def grpo_objective(config: GRPOConfig, see: See | None = None) -> Objective:
             clipped_below = (ratio < 1 - bounds.low) & (advantages < 0)
             clipped = clipped_above | clipped_below
             tallies["policy/clip_fraction"] = _tally(clipped, mask)
-        if see is not None:
-            see(batch, old, clipped)
+        if observe is not None:
+            observe(batch, old, clipped)
         if batch.sampler_logprobs is not None:
             difference = log_ratio(old, batch.sampler_logprobs)
             # With stale samples the difference tells more about their age than about the sampler.
