@@ -267,6 +267,7 @@ def test_all_rungs_answer_anything(grader: Grader, prediction: str, reference: s
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @settings(FAST, max_examples=10_000, phases=(Phase.generate,))
 @given(anything, anything)

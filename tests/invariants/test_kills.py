@@ -204,7 +204,7 @@ def test_killed_at_every_named_point(
     assert differences(everything(place / name / "demo"), whole[kind][0]) == []
 
 
-@pytest.mark.parametrize("kind", RANDOM_KILLS)
+@pytest.mark.parametrize("kind", ["full", pytest.param("lora", marks=pytest.mark.long)])
 def test_killed_at_random_times(
     driver: Driver, place: Path, whole: dict[str, Any], kind: str
 ) -> None:

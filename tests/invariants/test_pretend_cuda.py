@@ -101,7 +101,10 @@ os._exit(0)
 @pytest.mark.parametrize(
     "settings",
     [
-        [IN_FLOAT32, "sampling.dtype=same", "grpo.importance=truncate"],
+        pytest.param(
+            [IN_FLOAT32, "sampling.dtype=same", "grpo.importance=truncate"],
+            marks=pytest.mark.long,
+        ),
         [
             *(IN_FLOAT32, "model.lora={rank: 4}", "model.gradient_checkpointing=true"),
             *("model.activation_offload=true", "sampling.top_p=0.9"),

@@ -51,6 +51,7 @@ def test_grpo_raises_held_out_accuracy(whole_run: RunResult) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # docs/results/demo.md has it on three seeds
 @pytest.mark.timeout(900)  # Muon is slow where a processor has no bfloat16 products
 def test_shuffled_rewards_teach_nothing(tmp_path: Path) -> None:
     assert gain(run(tmp_path, "grpo.shuffle_rewards=true")).difference < 0.05
