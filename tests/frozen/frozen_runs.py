@@ -1,6 +1,6 @@
-"""What every recipe and every preset does in three small steps of each phase, as plain data.
+"""What four runs do in three small steps of each phase, as plain data.
 
-    python tests/frozen/frozen_runs.py            records all runs again in runs/
+    python tests/frozen/frozen_runs.py [NAME...]  records runs again in runs/, all or those named
     python tests/frozen/frozen_runs.py --to DIR   writes them elsewhere; the test compares the two
 
 A run is frozen as its resolved recipe, its rollouts, its metrics other than time and memory, and
@@ -41,6 +41,9 @@ PLAIN = {
 NOT_FROZEN = ("time", "elapsed_s", "memory.", "host.")
 """Beginnings of the metrics that may differ between two equal runs."""
 
+OF_TOKENS = ("token_texts", "logprobs", "trainer_logprobs", "entropies", "clipped")
+"""Columns of rollouts with one value per token."""
+
 COIN = """
 def coin(*, completions, completion_ids, **kwargs):
     return [sum(ids) % 7 / 10 for ids in completion_ids]
@@ -68,30 +71,48 @@ SIZES = [
 ]
 
 
-PRESETS = ("grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "reinforce++")
+RUNS = {
+    # Generated problems, Muon, validation in SFT, checkpoints that are deleted, groups without
+    # signal replaced; GSPO's ratio, RLOO's baseline, KL against a reference in the loss.
+    "demo": [
+        "grpo.dynamic_sampling_rounds=1",
+        "sft.evaluate_every=2",
+        "grpo.checkpoint_every=1",
+        "grpo.keep_checkpoints=1",
+        "grpo.ratio=sequence",
+        "grpo.advantage=leave_one_out",
+        "grpo.updates_per_batch=2",
+        "grpo.beta=0.04",
+    ],
+    # No SFT, LoRA; KL in the reward, advantages over the whole step, REINFORCE's surrogate.
+    "gsm8k-xml": [
+        "grpo.advantage=batch_standardised",
+        "grpo.weighting=sequence_mean",
+        "grpo.surrogate=policy_gradient",
+        "grpo.beta=0.01",
+        "grpo.kl=k1",
+    ],
+    # A prompt without a template; Dr. GRPO's baseline and weighting, CISPO's surrogate.
+    "math-r1-zero": [
+        "grpo.advantage=mean",
+        "grpo.advantage_eps=null",
+        "grpo.weighting=constant",
+        "grpo.surrogate=cispo",
+        "grpo.updates_per_batch=2",
+    ],
+    # DAPO: its bounds, completions that were cut off left out.
+    "openmath-dapo": ["grpo.overlong=mask"],
+}
+"""Recipe -> what is set in it.
+
+Between them the runs take every branch of the loop that any shipped recipe or preset takes.
+"""
 
 
-def names() -> list[str]:
-    """Every shipped recipe, and every preset as `preset-NAME`."""
-    recipes = sorted(file.stem for file in (ROOT / "src").rglob("recipes/*.yaml"))
-    return [*recipes, *(f"preset-{name}" for name in PRESETS)]
-
-
-def overrides(name: str, folder: Path) -> tuple[str, list[str]]:
-    """The recipe of a frozen run, and what makes it small; writes its data into `folder`."""
-    from tiny_runs import TINY_RUN, data_from, write_problems
-
-    if name.startswith("preset-"):
-        write_problems(folder)
-        return "demo", [
-            *TINY_RUN,
-            *data_from("."),
-            f"grpo.algorithm={name.removeprefix('preset-')}",
-            "grpo.steps=3",
-            "grpo.optimizer.learning_rate=1e-2",
-        ]
+def overrides(name: str, folder: Path) -> list[str]:
+    """What makes the recipe of a frozen run small; writes its data into `folder`."""
     (folder / "coin.py").write_text(COIN)
-    return name, [*small_data(name, folder), *SIZES, *lengths(name), *rewards(name)]
+    return [*small_data(name, folder), *SIZES, *lengths(name), *rewards(name), *RUNS[name]]
 
 
 def small_data(name: str, folder: Path) -> list[str]:
@@ -108,8 +129,6 @@ def small_data(name: str, folder: Path) -> list[str]:
     made = DATA.get(name, gsm8k)(ROOT.parent / "shared" / "data", folder / "data")
     if load_recipe(name).data.validation_share:
         made.append("data.validation_share=0.2")
-    if name == "gsm8k-tiny":
-        made += [f"data.sft.path={folder / 'data'}", "data.test.limit=4"]
     # Folders of this machine are no part of what is frozen.
     for inside in (folder / "data", layouts):
         made = [text.replace(str(inside), inside.name) for text in made]
@@ -143,12 +162,11 @@ def frozen(name: str) -> dict[str, Any]:
     from grouper import api, load_recipe, prepare, train
 
     api.draw_pictures = lambda folder: None  # half of the time, and not frozen
-    base, changes = overrides(name, Path.cwd())
-    with prepare(load_recipe(base, [*changes, "name=run", "output_dir=."])) as setup:
+    changes = overrides(name, Path.cwd())
+    with prepare(load_recipe(name, [*changes, "name=run", "output_dir=."])) as setup:
         path = train(setup).path
-    own = [] if base == name else [f"grpo.algorithm={name.removeprefix('preset-')}"]
     return {
-        "recipe": load_recipe(base, own).model_dump(mode="json"),
+        "recipe": load_recipe(name, RUNS[name]).model_dump(mode="json"),
         "metrics": list(metrics(path / "metrics.jsonl")),
         "rollouts": [row for file in sorted(path.glob("rollouts/*")) for row in rollouts(file)],
         "weights": {
@@ -170,9 +188,10 @@ def metrics(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def rollouts(file: Path) -> Iterator[dict[str, Any]]:
-    """Every sample with its grade, rewards and advantage."""
+    """Every sample with its grade, rewards and advantage; metrics and weights tell of its tokens."""
     for line in gzip.decompress(file.read_bytes()).decode().split("\n")[:-1]:
-        yield json.loads(line)
+        row = json.loads(line)
+        yield {name: value for name, value in row.items() if name not in OF_TOKENS}
 
 
 def written(value: Any, indent: str = "") -> str:
@@ -241,6 +260,6 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     if options.here:
-        record(options.to, options.names or names())
+        record(options.to, options.names or list(RUNS))
     else:
         record_apart(options.to, options.names)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frozen_runs import FOLDER, names, record_apart
+from frozen_runs import FOLDER, RUNS, record_apart
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,7 @@ def runs(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_as_recorded(name: str, runs: Path) -> None:
     recorded, found = (json.loads((f / f"{name}.json").read_text()) for f in (FOLDER, runs))
     same = recorded.pop("arithmetic") == found.pop("arithmetic")
