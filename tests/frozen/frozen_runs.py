@@ -188,7 +188,7 @@ def metrics(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def rollouts(file: Path) -> Iterator[dict[str, Any]]:
-    """Every sample with its grade, rewards and advantage; metrics and weights tell of its tokens."""
+    """Every sample with its grade, rewards and advantage, without what has a value per token."""
     for line in gzip.decompress(file.read_bytes()).decode().split("\n")[:-1]:
         row = json.loads(line)
         yield {name: value for name, value in row.items() if name not in OF_TOKENS}
