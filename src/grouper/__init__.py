@@ -26,12 +26,10 @@ os.environ.setdefault("TRANSFORMERS_NO_TENSORFLOW", "1")
 os.environ.setdefault("USE_TF", "0")
 
 _NAMES = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-_HOME_OF = {
-    alias.name: node.module
-    for node in _NAMES.body
-    if isinstance(node, ast.ImportFrom)
-    for alias in node.names
-}
+_HOME_OF: dict[str, str | None] = {}
+for _node in _NAMES.body:
+    if isinstance(_node, ast.ImportFrom):
+        _HOME_OF |= {_alias.name: _node.module for _alias in _node.names}
 
 __all__ = ["__version__"]
 __all__ += list(_HOME_OF)

@@ -278,7 +278,9 @@ class Comparison:
         if renamed or reference.is_equation or (reference.label and prediction.is_equation):
             return self.equations(prediction, reference)
         outcome, reason = self.values(prediction.values[-1], reference.values[-1])
-        for value in prediction.values[:-1] if outcome is not False else ():
+        if outcome is False:
+            return outcome, reason
+        for value in prediction.values[:-1]:
             stated = self._is_stated(value, prediction, reference)
             if stated is False:
                 return False, "the equation given is false"
@@ -298,7 +300,9 @@ class Comparison:
             return True
         known = reference.values if letters else (*reference.values, prediction.values[-1])
         outcomes = [self.sides(value, other) for other in known]
-        return True if True in outcomes else None if None in outcomes else False
+        if True in outcomes:
+            return True
+        return None if None in outcomes else False
 
     def values(self, prediction: str, reference: str) -> Outcome:
         """Two values without labels."""
@@ -309,7 +313,8 @@ class Comparison:
             return compared
         if decided := _same_words(prediction, reference, left, right):
             return decided
-        (core, unit), (expected_core, expected_unit) = split_unit(prediction), split_unit(reference)
+        core, unit = split_unit(prediction)
+        expected_core, expected_unit = split_unit(reference)
         units = {unit, expected_unit} - {None}
         if unit and expected_unit and matched(unit, expected_unit) is None:
             return False, "another unit"
@@ -319,7 +324,8 @@ class Comparison:
 
     def _ratios(self, prediction: str, reference: str) -> Outcome:
         r"""`1:\sqrt2` against another ratio, or a ratio of two against its quotient."""
-        given, expected = split(prediction, COLON), split(reference, COLON)
+        given = split(prediction, COLON)
+        expected = split(reference, COLON)
         if len(given) == 1 and len(expected) <= 2:
             return self.values(prediction, _quotient(*expected)) if expected[1:] else (None, "")
         parts = (*given, *expected)
@@ -329,7 +335,9 @@ class Comparison:
             self.values(_quotient(p, given[0]), _quotient(r, expected[0]))[0]
             for p, r in zip(given[1:], expected[1:], strict=True)
         ]
-        return False if False in outcomes else None if None in outcomes else True, "ratios"
+        if False in outcomes:
+            return False, "ratios"
+        return None if None in outcomes else True, "ratios"
 
     def sides(self, prediction: str, reference: str) -> bool | None:
         """Two values on the way to an answer: arithmetic may be left to be done."""

@@ -142,12 +142,14 @@ def in_box(text: str) -> Extraction:
 
 def _boxes(text: str) -> tuple[re.Match[str] | None, dict[int, int]]:
     """The last box that opens, and where the inside of each closed box begins and ends."""
+    first = text.find("box")
+    if first < 0:
+        return None, {}
     last: re.Match[str] | None = None
     opened: list[int] = []  # where the inside of each open box begins, -1 for other braces
     closed: dict[int, int] = {}
-    first = text.find("box")
-    line = text.rfind("\n", 0, max(first, 0)) + 1  # further back no backslash can matter
-    for match in _BOX_OR_BRACE.finditer(text, line) if first >= 0 else ():
+    line = text.rfind("\n", 0, first) + 1  # further back no backslash can matter
+    for match in _BOX_OR_BRACE.finditer(text, line):
         token = match.group()
         if "box" in token:
             last = match

@@ -400,13 +400,16 @@ def _in_proportion(*sides: Any) -> tuple[bool, str]:
     """Two equations are one when their differences of sides are in constant proportion."""
     if not all(isinstance(side, sympy.Expr) for side in sides):
         return False, "equations that cannot be compared"
-    left, right = sides[0] - sides[1], sides[2] - sides[3]
+    left = sides[0] - sides[1]
+    right = sides[2] - sides[3]
     symbols = sorted(left.free_symbols, key=str)
     if sympy.Add(left, -right) == 0:
         return True, "the same equation"
     digits = _DIGITS + _written_digits(left, right)
-    for point in _points(symbols) if symbols else ():
-        a, b = _value_at(left, point, digits), _value_at(right, point, digits)
+    points = _points(symbols) if symbols else ()
+    for point in points:
+        a = _value_at(left, point, digits)
+        b = _value_at(right, point, digits)
         if a and b and a[1] == b[1] == 0 and min(abs(a[0]), abs(b[0])) > _TINY:
             same = bool(_agree(left, right * (a[0] / b[0])))
             return same, "the same equation" if same else "different equations"
@@ -474,7 +477,8 @@ def _digits_before_point(left: Any, right: Any, digits: int) -> int:
     Raises:
         TooLargeError: `e^{100000}`, of which a difference of one would not be seen.
     """
-    largest = max((abs(part) for value in (left, right) if value for part in value), default=0)
+    parts = [*(left or ()), *(right or ())]
+    largest = max(map(abs, parts), default=0)
     if largest < 10 ** (digits // 3):
         return 0
     size = int(sympy.N(sympy.log(largest, 10), 10))
@@ -485,13 +489,17 @@ def _digits_before_point(left: Any, right: Any, digits: int) -> int:
 
 def _points(symbols: Sequence[Any]) -> Iterable[dict[Any, Any]]:
     """Values for the symbols, several times; one empty point without symbols."""
-    return [
-        {
-            symbol: sympy.Rational(point[number % len(point)]) * 17 ** (number // len(point))
-            for number, symbol in enumerate(symbols)
-        }
-        for point in (_POINTS if symbols else _POINTS[:1])
-    ]
+    if not symbols:
+        return [{}]
+    points = []
+    for numbers in _POINTS:
+        point = {}
+        for place, symbol in enumerate(symbols):
+            # With more symbols than numbers they begin again, far from where they were.
+            scale = 17 ** (place // len(numbers))
+            point[symbol] = sympy.Rational(numbers[place % len(numbers)]) * scale
+        points.append(point)
+    return points
 
 
 def _value_at(expression: Any, point: dict[Any, Any], digits: int = _DIGITS) -> Any:
@@ -528,12 +536,13 @@ def _on_branches(point: dict[Any, Any], *expressions: Any) -> bool:
 
     There `\sqrt{x}\sqrt{y}` and `\sqrt{xy}` may differ, although they agree where both are real.
     """
-    arguments = {
-        power.base
-        for side in expressions
-        for power in side.atoms(sympy.Pow)
-        if not power.exp.is_integer and power.base.free_symbols
-    } | {log.args[0] for side in expressions for log in side.atoms(sympy.log)}
+    arguments = set()
+    for side in expressions:
+        for power in side.atoms(sympy.Pow):
+            if not power.exp.is_integer and power.base.free_symbols:
+                arguments.add(power.base)
+        for logarithm in side.atoms(sympy.log):
+            arguments.add(logarithm.args[0])
     values = [_value_at(argument, point) for argument in arguments]
     return any(value is not None and value[1] == 0 and value[0] < 0 for value in values)
 
@@ -544,13 +553,13 @@ def _written_digits(*expressions: Any) -> int:
     Raises:
         TooLargeError: they have more digits than are ever worked out, as `2^{20000}` has.
     """
-    sizes = [_bits(n) for side in expressions for n in side.atoms(sympy.Rational)]
-    sizes += [
-        min(_bits(power.base) * abs(int(power.exp)), 10 * _MAX_DIGITS)
-        for side in expressions
-        for power in side.atoms(sympy.Pow)  # the parser leaves `10^{-40}` as it stands
-        if power.base.is_Rational and power.exp.is_Integer
-    ]
+    sizes = []
+    for side in expressions:
+        sizes += [_bits(number) for number in side.atoms(sympy.Rational)]
+        for power in side.atoms(sympy.Pow):  # the parser leaves `10^{-40}` as it stands
+            if power.base.is_Rational and power.exp.is_Integer:
+                bits = _bits(power.base) * abs(int(power.exp))
+                sizes.append(min(bits, 10 * _MAX_DIGITS))
     written = max(sizes, default=0) * 3 // 10
     if written > 2 * _MAX_DIGITS // 3:
         raise TooLargeError
