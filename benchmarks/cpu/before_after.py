@@ -1,12 +1,12 @@
 """A GRPO step of this checkout beside one of another checkout: the same case, in turns.
 
-    OMP_NUM_THREADS=2 python benchmarks/before_after.py OTHER_CHECKOUT
+    OMP_NUM_THREADS=2 python -m benchmarks.cpu.before_after OTHER_CHECKOUT
 
 A step of "25M bf16" takes more than eight minutes on a processor without bfloat16 products;
 `--smaller PROMPTS GROUP TOKENS` runs the same shapes on less work, and the result says so.
 
 Both have the same weights, prompts and lengths; each has its own kernels and its own
-`grouper_step.py`, which knows how a step is called there. The ratio of a pair is this checkout's
+`step_worker.py`, which knows how a step is called there. The ratio of a pair is this checkout's
 seconds over the other's, of two steps that follow each other; which of them comes first alternates.
 Sampling is listed by itself, too.
 Writes `results/before_after.json`, or `--output`.
@@ -23,18 +23,24 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cpu_step import best_settings
-from workers import Worker
-from workload import CASES, REAL_CASES, RESULTS, save_model, where
+from benchmarks.checkout import RESULTS, ROOT
+from benchmarks.cpu.step import best_settings
+from benchmarks.machine import where
+from benchmarks.workers import Worker
+from benchmarks.workload import CASES, REAL_CASES, save_model
 
 RESULT = RESULTS / "before_after.json"
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def worker_of(checkout: Path) -> Worker:
-    """Steps of a checkout, in a process of their own."""
-    own = {"PYTHONPATH": str(checkout / "src"), "STEPS_OF": str(checkout / "benchmarks")}
-    return Worker(sys.executable, "step_worker.py", own)
+    """Start a process that takes steps of a checkout."""
+    source = checkout / "src"
+    flat = checkout / "benchmarks"
+    if (flat / "step_worker.py").exists():
+        # A checkout from before the benchmarks were a package: its scripts lie side by side.
+        own = {"STEPS_OF": str(flat)}
+        return Worker(sys.executable, "step_worker", own, folders=(flat, source))
+    return Worker(sys.executable, "benchmarks.cpu.step_worker", folders=(checkout, source))
 
 
 def commit_of(checkout: Path) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from mixed_reward import SEEN, even_share
-from workload import Case, lengths_of, prompts_of, text_of
 
+from benchmarks.cpu.mixed_reward import SEEN, even_share
+from benchmarks.workload import Case, lengths_of, prompts_of, text_of
 from grouper.algorithms.batching import rollout_rows, step_batches
 from grouper.algorithms.weighting import token_mean
 from grouper.config.loading import load_recipe

@@ -1,6 +1,6 @@
 """How many tokens' logits a CPU should hold at a time, for heads of three vocabularies.
 
-    OMP_NUM_THREADS=2 python benchmarks/head_chunks.py
+    OMP_NUM_THREADS=2 python -m benchmarks.cpu.head_chunks
 
 Log-probs of 1,024 tokens from random hidden states, and their gradients, with the logits of 128 to
 1,024 tokens held at a time, in float32. The heads are those of SmolLM2-135M, Qwen2.5-Coder-0.5B and
@@ -15,8 +15,9 @@ import json
 import time
 
 import torch
-from workload import RESULTS, where
 
+from benchmarks.checkout import RESULTS
+from benchmarks.machine import where
 from grouper.models import token_scores
 from grouper.models.token_scores import LinearHead, LogitScaling
 

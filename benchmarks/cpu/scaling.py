@@ -1,6 +1,6 @@
 """How the time of a step grows: one factor at a time from a small base.
 
-    OMP_NUM_THREADS=2 python benchmarks/scaling.py
+    OMP_NUM_THREADS=2 python -m benchmarks.cpu.scaling
 
 Real steps of the trainer (`grouper_step.py`), random weights, fixed lengths. For every factor the
 seconds of sampling, of the update and of the whole step at four or five sizes, and their exponents:
@@ -23,9 +23,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grouper_step import GrouperSteps
-from model_flops import ModelShape, sampling_flops, update_flops
-from workload import RESULTS, Case, lengths_of, save_model, shape_of, where
+from benchmarks.checkout import RESULTS
+from benchmarks.cpu.grouper_step import GrouperSteps
+from benchmarks.machine import where
+from benchmarks.planning.model_flops import ModelShape, sampling_flops, update_flops
+from benchmarks.workload import Case, lengths_of, save_model, shape_of
 
 SHAPE = {
     "hidden_size": 256,

@@ -1,9 +1,9 @@
 """An SFT step of Grouper beside TRL's SFTTrainer: the same rows for both, in turns.
 
-    OMP_NUM_THREADS=2 python benchmarks/cpu_sft.py --trl-python PATH
+    OMP_NUM_THREADS=2 python -m benchmarks.cpu.sft --trl-python PATH
 
 PATH is the interpreter of an environment with TRL. The models, prompts and lengths are those of
-`cpu_step.py`; every step is one optimizer step over all 128 rows, the loss a mean over completion
+`step.py`; every step is one optimizer step over all 128 rows, the loss a mean over completion
 tokens with the stop token. Each side first tries the sizes of a micro-batch in `SIZES` for one step
 after a warm-up, and runs with its fastest. Peak memory is the process's own high-water mark
 (`VmHWM`), libraries included. Writes `results/cpu_sft.json`.
@@ -21,12 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cpu_step import keep, rounded
-from workers import Worker
-from workload import (
+from benchmarks.checkout import RESULTS
+from benchmarks.cpu.step import keep, rounded
+from benchmarks.machine import where
+from benchmarks.workers import Worker
+from benchmarks.workload import (
     ALL_CASES,
     CASES,
-    RESULTS,
     Case,
     lengths_of,
     prompts_of,
@@ -34,7 +35,6 @@ from workload import (
     save_model,
     stop_of,
     text_of,
-    where,
 )
 
 RESULT = RESULTS / "cpu_sft.json"
@@ -76,7 +76,7 @@ class Sides:
             "threads": 2,
         }
         if side == "trl":
-            with Worker(self._trl_python, "trl_sft_worker.py") as worker:
+            with Worker(self._trl_python, "benchmarks.cpu.trl_sft_worker") as worker:
                 worker.ask(
                     "open",
                     prompts=[text_of(self._case, ids) for ids in self._prompts],
@@ -87,7 +87,7 @@ class Sides:
                 yield worker
             return
         self._runs += 1
-        with Worker(sys.executable, "sft_worker.py") as worker:
+        with Worker(sys.executable, "benchmarks.cpu.sft_worker") as worker:
             worker.ask(
                 "begin",
                 prompts=self._prompts,
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--dtype", help="of the weights and products, instead of the case's own")
     parser.add_argument("--small", action="store_true", help="little work, nothing written")
     options = parser.parse_args()
-    with Worker(options.trl_python, "trl_worker.py") as trl:
+    with Worker(options.trl_python, "benchmarks.cpu.trl_worker") as trl:
         versions = {k: v for k, v in trl.ask("versions").items() if k != "torch"}
     for name in options.cases:
         case = ALL_CASES[name].smaller(4, 8, 16) if options.small else ALL_CASES[name]

@@ -1,4 +1,4 @@
-"""Grouper's SFT steps in a process of their own, asked for by `cpu_sft.py`."""
+"""Grouper's SFT steps in a process of their own, asked for by `sft.py`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from workers import peak_memory, serve
 
+from benchmarks.workers import peak_memory, serve
 from grouper.config.loading import load_recipe
 from grouper.runs.progress import Progress
 from grouper.training.observe import take_step

@@ -1,7 +1,7 @@
 """A full GRPO step of Grouper beside TRL's GRPOTrainer: the same work for both, in turns.
 
-    OMP_NUM_THREADS=2 python benchmarks/cpu_step.py --trl-python PATH --tries   # settings first
-    OMP_NUM_THREADS=2 python benchmarks/cpu_step.py --trl-python PATH
+    OMP_NUM_THREADS=2 python -m benchmarks.cpu.step --trl-python PATH --tries   # settings first
+    OMP_NUM_THREADS=2 python -m benchmarks.cpu.step --trl-python PATH
 
 PATH is the interpreter of an environment with TRL and the same PyTorch and transformers. Both load
 the same random weights and train them on the same prompts with the same lengths, dtypes, loss and
@@ -29,19 +29,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grouper_step import GrouperSteps
-from workers import Worker, peak_memory
-from workload import (
-    ALL_CASES,
-    CASES,
-    RESULTS,
-    Case,
-    lengths_of,
-    prompts_of,
-    save_model,
-    text_of,
-    where,
-)
+from benchmarks.checkout import RESULTS
+from benchmarks.cpu.grouper_step import GrouperSteps
+from benchmarks.machine import where
+from benchmarks.workers import Worker, peak_memory
+from benchmarks.workload import ALL_CASES, CASES, Case, lengths_of, prompts_of, save_model, text_of
 
 RESULT = RESULTS / "cpu_step.json"
 TRIES = RESULTS / "cpu_step_tries.json"
@@ -254,7 +246,7 @@ def main() -> None:
     parser.add_argument("--dtype", help="of the weights and products, instead of the case's own")
     parser.add_argument("--small", action="store_true", help="little work, nothing written")
     options = parser.parse_args()
-    with Worker(options.trl_python, "trl_worker.py") as trl:
+    with Worker(options.trl_python, "benchmarks.cpu.trl_worker") as trl:
         versions = {k: v for k, v in trl.ask("versions").items() if k != "torch"}
         for name in options.cases:
             case = ALL_CASES[name].smaller(4, 4, 16) if options.small else ALL_CASES[name]

@@ -1,6 +1,6 @@
 """What bounds a step on the CPU: where the seconds of sampling and of the update go.
 
-    OMP_NUM_THREADS=2 python benchmarks/cpu_profile.py
+    OMP_NUM_THREADS=2 python -m benchmarks.cpu.step_profile
 
 One step of each case under PyTorch's profiler, operations put into a few kinds; `between` is what
 no operation accounts for (Python, dispatch). Profiling makes operations a little dearer, small ones
@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from cpu_step import best_settings, keep
-from grouper_step import GrouperSteps
-from scaling import work
 from torch.profiler import ProfilerActivity, profile, record_function
-from workload import ALL_CASES, CASES, RESULTS, save_model, where
 
+from benchmarks.checkout import RESULTS
+from benchmarks.cpu.grouper_step import GrouperSteps
+from benchmarks.cpu.scaling import work
+from benchmarks.cpu.step import best_settings, keep
+from benchmarks.machine import where
+from benchmarks.workload import ALL_CASES, CASES, save_model
 from grouper.kernels.cpu import graph, library, ops
 from grouper.sampling.native import NativeSampler
 from grouper.training import grpo

@@ -1,18 +1,16 @@
-"""Grouper's GRPO steps in a process of their own, asked for by `before_after.py`."""
+"""Grouper's GRPO steps in a process of their own, asked for by `before_after.py`.
+
+Another checkout's `before_after.py` starts this file, too: what it asks for stays as it is.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
-# The code of the checkout whose steps these are comes first.
-sys.path.insert(0, os.environ["STEPS_OF"])
-
-from grouper_step import GrouperSteps
-from workers import serve
-from workload import CASES, REAL_CASES
+from benchmarks.cpu.grouper_step import GrouperSteps
+from benchmarks.workers import serve
+from benchmarks.workload import CASES, REAL_CASES
 
 RUNNING: dict[str, GrouperSteps] = {}
 

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer, one step at a time on request; started by `cpu_sft.py` in TRL's environment.
+"""TRL's SFTTrainer, one step at a time on request; started by `sft.py` in TRL's environment.
 
 Requests as in `trl_worker.py`. Nothing of TRL's is replaced: prompt and completion are columns of
 the dataset, its tokenizer adds the stop token, and its default collator pads each micro-batch.
@@ -14,8 +14,9 @@ import torch
 import trl  # it has its own environment
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl_worker import EITHER_TRAINER, Gate, serve_trainer
-from workers import Requests, peak_memory
+
+from benchmarks.cpu.trl_worker import EITHER_TRAINER, Gate, serve_trainer
+from benchmarks.workers import Requests, peak_memory
 
 
 def report(logged: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer, one step at a time on request; started by `cpu_step.py` in TRL's environment.
+"""TRL's GRPOTrainer, one step at a time on request; started by `step.py` in TRL's environment.
 
 Requests: `versions`; `open` (a trainer with given settings, which then waits in its own training
 loop); `step` (lets it do one step; seconds from its `on_step_begin` to its `on_step_end`, which
@@ -24,7 +24,6 @@ import torch
 import transformers
 import trl  # it has its own environment
 from datasets import Dataset
-from mixed_reward import SEEN, even_share
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -33,7 +32,9 @@ from transformers import (
     TrainerCallback,
 )
 from transformers.utils import logging as transformers_logging
-from workers import Requests, peak_memory
+
+from benchmarks.cpu.mixed_reward import SEEN, even_share
+from benchmarks.workers import Requests, peak_memory
 
 EITHER_TRAINER: dict[str, Any] = {
     "max_steps": 10_000,

@@ -1,4 +1,4 @@
-"""vLLM's CPU build, one batch at a time on request; started by `cpu_sampler.py` in its environment.
+"""vLLM's CPU build, one batch at a time on request; started by `sampler.py` in its environment.
 
 Requests: `versions`; `open` (loads a model folder); `sample` (one batch; its seconds and tokens,
 and with `keep` also the token ids and log-probs). Eager mode, one process, KV cache of 1 GiB,
@@ -21,7 +21,8 @@ os.environ |= {
 }
 
 from vllm import LLM, SamplingParams  # has its own environment
-from workers import serve
+
+from benchmarks.workers import serve
 
 
 class Engine:

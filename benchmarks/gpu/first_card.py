@@ -1,12 +1,12 @@
 """The parts of a first session on a card, one a call; `first_card.sh` runs them in turn.
 
-    python benchmarks/first_card.py step --out OUT     # one part, its outcome in OUT/step.json
-    python benchmarks/first_card.py --list             # the parts of the first quarter of an hour
-    python benchmarks/first_card.py --summary OUT      # what was found, as text
-    python benchmarks/first_card.py --keep OUT         # as benchmarks/results/gpu.json
+    python -m benchmarks.gpu.first_card step --out OUT   # one part, its outcome in OUT/step.json
+    python -m benchmarks.gpu.first_card --list           # the parts of the first quarter of an hour
+    python -m benchmarks.gpu.first_card --summary OUT    # what was found, as text
+    python -m benchmarks.gpu.first_card --keep OUT       # as benchmarks/results/gpu.json
 
 A part writes what it finds at once, so that one that is killed leaves behind what came before. Each
-figure has its pass mark (`gpu_sections.py`). Without a card the parts run on toys, to see that they
+figure has its pass mark (`sections.py`). Without a card the parts run on toys, to see that they
 do: nothing of that is kept.
 """
 
@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_sections import FIRST, PARTS, Outcome
-from gpu_workload import RESULTS, machine
+
+from benchmarks.checkout import RESULTS
+from benchmarks.gpu.sections import FIRST, PARTS, Outcome
+from benchmarks.gpu.workload import machine
 
 RESULT = RESULTS / "gpu.json"
 

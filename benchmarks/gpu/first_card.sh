@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The first quarter of an hour on a graphics card: does everything run there, and as fast as it should?
 #
-#   benchmarks/first_card.sh OUT                     # the usual parts, within nine minutes
-#   benchmarks/first_card.sh OUT step plan:90        # these parts, one with another limit in seconds
+#   benchmarks/gpu/first_card.sh OUT                     # the usual parts, within nine minutes
+#   benchmarks/gpu/first_card.sh OUT step plan:90        # these parts, one with another limit in seconds
 #
 # Needs PyTorch, transformers and this checkout; what else a machine without a network lacks is
 # installed from wheels/*.whl beside this script (or WHEELS=FOLDER). Every part has a limit and ends
@@ -15,11 +15,14 @@ shift
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
 python=${PYTHON:-python3}
+# -P: the folder that this is started from may hold another `benchmarks`.
+first_card=("$python" -P -m benchmarks.gpu.first_card)
 limit=${SECONDS_IN_ALL:-570}
 device=()
 [ -n "${DEVICE:-}" ] && device=(--device "$DEVICE")
-export PYTHONPATH="$here/../src${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$root:$root/src${PYTHONPATH:+:$PYTHONPATH}"
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 # Ends every process that carries the mark of a part, in whatever session or group it is by now.
@@ -34,7 +37,7 @@ clean_up() {
 }
 
 mark=
-trap 'clean_up "$mark"; "$python" "$here/first_card.py" --summary "$out" > "$out/summary.txt" 2>&1; exit 143' TERM INT HUP
+trap 'clean_up "$mark"; "${first_card[@]}" --summary "$out" > "$out/summary.txt" 2>&1; exit 143' TERM INT HUP
 
 wheels=${WHEELS:-$here/wheels}
 if compgen -G "$wheels/*.whl" > /dev/null; then
@@ -47,7 +50,7 @@ command -v nvidia-smi > /dev/null && nvidia-smi > "$out/nvidia-smi.txt" 2>&1
 
 parts=("$@")
 if [ ${#parts[@]} = 0 ]; then
-    mapfile -t parts < <("$python" "$here/first_card.py" --list)
+    mapfile -t parts < <("${first_card[@]}" --list)
 fi
 for part in "${parts[@]}"; do
     name=${part%%:*}
@@ -62,7 +65,7 @@ for part in "${parts[@]}"; do
     echo "=== $name (at most $seconds s)"
     started=$SECONDS
     mark="$name.$$"
-    FIRST_CARD_PART=$mark setsid timeout -k 5 "$seconds" "$python" "$here/first_card.py" "$name" \
+    FIRST_CARD_PART=$mark setsid timeout -k 5 "$seconds" "${first_card[@]}" "$name" \
         --out "$out" ${device[@]+"${device[@]}"} > "$out/$name.log" 2>&1 &
     wait $!
     code=$?
@@ -70,7 +73,7 @@ for part in "${parts[@]}"; do
     [ "$code" = 124 ] || [ "$code" = 137 ] && echo "it was ended after $seconds seconds" >> "$out/$name.log"
     echo "    $((SECONDS - started)) s, exit $code"
 done
-"$python" "$here/first_card.py" --summary "$out" > "$out/summary.txt" 2>&1
+"${first_card[@]}" --summary "$out" > "$out/summary.txt" 2>&1
 code=$?
 cat "$out/summary.txt"
 exit "$code"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 
 import torch
-from gpu_workload import seconds_of
+
+from benchmarks.gpu.workload import seconds_of
 
 __all__ = ["copy_rate", "matrix_rate"]
 

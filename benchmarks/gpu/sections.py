@@ -23,9 +23,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from gpu_limits import copy_rate, matrix_rate
-from gpu_trl import installed, trl_seconds
-from gpu_workload import (
+from torch import Tensor
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # torch does not list it
+
+from benchmarks.checkout import ROOT, importing_from
+from benchmarks.gpu.limits import copy_rate, matrix_rate
+from benchmarks.gpu.trl_step import installed, trl_seconds
+from benchmarks.gpu.workload import (
     QWEN3_FOUR_BILLION,
     QWEN_HALF_BILLION,
     QWEN_ONE_AND_A_HALF_BILLION,
@@ -37,16 +41,12 @@ from gpu_workload import (
     synchronize,
     work_on,
 )
-from model_flops import shape_of, update_flops
-from torch import Tensor
-from torch.autograd import DeviceType  # type: ignore[attr-defined]  # torch does not list it
-
+from benchmarks.planning.model_flops import shape_of, update_flops
 from grouper.models import token_scores
 from grouper.models.policy import Policy
 
 __all__ = ["FIRST", "PARTS", "Outcome", "Part"]
 
-ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
 SHAPES = {"0.5B": QWEN_HALF_BILLION, "1.5B": QWEN_ONE_AND_A_HALF_BILLION}
 
@@ -734,7 +734,7 @@ def _kill_in_grpo(command: list[str], run: Path) -> bool:
 def processes(device: torch.device, outcome: Outcome) -> None:
     """Two processes on two cards give the gradient of one, by DDP and FSDP2, with LoRA and without.
 
-    torchrun starts this file again (`_worker`).
+    torchrun starts this module again (`_worker`).
     """
     cards = torch.cuda.device_count() if device.type == "cuda" else 0
     if cards < 2:
@@ -745,8 +745,9 @@ def processes(device: torch.device, outcome: Outcome) -> None:
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *("--nproc-per-node", "2", __file__, str(found)),
+                *("--nproc-per-node", "2", "--module", "benchmarks.gpu.sections", str(found)),
             ],
+            env=importing_from(ROOT),
             capture_output=True,
             text=True,
             check=False,
@@ -760,8 +761,7 @@ def processes(device: torch.device, outcome: Outcome) -> None:
 
 def _worker(found: Path) -> None:
     """One of two processes: the gradient of a batch alone, then shared."""
-    from gpu_workload import ON_POLICY
-
+    from benchmarks.gpu.workload import ON_POLICY
     from grouper.models.merging import unsharded
     from grouper.training.parallel import (
         ParallelPolicy,

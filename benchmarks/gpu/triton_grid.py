@@ -1,7 +1,7 @@
 """Compiles every Triton kernel for every card, without one: does it build, and does it fit?
 
-    python benchmarks/triton_grid.py                    # all of it, to results/triton_grid.json
-    python benchmarks/triton_grid.py --arch 89 --dim 128 256 --part decode     # and no file
+    python -m benchmarks.gpu.triton_grid                    # all of it, to results/triton_grid.json
+    python -m benchmarks.gpu.triton_grid --arch 89 --dim 128 256 --part decode     # and no file
 
 Each kernel is built with the constants that its launch chooses for the card, which are recorded
 from a launch on small tensors, and its shared memory is compared with what a program may have
@@ -19,9 +19,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from benchmarks.checkout import RESULTS
 
 # Kernels are compiled here; the interpreter would run them instead.
 os.environ.pop("TRITON_INTERPRET", None)
@@ -38,7 +39,7 @@ from grouper.kernels.triton import decode, draw
 from grouper.kernels.triton import head as heads
 from grouper.kernels.triton import layers as triton_layers
 
-RESULTS = Path(__file__).parent / "results" / "triton_grid.json"
+RESULT = RESULTS / "triton_grid.json"
 
 # Compute capability -> bytes of shared memory that a program may have (CUDA C++ Programming Guide,
 # technical specifications per compute capability).
@@ -250,7 +251,7 @@ def main() -> int:
     if (asked.arch, asked.dim, asked.part) == (list(CARDS), list(DIMS), list(PARTS)):
         table = ",\n ".join(json.dumps(row) for row in summarised(rows))
         head = json.dumps({"triton": triton.__version__, "torch": torch.__version__})[1:-1]
-        RESULTS.write_text(f'{{{head},\n"programs": [\n {table}\n]}}\n', encoding="utf-8")
+        RESULT.write_text(f'{{{head},\n"programs": [\n {table}\n]}}\n', encoding="utf-8")
     return int(bad > 0 or not rows)
 
 

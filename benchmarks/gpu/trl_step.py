@@ -8,7 +8,8 @@ import time
 from typing import Any
 
 import torch
-from gpu_workload import LEARNING_RATE, Work, make_model, synchronize
+
+from benchmarks.gpu.workload import LEARNING_RATE, Work, make_model, synchronize
 
 __all__ = ["installed", "trl_seconds"]
 

@@ -1,6 +1,6 @@
 """The sampler on a GPU beside vLLM, on the same model, prompts and lengths.
 
-    python benchmarks/gpu_vllm.py
+    python -m benchmarks.gpu.vllm_step
 
 In turns in one process where vLLM is installed and a CUDA device is there; otherwise it says so and
 measures nothing. Written to benchmarks/results/gpu_vllm.json.
@@ -12,7 +12,7 @@ import importlib.util
 import tempfile
 from typing import Any
 
-from gpu_workload import Ours, Work, arguments, medians, save
+from benchmarks.gpu.workload import Ours, Work, arguments, medians, save
 
 
 def served(work: Work, folder: str) -> Any:

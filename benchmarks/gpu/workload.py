@@ -20,7 +20,6 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from benchmarks.checkout import LENGTHS, RESULTS, ROOT
 from grouper.algorithms.batching import TrainBatch, rollout_rows, step_batches
 from grouper.algorithms.losses import Bounds, ppo_clip
 from grouper.algorithms.weighting import token_mean
@@ -75,8 +75,6 @@ __all__ = [
     "work_on",
 ]
 
-RESULTS = Path(__file__).parent / "results"
-LENGTHS = Path(__file__).parent / "ragged_lengths.json"
 LORA_RANK = 16
 STOP = 151645
 LEARNING_RATE = 1e-6
@@ -479,7 +477,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
+            cwd=ROOT,
             capture_output=True,
             text=True,
             check=True,

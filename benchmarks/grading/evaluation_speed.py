@@ -1,6 +1,6 @@
 """What an evaluation adds to sampling alone, and whether its memory is flat.
 
-    OMP_NUM_THREADS=1 python benchmarks/evaluation_speed.py outputs/demo [--problems 10000]
+    OMP_NUM_THREADS=1 python -m benchmarks.grading.evaluation_speed outputs/demo [--problems 10000]
 
 The last model of a demonstration run samples each of 10,000 word problems 8 times, at temperature
 1: alone, and in an evaluation with the recipe's rewards that is written to a temporary folder, in
@@ -27,8 +27,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from demo_seeds import machine
-
+from benchmarks.checkout import RESULTS
+from benchmarks.machine import machine
 from grouper.config.loading import load_recipe
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.training.prepare import Prepared
@@ -134,7 +134,7 @@ def main() -> None:
                      for t in counted],
         "turns": turns,
     }  # fmt: skip
-    target = Path(__file__).parent / "results" / "evaluation_speed.json"
+    target = RESULTS / "evaluation_speed.json"
     target.write_text(json.dumps(record, indent=2) + "\n")
     print({name: value for name, value in record.items() if name != "turns"})
 

@@ -1,8 +1,8 @@
 """Grading beside Math-Verify, in the same run, on the same strings.
 
-    python benchmarks/grading.py               # about five minutes; needs ../shared/data for MATH
+    python -m benchmarks.grading.speed           # about five minutes; needs ../shared/data for MATH
 
-    python benchmarks/grading.py --kinds       # symbolic pairs by kind of answer; writes nothing
+    python -m benchmarks.grading.speed --kinds   # symbolic pairs by kind of answer; writes nothing
 
 Each measurement is repeated with the two graders taking turns, so that other work on the machine
 slows both alike:
@@ -36,14 +36,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.checkout import RESULTS, ROOT, importing_from
 from grouper.config.schema import GradingConfig
 from grouper.grading import Grader
 from grouper.grading.equivalence import exact
 from grouper.types import AnswerContract, AnswerKind
 
-ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data" / "math"
-RESULT = ROOT / "benchmarks" / "results" / "grading.json"
+RESULT = RESULTS / "grading.json"
 PAGE = ROOT / "docs" / "grading.md"
 REPEATS = 5
 NUMBERS = 20_000
@@ -171,12 +171,12 @@ def math_verify_seconds(rows: Rows, processes: int) -> float:
     """Wall time of the slowest of `processes` fresh processes that share the rows."""
     running = [
         subprocess.Popen(
-            [sys.executable, __file__, "--math-verify"],
+            [sys.executable, "-m", "benchmarks.grading.speed", "--math-verify"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**importing_from(ROOT), "OMP_NUM_THREADS": "1"},
         )
         for _ in range(processes)
     ]
@@ -344,7 +344,7 @@ def main() -> None:
     record["results"] += kinds()
     RESULT.write_text(json.dumps(record, indent=2) + "\n")
     page = PAGE.read_text(encoding="utf-8")
-    marks = "<!-- written by benchmarks/grading.py -->", "<!-- end -->"
+    marks = "<!-- written by benchmarks/grading/speed.py -->", "<!-- end -->"
     head, _, rest = page.partition(marks[0])
     tail = rest.partition(marks[1])[2]
     PAGE.write_text(f"{head}{marks[0]}\n\n{table(record)}\n\n{marks[1]}{tail}", encoding="utf-8")

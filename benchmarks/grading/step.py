@@ -1,6 +1,6 @@
 """What grading adds to a GRPO step at the 25 M size, where nearly all of the step is the model.
 
-    OMP_NUM_THREADS=2 python benchmarks/grading_step.py --data ../shared/data
+    OMP_NUM_THREADS=2 python -m benchmarks.grading.step --data ../shared/data
 
 A random model of the shape in the tiny pipeline (8 layers, 512 wide, bfloat16) samples 16 prompts
 x 8 completions of 128 tokens and is updated on them. It cannot write maths, so each completion is
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from demo_seeds import machine
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.checkout import RESULTS
+from benchmarks.machine import machine
 from grouper.algorithms.batching import rollout_rows, step_batches
 from grouper.algorithms.weighting import token_mean
 from grouper.config.schema import (
@@ -169,7 +170,7 @@ def main() -> None:
         "waited_for_grades_seconds": [round(graded[1], 4) for graded, _ in pairs],
         "share_waited": sum(g[1] for g, _ in pairs) / sum(g[0] for g, _ in pairs),
     }
-    target = Path(__file__).parent / "results" / "grading_step.json"
+    target = RESULTS / "grading_step.json"
     target.write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record, indent=2))
 

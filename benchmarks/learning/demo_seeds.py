@@ -1,6 +1,6 @@
 """The demonstration on seeds 0-4, and its shuffled-reward control on seeds 0-2.
 
-    python benchmarks/demo_seeds.py            # about ten minutes on two cores
+    python -m benchmarks.learning.demo_seeds        # about ten minutes on two cores
 
 Writes benchmarks/results/demo_seeds.json and docs/results/demo.md. Settings were chosen on the
 validation problems; the 512 test problems of each seed are measured once per phase, here.
@@ -9,15 +9,12 @@ validation problems; the 512 test problems of each seed are measured once per ph
 from __future__ import annotations
 
 import json
-import platform
-import subprocess
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks.checkout import RESULTS, ROOT
+from benchmarks.machine import machine
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.evaluation.statistics import PairedComparison, paired_comparison
@@ -25,7 +22,6 @@ from grouper.runs.progress import Progress
 from grouper.training.pipeline import RunResult
 from grouper.training.run import Run
 
-ROOT = Path(__file__).resolve().parents[1]
 SEEDS = (0, 1, 2, 3, 4)
 CONTROL_SEEDS = (0, 1, 2)
 
@@ -57,34 +53,6 @@ def row(seed: int, result: RunResult, seconds: float) -> dict[str, Any]:
     }
 
 
-def machine() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    dirty = subprocess.run(
-        ["git", "status", "--porcelain", "src"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    cpu = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    return {
-        "commit": commit + (" with changes" if dirty else ""),
-        "cpu": cpu,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
 def table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
         "| seed | problems | base | after SFT | after GRPO | gain [95 %] | seconds |",
@@ -109,16 +77,15 @@ def main() -> None:
             controls.append(row(seed, *one_run(folder, seed, "grpo.shuffle_rewards=true")))
         print("control", controls[-1], flush=True)
     record: dict[str, Any] = {"machine": machine(), "runs": runs, "shuffled_rewards": controls}
-    target = ROOT / "benchmarks" / "results" / "demo_seeds.json"
-    target.write_text(json.dumps(record, indent=2) + "\n")
+    (RESULTS / "demo_seeds.json").write_text(json.dumps(record, indent=2) + "\n")
     where = record["machine"]
     text = [
         "# The demonstration, measured",
         "",
-        "Written by `python benchmarks/demo_seeds.py`; every seed that was run is listed. Accuracy",
-        "is greedy on 512 test problems that share no question with training or validation.",
-        "Settings were chosen on validation problems. The interval of the gain is paired by",
-        "problem (Bonett-Price).",
+        "Written by `python -m benchmarks.learning.demo_seeds`; every seed that was run is listed.",
+        "Accuracy is greedy on 512 test problems that share no question with training or",
+        "validation. Settings were chosen on validation problems. The interval of the gain is",
+        "paired by problem (Bonett-Price).",
         "",
         "History: a first version (GRPO learning rate 3e-4, other test problems) reached 0.957 to",
         "0.979 on the same seeds, but its shuffled-reward controls gained 0.002, 0.133 and 0.191:",

@@ -5,7 +5,7 @@ first 16 groups of 8 rollouts that GRPO would draw. A group is mixed where some 
 right and some are not: only there correctness teaches. On a CPU one pass of SFT over 7,473
 solutions takes hours, so that it is shortened, and the result says to how many steps.
 
-    python benchmarks/init_real.py TRAIN.jsonl MODEL... [--sft-steps 24] [--until-mixed]
+    python -m benchmarks.learning.init_real TRAIN.jsonl MODEL... [--sft-steps 24] [--until-mixed]
 
 Results go to benchmarks/results/init_real.json, one model after the other; a model whose stages are
 in the folder already is not run again.
@@ -22,10 +22,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "init_real.json"
-PAGE = Path(__file__).parents[1] / "docs" / "your-own-model.md"
+from benchmarks.checkout import RESULTS, ROOT
+
+RESULT = RESULTS / "init_real.json"
+PAGE = ROOT / "docs" / "your-own-model.md"
 # Around the table in the page.
-BEGIN = "<!-- written by benchmarks/init_real.py -->\n"
+BEGIN = "<!-- written by benchmarks/learning/init_real.py -->\n"
 END = "<!-- end -->\n"
 GROUPS = 16
 GROUP_SIZE = 8
@@ -193,7 +195,7 @@ def main() -> None:
         "--until-mixed", action="store_true", help="draw no more groups once one is mixed"
     )
     parser.add_argument("--folder", type=Path, default=Path("init_real"))
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=RESULT)
     arguments = parser.parse_intermixed_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     rows = json.loads(arguments.results.read_text()) if arguments.results.is_file() else {}
@@ -217,7 +219,7 @@ def main() -> None:
         rows[name] = {"init": init, "recipe": recipe, "sft": sft, "groups": groups}
         arguments.results.write_text(json.dumps(rows, indent=1) + "\n")
         print(name, json.dumps(groups["solved"]), f"mixed: {groups['mixed']}", flush=True)
-    if arguments.results == RESULTS:
+    if arguments.results == RESULT:
         PAGE.write_text(render(PAGE.read_text(), rows))
 
 

@@ -1,9 +1,9 @@
 """A pretrained model on word problems (`laptop.yaml`), and the control with shuffled rewards.
 
     make real-models MODELS=smollm2
-    python benchmarks/laptop.py                       # what has no record yet, then the page
-    python benchmarks/laptop.py --page                # only the page
-    python benchmarks/laptop.py --seeds 0 --controls  # only one run
+    python -m benchmarks.learning.laptop                        # what has no record, and the page
+    python -m benchmarks.learning.laptop --page                 # only the page
+    python -m benchmarks.learning.laptop --seeds 0 --controls   # only one run
 
 Killed, a run goes on where it was. A record of each is kept in benchmarks/results/laptop.json, and
 docs/results/laptop.md is written from them. The control of a seed begins with its SFT model.
@@ -16,8 +16,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from result_records import (
-    ROOT,
+from benchmarks.checkout import RESULTS, ROOT
+from benchmarks.learning.result_records import (
     Record,
     accuracy_cell,
     change_cell,
@@ -27,7 +27,6 @@ from result_records import (
     record_run,
     source_lines,
 )
-from workload import RESULTS
 
 RECIPE = Path(__file__).with_name("laptop.yaml")
 RESULT = RESULTS / "laptop.json"
@@ -124,9 +123,9 @@ def page(records: dict[str, Record]) -> str:
     lines = [
         "# A pretrained model on a laptop, measured",
         "",
-        "Written by `python benchmarks/laptop.py`; every run that was finished is listed.",
-        "[The recipe](../../benchmarks/laptop.yaml) trains SmolLM2-135M-Instruct on word problems",
-        "that [`stories`](../data.md#generated-problems) makes. Accuracy is in",
+        "Written by `python -m benchmarks.learning.laptop`; every run that was finished is listed.",
+        "[The recipe](../../benchmarks/learning/laptop.yaml) trains SmolLM2-135M-Instruct on word",
+        "problems that [`stories`](../data.md#generated-problems) makes. Accuracy is in",
         f"per cent, greedy, on {problems} test problems; half of them are of stories that are",
         "never trained. Changes are in points, paired by problem, with 95 % intervals.",
         "",

@@ -1,6 +1,6 @@
 """Every named algorithm on the demonstration, three seeds each: validation accuracy by step.
 
-    python benchmarks/presets.py            # about fifteen minutes on two cores
+    python -m benchmarks.learning.presets            # about fifteen minutes on two cores
 
 All start from the same SFT model of their seed and use the demonstration's settings; nothing is
 tuned for any of them. Writes benchmarks/results/presets.json, docs/results/presets.md and
@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from demo_seeds import machine
+
+from benchmarks.checkout import RESULTS, ROOT
+from benchmarks.machine import machine
 
 mpl.use("agg")
 from matplotlib import pyplot as plt
@@ -29,7 +31,6 @@ from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.training.run import Run
 
-ROOT = Path(__file__).resolve().parents[1]
 SEEDS = (0, 1, 2)
 PLAIN = "Grouper's own"
 BLUE, GREY = "#0072B2", "#9A9A9A"
@@ -110,10 +111,10 @@ def page(rows: list[dict[str, Any]], where: dict[str, Any]) -> str:
     lines = [
         "# The named algorithms on the demonstration",
         "",
-        "Written by `python benchmarks/presets.py`. All runs of a seed start from the same SFT",
-        "model and use the settings of the demonstration (60 steps of 16 problems x 8 samples,",
-        "learning rate 5e-5): nothing is tuned for any of them, so this is a picture of how the",
-        "parts behave, not a ranking. Accuracy is greedy on 256 validation problems.",
+        "Written by `python -m benchmarks.learning.presets`. All runs of a seed start from the",
+        "same SFT model and use the settings of the demonstration (60 steps of 16 problems x 8",
+        "samples, learning rate 5e-5): nothing is tuned for any of them, so this is a picture of",
+        "how the parts behave, not a ranking. Accuracy is greedy on 256 validation problems.",
         "",
         "![accuracy by step](../images/presets.png)",
         "",
@@ -162,7 +163,7 @@ def main() -> None:
                 print(rows[-1], flush=True)
     rows.sort(key=lambda row: [PLAIN, *PRESETS].index(row["algorithm"]))
     record = {"machine": where, "runs": rows}
-    results = ROOT / "benchmarks" / "results" / "presets.json"
+    results = RESULTS / "presets.json"
     results.write_text(json.dumps(record, indent=1) + "\n")
     draw(rows, ROOT / "docs" / "images" / "presets.png")
     (ROOT / "docs" / "results" / "presets.md").write_text(page(rows, where))

@@ -1,8 +1,8 @@
 """GSM8K on small pretrained models, on a CPU: base, SFT, GRPO, measured on all 1,319 test problems.
 
     make real-models
-    python benchmarks/real_gsm8k.py ../shared/data/gsm8k smollm2-full --seeds 0 1
-    python benchmarks/real_gsm8k.py --page
+    python -m benchmarks.learning.real_gsm8k ../shared/data/gsm8k smollm2-full --seeds 0 1
+    python -m benchmarks.learning.real_gsm8k --page
 
 The folder holds train.jsonl and test.jsonl of GSM8K. A run takes hours; killed, it goes on where it
 was when it is called again. A record of each run is kept in benchmarks/results/real_gsm8k.json, and
@@ -15,8 +15,8 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from result_records import (
-    ROOT,
+from benchmarks.checkout import RESULTS, ROOT
+from benchmarks.learning.result_records import (
     Record,
     accuracy_cell,
     change_cell,
@@ -26,7 +26,6 @@ from result_records import (
     record_run,
     source_lines,
 )
-from workload import RESULTS
 
 RECIPE = Path(__file__).with_name("real_gsm8k.yaml")
 RESULT = RESULTS / "real_gsm8k.json"
@@ -135,13 +134,14 @@ def page(records: dict[str, Record]) -> str:
     lines = [
         "# GSM8K on small pretrained models",
         "",
-        "Written by `python benchmarks/real_gsm8k.py` from the records of its runs; every run that",
-        f"was finished is listed. {problems} test problems, answered greedily; accuracy in per",
-        "cent with its 95 % interval; changes in points against the row above, paired by problem.",
+        "Written by `python -m benchmarks.learning.real_gsm8k` from the records of its runs; every",
+        f"run that was finished is listed. {problems} test problems, answered greedily; accuracy",
+        "in per cent with its 95 % interval; changes in points against the row above, paired by",
+        "problem.",
         "`anywhere` is the accuracy with the answer taken from anywhere in the text: a gain that",
         "is also there is not format alone. The prompt, the budget and every other setting are in",
-        "[`real_gsm8k.yaml`](../../benchmarks/real_gsm8k.yaml). The weights come from 4- to 8-bit",
-        "files (`make real-models`), so that figures of the published weights may differ.",
+        "[`real_gsm8k.yaml`](../../benchmarks/learning/real_gsm8k.yaml). The weights come from 4-",
+        "to 8-bit files (`make real-models`), so that figures of the published weights may differ.",
         "",
         "| model | seed | after | accuracy | change | anywhere | in format | tokens |",
         "|---|---|---|---|---|---|---|---|",

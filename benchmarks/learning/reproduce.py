@@ -1,9 +1,9 @@
 """Reproduce published numbers on one card, unattended: train, measure, compare, for several seeds.
 
-    python benchmarks/reproduce.py --dry-run            # can every case be run here?
-    nohup python benchmarks/reproduce.py &              # every case, three seeds each
-    python benchmarks/reproduce.py --cases gsm8k-0.5b --seeds 0
-    python benchmarks/reproduce.py --set model.path=./tiny --set grpo.steps=2 ...
+    python -m benchmarks.learning.reproduce --dry-run            # can every case be run here?
+    nohup python -m benchmarks.learning.reproduce &              # every case, three seeds each
+    python -m benchmarks.learning.reproduce --cases gsm8k-0.5b --seeds 0
+    python -m benchmarks.learning.reproduce --set model.path=./tiny --set grpo.steps=2 ...
 
 Each seed is a `grouper run` of its own, so that one that fails, or is killed for its memory, leaves
 the others alone: it is reported, and tried again by the next call. Stopped or killed, the script
@@ -29,9 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workload import where
-
 import grouper
+from benchmarks.machine import where
 from grouper.cli.measure import stages
 from grouper.cli.train import PR_SET_PDEATHSIG
 from grouper.config.loading import recipe_hash
@@ -161,11 +160,11 @@ def page(found: dict[str, dict[str, Any]], *more: str) -> str:
 
 HEAD = """# Published numbers on one card
 
-Written by `python benchmarks/reproduce.py`, which trains and measures every case on one card of
-24 GB, unattended and for three seeds. A seed that fails leaves the others alone. Stopped or killed,
-it goes on where it was when it is started again; `--dry-run` says first whether every case can be
-run. Each number of ours has its 95 % interval; gains are paired by problem. Where it says "not
-measured yet", no machine with a card and the models was at hand.
+Written by `python -m benchmarks.learning.reproduce`, which trains and measures every case on one
+card of 24 GB, unattended and for three seeds. A seed that fails leaves the others alone. Stopped or
+killed, it goes on where it was when it is started again; `--dry-run` says first whether every case
+can be run. Each number of ours has its 95 % interval; gains are paired by problem. Where it says
+"not measured yet", no machine with a card and the models was at hand.
 
 | case | recipe: changed settings | published by others | before | after | gain |
 |---|---|---|---|---|---|

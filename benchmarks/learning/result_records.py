@@ -15,15 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workload import where
-
+from benchmarks.machine import where
 from grouper.evaluation.result import Accuracy, EvaluationResult
 from grouper.evaluation.statistics import PairedComparison, paired_comparison
 from grouper.runs.folder import RunFolder
 from grouper.training.metrics import MAXRSS_BYTES
 
 __all__ = [
-    "ROOT",
     "accuracy_cell",
     "change_cell",
     "compare_records",
@@ -34,8 +32,6 @@ __all__ = [
     "run_grouper",
     "source_lines",
 ]
-
-ROOT = Path(__file__).resolve().parents[1]
 
 Record = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """Held-out accuracy against wall-clock seconds: the same GRPO here and in TRL's GRPOTrainer.
 
-    python benchmarks/laptop.py --seeds 0 --controls      # makes the SFT model that both start from
-    python benchmarks/time_to_accuracy.py outputs/laptop-seeds/seed-0/sft/final --seeds 0 1
+    python -m benchmarks.learning.laptop --seeds 0 --controls   # makes the SFT model of both
+    python -m benchmarks.learning.time_to_accuracy outputs/laptop-seeds/seed-0/sft/final --seeds 0 1
 
 The same model, prompts in the same order, rewards, batch, learning rate and schedule, AdamW and
 clipping, float32 on both sides, one after the other on an idle machine. Seconds are those of the
@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -27,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-from result_records import ROOT, evaluation_record, run_grouper
-from workload import RESULTS, where
 
+from benchmarks.checkout import RESULTS, ROOT, importing_from
+from benchmarks.learning.result_records import evaluation_record, run_grouper
+from benchmarks.machine import where
 from grouper.api import evaluate
 from grouper.config.loading import load_recipe
 from grouper.runs.folder import RunFolder
@@ -85,9 +85,9 @@ def train_there(seed: int, model: Path, options: argparse.Namespace) -> list[Poi
     changes = changes_of(seed, model, options)
     last = folder / f"step-{options.steps}"
     if not last.exists():
-        script = Path(__file__).with_name("trl_train.py")
-        words = [sys.executable, str(script), str(RECIPE), str(model), str(folder), *changes]
-        subprocess.run(words, check=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
+        script = [sys.executable, "-m", "benchmarks.learning.trl_train"]
+        words = [*script, str(RECIPE), str(model), str(folder), *changes]
+        subprocess.run(words, check=True, env={**importing_from(ROOT), "OMP_NUM_THREADS": "2"})
     lines = (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
     seconds = {row["step"]: row["elapsed"] for row in map(json.loads, lines)}
     return [

@@ -1,6 +1,6 @@
 """A whole GRPO training with TRL's GRPOTrainer; started by `time_to_accuracy.py`.
 
-    python benchmarks/trl_train.py RECIPE MODEL FOLDER [SETTING=VALUE ...]
+    python -m benchmarks.learning.trl_train RECIPE MODEL FOLDER [SETTING=VALUE ...]
 
 MODEL is a folder. Prompts, their order, rewards, batch, learning rate and its schedule are those
 of Grouper's recipe. Each step's seconds, from the trainer's `on_step_begin` to its `on_step_end`,
@@ -30,7 +30,7 @@ from grouper.training.curriculum import first_met
 from grouper.training.prepare import Prepared
 
 # Rows of a micro-batch, and the cache that its `generate` uses: the fastest of
-# `cpu_step.py --tries` in float32.
+# `benchmarks.cpu.step --tries` in float32.
 MICRO_BATCH = 16
 CACHE = "static"
 

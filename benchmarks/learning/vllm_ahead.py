@@ -1,7 +1,7 @@
 """The demonstration with rollouts one step ahead of the update, and without, on seeds 0-2.
 
     make test-vllm                              # makes the environment
-    OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/vllm_ahead.py
+    OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.learning.vllm_ahead
 
 Rollouts and evaluations are sampled by a vLLM server. Both runs of a seed start from one SFT.
 Writes benchmarks/results/vllm_ahead.json after each run, and does not repeat what is there.
@@ -15,11 +15,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from demo_seeds import machine, one_run
-
+from benchmarks.checkout import RESULTS
+from benchmarks.learning.demo_seeds import one_run
+from benchmarks.machine import machine
 from grouper.runs.folder import RunFolder
 
-RESULTS = Path(__file__).parent / "results" / "vllm_ahead.json"
+RESULT = RESULTS / "vllm_ahead.json"
 SEEDS = (0, 1, 2)
 SERVER = ("sampling.engine=vllm", "sampling.vllm.mode=server", "data.test=null")
 
@@ -56,7 +57,7 @@ def measured(folder: str, seed: int, staleness: int, *more: str) -> dict[str, An
 
 
 def main() -> None:
-    before = json.loads(RESULTS.read_text())["runs"] if RESULTS.exists() else []
+    before = json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
     rows: list[dict[str, Any]] = before
     done = {(row["seed"], row["max_staleness"]) for row in rows}
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +68,7 @@ def main() -> None:
             more = ["skip_sft=true", f"grpo.start_from={sft}"] if sft.exists() else []
             rows.append(measured(folder, seed, staleness, *more))
             record = {"machine": machine(), "runs": rows}
-            RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+            RESULT.write_text(json.dumps(record, indent=1) + "\n")
             print(json.dumps(rows[-1]), flush=True)
 
 

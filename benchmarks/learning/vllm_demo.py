@@ -1,7 +1,7 @@
 """The demonstration with rollouts of vLLM and of the native sampler, on seeds 0-2.
 
     make test-vllm                              # makes the environment
-    OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/vllm_demo.py
+    OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.learning.vllm_demo
 
 Evaluations, too, are sampled by the engine of the run. Writes benchmarks/results/vllm_demo.json.
 """
@@ -12,14 +12,14 @@ import json
 import statistics
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
-from demo_seeds import machine, one_run
-
+from benchmarks.checkout import RESULTS
+from benchmarks.learning.demo_seeds import one_run
+from benchmarks.machine import machine
 from grouper.runs.folder import RunFolder
 
-RESULTS = Path(__file__).parent / "results" / "vllm_demo.json"
+RESULT = RESULTS / "vllm_demo.json"
 SEEDS = (0, 1, 2)
 ENGINES = ("native", "vllm")
 
@@ -52,7 +52,7 @@ def main() -> None:
     rows = [measured(seed, engine, more) for seed in SEEDS for engine in ENGINES]
     mean = {e: statistics.fmean(r["grpo"] for r in rows if r["engine"] == e) for e in ENGINES}
     record = {"machine": machine(), "settings": more, "mean accuracy": mean, "runs": rows}
-    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    RESULT.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(mean))
 
 

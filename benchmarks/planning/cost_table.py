@@ -1,12 +1,12 @@
 """Memory and hours of GRPO for models of 0.5B to 7B on common cards: planned, not measured.
 
-    python benchmarks/cost_table.py
+    python -m benchmarks.planning.cost_table
 
 Memory is what `grouper plan` says for the real shapes of the models, without weights. Hours are
 arithmetic: 6 N FLOPs a trained token at a share of the card's matrix rate, and for every decoded
 token of all sequences the weights and the cache once at a share of its bandwidth. Both shares are
-the goals of benchmarks/first_card.sh, which has never run on a card. Rates and bandwidths are those
-of the makers' data sheets (dense bfloat16). Writes results/cost_table.json.
+the goals of benchmarks/gpu/first_card.sh, which has never run on a card. Rates and bandwidths are
+those of the makers' data sheets (dense bfloat16). Writes results/cost_table.json.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig
-from workload import RESULTS, where
 
+from benchmarks.checkout import RESULTS
+from benchmarks.machine import where
 from grouper.advice.plan import RunPlan, plan_run
 from grouper.config.schema import DataConfig, ModelConfig, Recipe, SourceConfig
 from grouper.models.loading import weightless_policy

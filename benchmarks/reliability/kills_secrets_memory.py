@@ -1,6 +1,6 @@
 """Kills, secrets and memory: what a run promises when it is interrupted, watched or very long.
 
-    OMP_NUM_THREADS=1 python benchmarks/reliability.py
+    OMP_NUM_THREADS=1 python -m benchmarks.reliability.kills_secrets_memory
 
 Kills: small runs of the recipe `demo` (base, SFT, GRPO; about a second each) are ended by SIGKILL,
 resumed, and compared byte for byte with one that was never interrupted: weights, optimizer state,
@@ -43,14 +43,8 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "invariants")]
-
-# ruff: noqa: E402 - the helpers of the tests are found first
-from demo_seeds import machine
-from run_records import differences, everything
-from tiny_runs import TINY_RUN, data_from, write_problems
-
+from benchmarks.checkout import RESULTS
+from benchmarks.machine import machine
 from grouper import api
 from grouper.advice import checks
 from grouper.api import train
@@ -60,6 +54,8 @@ from grouper.errors import ConfigError
 from grouper.runs.progress import Progress
 from grouper.training.run import Run
 from grouper.types import StepReport
+from tests.invariants.run_records import differences, everything
+from tests.tiny_runs import TINY_RUN, data_from, write_problems
 
 KILLABLE = [
     *TINY_RUN,
@@ -292,7 +288,7 @@ def secrets() -> dict[str, Any]:
         write_problems(folder)
         os.chdir(folder)
         os.environ |= {**SECRETS, "WANDB_MODE": "offline"}
-        shutil.copyfile(ROOT / "benchmarks" / "planted_code.py", "users.py")
+        shutil.copyfile(Path(__file__).with_name("planted_code.py"), "users.py")
         overrides = [*TINY_RUN, *data_from("."), *GIVEN, "output_dir=."]
         with Run(load_recipe("demo", overrides), Progress(quiet=True)) as run:
             train(run)
@@ -411,7 +407,7 @@ def main() -> None:
     parser.add_argument("--paired", type=int, default=20, help="in runs of two processes")
     parser.add_argument("--steps", type=int, default=2000, help="of the memory measurement")
     parser.add_argument("--seed", type=int, default=0, help="of the times of the kills")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/reliability.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "reliability.json")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"

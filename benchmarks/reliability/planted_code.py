@@ -1,4 +1,7 @@
-"""A reward and trackers that are given secrets, and say them as they fail (`reliability.py`)."""
+"""A reward and trackers that are given secrets, and say them as they fail.
+
+`kills_secrets_memory.py` hands them to a run.
+"""
 
 from __future__ import annotations
 

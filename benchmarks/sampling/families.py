@@ -1,6 +1,6 @@
 """Which model families run natively, and whether they compute there what transformers computes.
 
-    OMP_NUM_THREADS=1 python benchmarks/families.py [NAME ...]
+    OMP_NUM_THREADS=1 python -m benchmarks.sampling.families [NAME ...]
 
 Two layers of each model at its true widths, heads and kinds of attention, random weights in float32
 and a vocabulary of 4,096, one model at a time (up to 5 GB). Sliding windows are made shorter than
@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
-from workload import RESULTS, where
 
+from benchmarks.checkout import RESULTS
+from benchmarks.machine import where
 from grouper.algorithms.batching import unweighted_rows
 from grouper.errors import ModelError
 from grouper.models.attention_check import check_native_attention

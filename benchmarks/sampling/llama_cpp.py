@@ -1,7 +1,7 @@
 """Whether llama.cpp answers as Grouper does, from an export that its own converter has read.
 
     pip install sentencepiece protobuf xllamacpp
-    python benchmarks/llama_cpp.py outputs/demo LLAMA_CPP [--problems 512]
+    python -m benchmarks.sampling.llama_cpp outputs/demo LLAMA_CPP [--problems 512]
 
 Exports the last model of a demonstration run, converts it with `convert_hf_to_gguf.py` of the
 llama.cpp checkout LLAMA_CPP, and asks llama.cpp's server (in the package xllamacpp, in this
@@ -23,9 +23,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from demo_seeds import machine
-
 import grouper
+from benchmarks.checkout import RESULTS
+from benchmarks.machine import machine
 from grouper.publish.export import export_model
 from grouper.training.problem_sets import require_part
 
@@ -80,7 +80,7 @@ def main() -> None:
             theirs = ask(file, questions, most)
             same = sum(a == b for a, b in zip(ours, theirs, strict=True))
             record["same_text"][outtype] = same
-    target = Path(__file__).parent / "results" / "llama_cpp.json"
+    target = RESULTS / "llama_cpp.json"
     target.write_text(json.dumps(record, indent=2) + "\n")
     print(record)
 

@@ -1,10 +1,10 @@
 """How much of a LoRA update the sampler sees: beside the weights, or merged and rounded.
 
-    OMP_NUM_THREADS=2 python benchmarks/lora_rounding.py real-models/smollm2 ../shared/data/gsm8k
+    OMP_NUM_THREADS=2 python -m benchmarks.sampling.lora_rounding MODEL ../shared/data/gsm8k
 
-SmolLM2-135M in bfloat16 with adapters of rank 16 and alpha 64 is fine-tuned on worked solutions of
-GSM8K with Adam at 5e-6. After 5, 20, 50, 100 and 200 steps the log-probs of fixed completions are
-taken from the trainer and from
+MODEL is real-models/smollm2, SmolLM2-135M. In bfloat16, with adapters of rank 16 and alpha 64, it
+is fine-tuned on worked solutions of GSM8K with Adam at 5e-6. After 5, 20, 50, 100 and 200 steps the
+log-probs of fixed completions are taken from the trainer and from
 
   beside    the sampling copy as Grouper makes it: the adapter in bfloat16 beside the weights
   nearest   weights with the adapter merged, rounded to the nearest bfloat16 number
@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from workload import RESULTS, where
 
+from benchmarks.checkout import RESULTS
+from benchmarks.machine import where
 from grouper.algorithms.batching import TrainBatch, unweighted_rows
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.models.loading import load_policy, load_tokenizer

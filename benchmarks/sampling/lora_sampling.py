@@ -1,6 +1,6 @@
 """LoRA while sampling: from the trained weights, from the copy that is made, and merged.
 
-    OMP_NUM_THREADS=2 python benchmarks/lora_sampling.py
+    OMP_NUM_THREADS=2 python -m benchmarks.sampling.lora_sampling
 
 The 25 M shape of the tiny pipeline with adapters of rank 32 on all linear layers, 16 prompts of 64
 tokens x 8 completions of 128, on an otherwise idle machine, in turns. Before every draw the policy
@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cpu_sampler import Native, gap
 from transformers import AutoTokenizer
-from workload import CASES, RESULTS, save_model, where
 
+from benchmarks.checkout import RESULTS
+from benchmarks.cpu.sampler import Native, gap
+from benchmarks.machine import where
+from benchmarks.workload import CASES, save_model
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.models.loading import load_policy
 from grouper.models.merging import merged_copy

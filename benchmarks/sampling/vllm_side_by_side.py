@@ -1,8 +1,8 @@
 """GRPO steps with the native sampler and with vLLM, in turns, and what a push of weights takes.
 
     make test-vllm                              # makes the environment
-    OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/vllm_side_by_side.py
-    .venv-vllm/bin/python benchmarks/vllm_side_by_side.py --sizes 0.5M --tries 1
+    OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.sampling.vllm_side_by_side
+    .venv-vllm/bin/python -m benchmarks.sampling.vllm_side_by_side --sizes 0.5M --tries 1
 
 Each size takes the same steps with each engine (`colocate` and `server`), completions of one
 length. The largest size is pushed only. On a machine with one GPU `colocate` is measured there,
@@ -17,12 +17,12 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from workload import where
 
+from benchmarks.checkout import RESULTS
+from benchmarks.machine import where
 from grouper.advice.bench import bench
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
@@ -30,7 +30,7 @@ from grouper.sampling.base import SampleRequest
 from grouper.training.prepare import Prepared
 from grouper.training.problem_sets import load_problem_sets
 
-RESULTS = Path(__file__).parent / "results" / "vllm_side_by_side.json"
+RESULT = RESULTS / "vllm_side_by_side.json"
 
 SIZES = {
     "0.5M": [],
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "cpu" if gpus == 0 else "gpu": found,
         **({"gpu": "not measured: no GPU here"} if gpus == 0 else {}),
     }
-    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    RESULT.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

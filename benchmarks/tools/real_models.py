@@ -1,7 +1,7 @@
 """Fetch small pretrained models as Hugging Face folders, on a machine without a model hub.
 
     make real-models                      all of them, into real-models/, which git ignores
-    python benchmarks/real_models.py FOLDER smollm2
+    python -m benchmarks.tools.real_models FOLDER smollm2
 
 smollm2   SmolLM2-135M-Instruct, Apache-2.0: 90 MB to fetch, 270 MB in bfloat16
 gemma270  Gemma 3 270M, the base model without a chat template, Gemma's terms: 240 MB, 540 MB

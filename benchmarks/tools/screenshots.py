@@ -1,9 +1,9 @@
 """The pictures of README and docs/, from a run of the demonstration.
 
-    python benchmarks/screenshots.py                # trains in outputs/demo, unless it is there
-    python benchmarks/screenshots.py FOLDER         # a folder for every picture, to look at
+    python -m benchmarks.tools.screenshots           # trains in outputs/demo, unless it is there
+    python -m benchmarks.tools.screenshots FOLDER    # a folder for every picture, to look at
 
-Needs Chromium. Without FOLDER the pictures that are shown go to docs/images, in 256 colours; with
+Needs Chromium. Without FOLDER the pictures that are shown go to docs/images, in 256 colors; with
 one, every section of the report in both themes, on a desktop and on a phone.
 """
 
@@ -16,10 +16,8 @@ from pathlib import Path
 
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "end_to_end"))
-
-from chromium import WIDTHS, Page  # noqa: E402 - the browser that the tests have
+from benchmarks.checkout import ROOT
+from tests.end_to_end.chromium import WIDTHS, Page
 
 RUN = Path("outputs/demo")
 SECTIONS = ("", "findings", "curves", "parts", "completions", "same", "recipe")

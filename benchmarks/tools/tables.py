@@ -1,6 +1,6 @@
 """Puts the tables of the pages in docs/ in place, from the benchmarks' result files.
 
-    python benchmarks/tables.py
+    python -m benchmarks.tools.tables
 
 Each table stands between `<!-- table: NAME -->` and `<!-- end -->`; what is there is replaced. A
 test fails while a page says anything else than the files.
@@ -12,13 +12,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
+
+from benchmarks.checkout import RESULTS, ROOT
 
 __all__ = ["PAGES", "TABLES", "read", "render"]
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(ROOT / "docs" / name for name in ("speed.md", "models.md", "memory.md"))
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 NOT_YET = "Not measured here."
