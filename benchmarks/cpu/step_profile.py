@@ -32,7 +32,7 @@ from benchmarks.machine import where
 from benchmarks.workload import ALL_CASES, CASES, save_model
 from grouper.kernels.cpu import graph, library, ops
 from grouper.sampling.native import NativeSampler
-from grouper.training import grpo
+from grouper.training import optimizer_steps
 
 KINDS = {
     "products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::", "aten::dot"),
@@ -98,7 +98,7 @@ def watched(found: dict[str, Any], part: str, run: Callable[[], Any]) -> Any:
 def profiled_step(steps: GrouperSteps) -> dict[str, Any]:
     """One step, its parts under the profiler."""
     found: dict[str, Any] = {}
-    plain_sample, plain_update = NativeSampler.sample, vars(grpo)["update"]
+    plain_sample, plain_update = NativeSampler.sample, vars(optimizer_steps)["update"]
 
     def sample(sampler: NativeSampler, requests: Any) -> Any:
         return iter(watched(found, "sample", lambda: list(plain_sample(sampler, requests))))
@@ -106,7 +106,10 @@ def profiled_step(steps: GrouperSteps) -> dict[str, Any]:
     def update(*arguments: Any, **options: Any) -> Any:
         return watched(found, "update", lambda: plain_update(*arguments, **options))
 
-    with patch.object(NativeSampler, "sample", sample), patch.object(grpo, "update", update):
+    with (
+        patch.object(NativeSampler, "sample", sample),
+        patch.object(optimizer_steps, "update", update),
+    ):
         steps.step()
     return found
 
