@@ -216,7 +216,7 @@ def measured(launch: Launch, card: int) -> dict[str, Any]:
     return {"shared": shared, "fits": shared <= CARDS[card] * 1024}
 
 
-def summarised(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def summarized(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for each card, kernel, type and dimension: programs, and the most that one needs."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -249,7 +249,7 @@ def main() -> int:
     bad = sum(not row["fits"] for row in rows)
     print(f"{len(rows)} programs in {seconds:.0f} s with Triton {triton.__version__}: {bad} bad")
     if (asked.arch, asked.dim, asked.part) == (list(CARDS), list(DIMS), list(PARTS)):
-        table = ",\n ".join(json.dumps(row) for row in summarised(rows))
+        table = ",\n ".join(json.dumps(row) for row in summarized(rows))
         head = json.dumps({"triton": triton.__version__, "torch": torch.__version__})[1:-1]
         RESULT.write_text(f'{{{head},\n"programs": [\n {table}\n]}}\n', encoding="utf-8")
     return int(bad > 0 or not rows)

@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=2 python -m benchmarks.grading.step --data ../shared/data
 
 A random model of the shape in the tiny pipeline (8 layers, 512 wide, bfloat16) samples 16 prompts
-x 8 completions of 128 tokens and is updated on them. It cannot write maths, so each completion is
+x 8 completions of 128 tokens and is updated on them. It cannot write math, so each completion is
 graded as if its text were a worked MATH solution of the data set, symbolic answers among them, as
 it comes out of the sampler. Written to benchmarks/results/grading_step.json.
 """

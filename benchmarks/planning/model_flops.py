@@ -10,7 +10,7 @@ and d = heads x head dimension in each of the layers:
 where `scored` positions are those whose logits are needed, `pairs` are the (query, key) pairs of
 all layers that a causal mask and its window let through, and N' and h' are what is trained: with
 all of it, an update is 6 N a token. Kaplan et al. (arXiv 2001.08361, section 2.1) count so, and
-PaLM's model FLOP utilisation (arXiv 2204.02311, appendix B) with 6 N + 12 L H Q T a token, where
+PaLM's model FLOP utilization (arXiv 2204.02311, appendix B) with 6 N + 12 L H Q T a token, where
 the head is within N and masked pairs count, too.
 
 A prompt counts once for all of its completions, and the last token of a completion is never run.
