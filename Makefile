@@ -66,7 +66,7 @@ test-real: $(READY)  ## the whole path on the pretrained models in real-models/ 
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(nproc 2>/dev/null || echo 1)} $(PYTEST) -m real tests/real
 
 real-models: $(GGUF)  ## fetch small pretrained models into real-models/ (MODELS=smollm2 for one)
-	@$(BIN)/python benchmarks/real_models.py $(REAL_MODELS) $(MODELS)
+	@$(BIN)/python -m benchmarks.tools.real_models $(REAL_MODELS) $(MODELS)
 
 # What only an extra brings is tested in its newest version alone.
 test-oldest: $(OLD_VENV)/.ready  ## fast tests with the oldest supported version of everything

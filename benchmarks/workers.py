@@ -6,29 +6,38 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
+
+from benchmarks.checkout import ROOT, importing_from
 
 __all__ = ["Worker", "peak_memory", "serve"]
 
 
 class Worker:
-    """A script that answers every line with one line.
+    """A module that answers every line with one line, started as a process.
 
     Args:
         python: interpreter of the environment that has the engine.
-        script: file beside this one, which ends in `serve(handlers)`.
+        module: a script such as `benchmarks.cpu.trl_worker`, which ends in `serve(handlers)`.
         environment: variables on top of this process's own.
+        folders: where its modules are looked for first.
     """
 
-    def __init__(self, python: str, script: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        python: str,
+        module: str,
+        environment: dict[str, str] | None = None,
+        folders: Sequence[Path] = (ROOT,),
+    ) -> None:
         self._process = subprocess.Popen(
-            [python, str(Path(__file__).parent / script)],
+            [python, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **(environment or {})},
+            env={**importing_from(*folders), **(environment or {})},
         )
 
     def ask(self, verb: str, **arguments: Any) -> Any:

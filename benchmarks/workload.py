@@ -13,12 +13,10 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from demo_seeds import machine
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -30,12 +28,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from benchmarks.checkout import LENGTHS, REAL_MODELS
+
 __all__ = [
     "ALL_CASES",
     "CASES",
-    "LENGTHS",
     "REAL_CASES",
-    "RESULTS",
     "STOP",
     "Case",
     "lengths_of",
@@ -45,12 +43,8 @@ __all__ = [
     "shape_of",
     "stop_of",
     "text_of",
-    "where",
 ]
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
-LENGTHS = HERE / "ragged_lengths.json"
 PAD, UNKNOWN, STOP = 0, 1, 2
 LARGE = {
     "hidden_size": 512,
@@ -117,8 +111,7 @@ REAL_CASES = {
         Case("Coder 0.5B", {}, "bfloat16", 4, 8, 96, 64, vocabulary=151_936, model="coder05"),
     )
 }
-"""Pretrained models: `make real-models` fetches them."""
-REAL_MODELS = HERE.parent / "real-models"
+"""Pretrained models."""
 ALL_CASES = {**CASES, **REAL_CASES}
 
 
@@ -250,8 +243,3 @@ def save_model(case: Case, folder: Path) -> None:
         unk_token=names[UNKNOWN],
         eos_token=names[STOP],
     ).save_pretrained(folder)
-
-
-def where(**more: str) -> dict[str, Any]:
-    """Machine, versions and commit of a result."""
-    return {**machine(), "transformers": version("transformers"), **more}

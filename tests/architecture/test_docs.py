@@ -21,7 +21,8 @@ from grouper.config.loading import load_recipe
 from grouper.training.optimizers import SCHEDULES
 from grouper.training.problem_sets import load_problem_sets
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+BENCHMARKS = ROOT / "benchmarks"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), BENCHMARKS / "README.md"])
 EQUATIONS = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -62,6 +63,27 @@ def test_files_that_are_named_exist(page: Path) -> None:
     )
     missing = [name for name in named if not (ROOT / name).exists()]
     assert {*missing} <= {TO_BE_MEASURED}
+
+
+def test_every_benchmark_has_its_line() -> None:
+    """Each script is named in the section of its folder."""
+    text = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    sections = dict(part.split("\n", 1) for part in text.split("\n## ")[1:])
+    missing = []
+    for script in sorted(BENCHMARKS.rglob("*.py")):
+        room = "Shared" if script.parent == BENCHMARKS else script.parent.name
+        if script.stem != "__init__" and f"`{script.stem}`" not in sections[room]:
+            missing.append(script)
+    assert missing == []
+
+
+def test_benchmarks_that_are_named_can_be_started() -> None:
+    """`python -m benchmarks.ROOM.SCRIPT`, in the pages and in the scripts themselves."""
+    texts = [path.read_text(encoding="utf-8") for path in (*PAGES, *BENCHMARKS.rglob("*.py"))]
+    named = set(re.findall(r"-m (benchmarks(?:\.[a-z]\w*)+)", "\n".join(texts)))
+    assert len(named) > 20
+    files = {name: ROOT / (name.replace(".", "/") + ".py") for name in named}
+    assert [name for name, file in sorted(files.items()) if not file.is_file()] == []
 
 
 def anchors(page: Path) -> set[str]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import runpy
 
-from codebase import ROOT
+from benchmarks.learning.init_real import PAGE, RESULT, render
 
 
 def test_the_page_has_the_results() -> None:
-    script = runpy.run_path(str(ROOT / "benchmarks" / "init_real.py"))
-    rows = json.loads(script["RESULTS"].read_text())
-    page = script["PAGE"].read_text()
-    assert script["render"](page, rows) == page, "run `python benchmarks/init_real.py TRAIN.jsonl`"
+    rows = json.loads(RESULT.read_text())
+    page = PAGE.read_text()
+    assert render(page, rows) == page, "run `python -m benchmarks.learning.init_real TRAIN.jsonl`"
     assert rows.keys()
     for row in rows.values():
         groups = row["groups"]

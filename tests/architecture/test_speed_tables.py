@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-from types import ModuleType
 from typing import Any
 
-import pytest
-from codebase import ROOT
+from benchmarks.tools import tables
 
 
-@pytest.fixture(scope="module")
-def tables() -> ModuleType:
-    """`benchmarks/tables.py`; it imports nothing but the standard library."""
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_pages_say_what_the_files_say(tables: ModuleType) -> None:
+def test_the_pages_say_what_the_files_say() -> None:
     for path in tables.PAGES:
         page = path.read_text(encoding="utf-8")
-        assert tables.render(page, tables.read()) == page, "run `python benchmarks/tables.py`"
+        assert tables.render(page, tables.read()) == page, "run `python -m benchmarks.tools.tables`"
 
 
-def test_the_pages_have_every_table_once(tables: ModuleType) -> None:
+def test_the_pages_have_every_table_once() -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in tables.PAGES)
     assert [match[1] for match in tables.MARKED.findall(pages)] == list(tables.TABLES)
 
@@ -233,7 +219,7 @@ SHOWN = {
 }
 
 
-def test_a_measurement_becomes_a_row(tables: ModuleType) -> None:
+def test_a_measurement_becomes_a_row() -> None:
     assert SHOWN.keys() == tables.TABLES.keys()
     for name, row in SHOWN.items():
         page = f"before\n<!-- table: {name} -->\nold\n<!-- end -->\nafter"
@@ -247,17 +233,17 @@ def test_a_measurement_becomes_a_row(tables: ModuleType) -> None:
     assert "torch 9.9, transformers 8.8, trl 1.16.0; commit 0123456789 with changes." in made
 
 
-def test_tries_have_their_threads_in_each_row_and_nowhere_else(tables: ModuleType) -> None:
+def test_tries_have_their_threads_in_each_row_and_nowhere_else() -> None:
     made = tables.render("<!-- table: tries -->\n<!-- end -->", records())
     assert "threads 1" in made
     assert "thread(s)" not in made
 
 
-def test_a_refused_model_has_its_sentence(tables: ModuleType) -> None:
+def test_a_refused_model_has_its_sentence() -> None:
     made = tables.render("<!-- table: families -->\n<!-- end -->", records())
     assert "| Other 2B | 1,024 | 16 (8) | 128 | no: It has sinks. |  |  |  |" in made.split("\n")
 
 
-def test_what_was_not_measured_says_so(tables: ModuleType) -> None:
+def test_what_was_not_measured_says_so() -> None:
     made = tables.render("<!-- table: step -->\n<!-- end -->", {})
     assert made == "<!-- table: step -->\n\nNot measured here.\n\n<!-- end -->"

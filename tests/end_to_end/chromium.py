@@ -1,6 +1,6 @@
 """A page in headless Chromium, driven through pipes: what it does, asks for and complains about.
 
-Also what benchmarks/screenshots.py takes the pictures of README and docs/ with.
+Also what benchmarks/tools/screenshots.py takes the pictures of README and docs/ with.
 """
 
 from __future__ import annotations

@@ -11,12 +11,13 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def output_of(script: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / script), *arguments],
+        [sys.executable, "-m", f"benchmarks.{script}", *arguments],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -28,7 +29,7 @@ def output_of(script: str, *arguments: str) -> str:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_sampler_makes_the_tokens_of_generate() -> None:
-    out = output_of("cpu_sampler.py", "--small", "--tries", "1")
+    out = output_of("cpu.sampler", "--small", "--tries", "1")
     record = json.loads(out[out.index("{\n") :])
     for case in (record["bfloat16"]["fixed"], record["float32"]["ragged"]):
         assert set(case["seconds"]) == {"grouper", "generate", "generate, static cache"}
@@ -40,7 +41,7 @@ def test_two_checkouts_take_steps_in_turns(tmp_path: Path) -> None:
     """Here a checkout beside itself: the same work, whatever the ratio is on a busy machine."""
     file = tmp_path / "found.json"
     options = ("--cases", "0.5M", "--smaller", "2", "2", "4", "--pairs", "2", "--output", str(file))
-    output_of("before_after.py", str(BENCHMARKS.parent), *options)
+    output_of("cpu.before_after", str(ROOT), *options)
     found = json.loads(file.read_text())
     assert found["commits"]["before"] == found["commits"]["after"]
     assert {side: len(taken) for side, taken in found["0.5M"]["seconds"].items()} == {
@@ -51,7 +52,7 @@ def test_two_checkouts_take_steps_in_turns(tmp_path: Path) -> None:
 
 def test_a_factor_has_its_exponents() -> None:
     out = output_of(
-        "scaling.py", "--small", "--steps", "1", "--threads", "1", "--factors", "layers"
+        "cpu.scaling", "--small", "--steps", "1", "--threads", "1", "--factors", "layers"
     )
     factor, _, text = out.partition(" ")
     found = json.loads(text)
@@ -67,7 +68,7 @@ def test_a_few_of_the_kills_the_secrets_and_the_memory(tmp_path: Path) -> None:
     """One kill of each kind; tests/invariants/test_kills.py has more."""
     parts = {"--kills": 3, "--inside": 1, "--paired": 1, "--steps": 200}
     sizes = [text for part, size in parts.items() for text in (part, str(size))]
-    output_of("reliability.py", *sizes, "--output", str(tmp_path / "found.json"))
+    output_of("reliability.kills_secrets_memory", *sizes, "--output", str(tmp_path / "found.json"))
     found = json.loads((tmp_path / "found.json").read_text())
     kills, secrets, memory = found["kills"], found["secrets"], found["memory"]
     assert [row["differ"] for row in kills["runs"]] == [[]] * 3
@@ -83,7 +84,7 @@ def test_a_few_of_the_kills_the_secrets_and_the_memory(tmp_path: Path) -> None:
 
 
 def test_the_committed_result_keeps_the_promises() -> None:
-    found = json.loads((BENCHMARKS / "results" / "reliability.json").read_text())
+    found = json.loads((ROOT / "benchmarks" / "results" / "reliability.json").read_text())
     kills = found["kills"]
     assert kills["kills"] == kills["identical_after_resuming"] == len(kills["runs"]) >= 100
     assert kills["inside_grpo_checkpoints"] >= 25

@@ -30,9 +30,8 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 script = sys.argv[1]
-sys.path[:0] = [script.rpartition("/")[0]]
 sys.argv = sys.argv[1:]
-runpy.run_path(script, run_name="__main__")
+runpy.run_module(script, run_name="__main__", alter_sys=True)
 """
 # Part -> what its outcome holds on a machine without a card, with this package's dependencies or
 # without them.
@@ -51,9 +50,10 @@ PARTS = {
 
 
 def bare(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = str(ROOT / "benchmarks" / script)
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "src")))
     return subprocess.run(
-        [sys.executable, "-c", BARE, path, *arguments, "--device", "cpu"],
+        [sys.executable, "-c", BARE, f"benchmarks.gpu.{script}", *arguments, "--device", "cpu"],
+        env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
@@ -67,7 +67,7 @@ def session(
     environment = {**os.environ, "DEVICE": "cpu", "PYTHON": sys.executable, **settings}
     environment["PYTHONPATH"] = str(ROOT / "src")
     return subprocess.run(
-        [str(benchmarks / "first_card.sh"), str(folder), *parts],
+        [str(benchmarks / "gpu" / "first_card.sh"), str(folder), *parts],
         capture_output=True,
         text=True,
         check=False,
@@ -84,7 +84,7 @@ IN_CI = ("rates", "plan", "processes", "step")
     [part if part in IN_CI else pytest.param(part, marks=pytest.mark.long) for part in PARTS],
 )
 def test_a_part_runs_on_a_bare_machine(part: str, tmp_path: Path) -> None:
-    done = bare("first_card.py", part, "--out", str(tmp_path))
+    done = bare("first_card", part, "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     outcome = json.loads((tmp_path / f"{part}.json").read_text())
     assert re.search(PARTS[part], json.dumps(outcome))
@@ -94,7 +94,7 @@ def test_a_part_runs_on_a_bare_machine(part: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_usual_parts_fit_into_one_command_and_run_to_their_end(tmp_path: Path) -> None:
-    listed = bare("first_card.py", "--list").stdout.split()
+    listed = bare("first_card", "--list").stdout.split()
     limits = {name: int(seconds) for name, _, seconds in (row.partition(":") for row in listed)}
     assert sum(limits.values()) <= 570, "ten minutes a command, the last of them for its start"
     result = ROOT / "benchmarks" / "results" / "gpu.json"
@@ -109,7 +109,7 @@ def test_the_usual_parts_fit_into_one_command_and_run_to_their_end(tmp_path: Pat
     assert demonstration["figures"]["accuracy"] is not None
     planned = json.loads((tmp_path / "plan.json").read_text())["figures"]
     assert {"full: planned GiB", "float32: planned GiB", "lora: planned GiB"} <= planned.keys()
-    kept = bare("first_card.py", "--keep", str(tmp_path))
+    kept = bare("first_card", "--keep", str(tmp_path))
     assert "nothing kept: no part ran on a card" in kept.stdout
     assert (result.read_bytes() if result.exists() else None) == before
 
@@ -118,7 +118,7 @@ def spoilt(folder: Path, body: str) -> Path:
     """A copy of the benchmarks whose `rates` does something else after its first figure."""
     copy = folder / "benchmarks"
     shutil.copytree(ROOT / "benchmarks", copy, ignore=shutil.ignore_patterns("results"))
-    file = copy / "gpu_sections.py"
+    file = copy / "gpu" / "sections.py"
     text = file.read_text()
     begin = "def rates(device: torch.device, outcome: Outcome) -> None:\n"
     assert begin in text
@@ -164,7 +164,12 @@ def test_a_session_that_is_cut_off_leaves_results_and_no_process(tmp_path: Path)
     copy = spoilt(tmp_path, HANGS.format(seconds=987_652))
     environment = {**os.environ, "DEVICE": "cpu", "PYTHON": sys.executable}
     environment["PYTHONPATH"] = str(ROOT / "src")
-    command = [str(copy / "first_card.sh"), str(tmp_path / "out"), "processes:60", "rates:300"]
+    command = [
+        str(copy / "gpu" / "first_card.sh"),
+        str(tmp_path / "out"),
+        "processes:60",
+        "rates:300",
+    ]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as child:
         deadline = time.monotonic() + 120
         while not running("sleep 987652"):
@@ -187,6 +192,6 @@ def test_the_session_ends_within_its_time(tmp_path: Path) -> None:
 
 
 def test_the_comparison_with_vllm_says_what_is_missing() -> None:
-    done = bare("gpu_vllm.py")
+    done = bare("vllm_step")
     assert done.returncode == 0, done.stderr
     assert "vllm: not measured here" in done.stdout

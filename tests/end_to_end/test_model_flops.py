@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +11,7 @@ from hypothesis import strategies as st
 from tiny_models import tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
-from grouper.models.policy import Policy
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from model_flops import (
+from benchmarks.planning.model_flops import (
     ModelShape,
     forward_flops,
     sampling_flops,
@@ -24,6 +19,7 @@ from model_flops import (
     shape_of,
     update_flops,
 )
+from grouper.models.policy import Policy
 
 LENGTH = 11
 SHAPE = ModelShape(

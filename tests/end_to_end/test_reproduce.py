@@ -1,8 +1,10 @@
-"""`benchmarks/reproduce.py`: unattended, killed, resumed, reported; its cases as they stand."""
+"""Reproducing published numbers: unattended, killed, resumed, reported; its cases as they stand.
+
+The script is `benchmarks/learning/reproduce.py`.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import signal
@@ -11,20 +13,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 import transformers
 from recipes.model_shapes import SHAPES, shape_folder, with_tokenizer
 
+from benchmarks.checkout import importing_from
+from benchmarks.learning import reproduce
 from grouper.config.loading import load_recipe
 from grouper.runs.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "benchmarks" / "reproduce.py"
+SCRIPT = [sys.executable, "-m", "benchmarks.learning.reproduce"]
 CASE = "gsm8k-0.5b"
 # A model of Qwen2's kind in little, few problems, few steps.
 SMALLER = {
@@ -53,18 +56,6 @@ SIZES = [
 
 
 @pytest.fixture
-def reproduce(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    spec = importlib.util.spec_from_file_location("reproduce", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "reproduce", module)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
 def model(tmp_path: Path) -> Path:
     shape = {**SHAPES["Qwen/Qwen2.5-0.5B"], **SMALLER}
     torch.manual_seed(0)
@@ -76,11 +67,14 @@ def model(tmp_path: Path) -> Path:
 def words(case: str, model: Path, data: dict[str, str], *more: str) -> list[str]:
     settings = [f"model.path={model}", *SIZES, *(f"{k}={v}" for k, v in data.items())]
     asked = [word for setting in settings for word in ("--set", setting)]
-    return [sys.executable, str(SCRIPT), "--cases", case, "--outputs", "out", *asked, *more]
+    return [*SCRIPT, "--cases", case, "--outputs", "out", *asked, *more]
 
 
 def output_of(folder: Path, called: list[str], *, code: int = 0) -> str:
-    done = subprocess.run(called, cwd=folder, capture_output=True, text=True, check=False)
+    found = importing_from(ROOT)
+    done = subprocess.run(
+        called, cwd=folder, env=found, capture_output=True, text=True, check=False
+    )
     assert done.returncode == code, done.stderr
     return done.stdout
 
@@ -98,7 +92,7 @@ def test_killed_resumed_and_reported(shared_data: Path, model: Path, tmp_path: P
     (runs[1] / "thesis.txt").write_text("mine")
 
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    started = subprocess.Popen(called, cwd=tmp_path, **quiet)
+    started = subprocess.Popen(called, cwd=tmp_path, env=importing_from(ROOT), **quiet)
     metrics = runs[0] / "metrics.jsonl"
     until(lambda: metrics.exists() or started.poll() is not None)
     started.send_signal(signal.SIGKILL)
@@ -153,7 +147,7 @@ def test_an_adapter_on_problems_of_math(shared_data: Path, model: Path, tmp_path
 
 @pytest.mark.parametrize("case", [CASE, "gsm8k-1.5b", "math-1.5b"])
 def test_every_case_fits_the_card_and_passes_a_dry_run(
-    reproduce: ModuleType, case: str, shared_data: Path, tmp_path: Path
+    case: str, shared_data: Path, tmp_path: Path
 ) -> None:
     """As it stands, but for where the data and a configuration of the same shape lie."""
     asked = reproduce.CASES[case]
@@ -167,7 +161,7 @@ def test_every_case_fits_the_card_and_passes_a_dry_run(
     }
     settings = [f"model.path={folder}", *(f"{key}={value}" for key, value in data.items())]
     called = [word for setting in settings for word in ("--set", setting)]
-    dry = [sys.executable, str(SCRIPT), "--dry-run", "--cases", case, *called]
+    dry = [*SCRIPT, "--dry-run", "--cases", case, *called]
     assert f"{case}-seed0: done" in output_of(tmp_path, dry)
     # Without the data rows count as being as long as the recipe allows.
     plan = [sys.executable, "-m", "grouper", "plan", asked.recipe, "--device", "cuda", "--json"]
@@ -178,7 +172,7 @@ def test_every_case_fits_the_card_and_passes_a_dry_run(
     assert "warning" not in done.stderr
 
 
-def test_the_page_in_docs_is_the_scripts(reproduce: ModuleType) -> None:
+def test_the_page_in_docs_is_the_scripts() -> None:
     assert (ROOT / "docs" / "results" / "reproduce.md").read_text("utf-8") == reproduce.page({})
 
 

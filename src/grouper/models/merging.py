@@ -3,7 +3,7 @@
 A step of 5e-6 is far below the distance of two bfloat16 numbers of the size of a weight. Rounded to
 the nearest one, most weights with an adapter merged become what they were before. Of an update of
 five such steps of SmolLM2-135M, 9 % is left in the log-probs; all of it is left if weights are
-rounded up or down at random (`benchmarks/lora_rounding.py`).
+rounded up or down at random (`benchmarks/sampling/lora_rounding.py`).
 """
 
 from __future__ import annotations

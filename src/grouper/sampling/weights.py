@@ -23,8 +23,9 @@ def copy_dtype(sampling: SamplingConfig, model: ModelConfig, device: str) -> tor
 
     `auto` copies a model with LoRA: in float32 the adapters are merged, which is faster; in
     bfloat16 they are rounded once instead of for every token, and the weights are shared
-    (`benchmarks/lora_sampling.py`). On CUDA it also copies weights that are not in the dtype of
-    the products, which would be rounded for every token. Quantized weights are never copied.
+    (`benchmarks/sampling/lora_sampling.py`). On CUDA it also copies weights that are not in the
+    dtype of the products, which would be rounded for every token. Quantized weights are never
+    copied.
 
     Args:
         sampling: names the dtype.

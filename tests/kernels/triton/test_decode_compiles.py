@@ -1,7 +1,7 @@
 """The decode kernel compiles for a consumer's card, and fits into its shared memory (G1).
 
-The whole grid of cards, dimensions and kernels is `benchmarks/triton_grid.py`, whose table is in
-`benchmarks/results/triton_grid.json`.
+The whole grid of cards, dimensions and kernels is `benchmarks/gpu/triton_grid.py`, whose table is
+in `benchmarks/results/triton_grid.json`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-GRID = ROOT / "benchmarks" / "triton_grid.py"
 
 
 @pytest.mark.slow
@@ -27,9 +26,10 @@ def test_decoding_with_wide_heads_fits_a_consumers_card(tmp_path: Path) -> None:
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [
-            *(sys.executable, str(GRID)),
+            *(sys.executable, "-m", "benchmarks.gpu.triton_grid"),
             *("--arch", "89", "--dim", "128", "256", "--part", "decode"),
         ],
+        cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,

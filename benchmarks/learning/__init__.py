@@ -1,0 +1,1 @@
+"""Measure what a model learns: accuracies over seeds, controls, and other trainers."""

@@ -1,0 +1,187 @@
+"""A pretrained model on word problems (`laptop.yaml`), and the control with shuffled rewards.
+
+    make real-models MODELS=smollm2
+    python -m benchmarks.learning.laptop                        # what has no record, and the page
+    python -m benchmarks.learning.laptop --page                 # only the page
+    python -m benchmarks.learning.laptop --seeds 0 --controls   # only one run
+
+Killed, a run goes on where it was. A record of each is kept in benchmarks/results/laptop.json, and
+docs/results/laptop.md is written from them. The control of a seed begins with its SFT model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.checkout import RESULTS, ROOT
+from benchmarks.learning.result_records import (
+    Record,
+    accuracy_cell,
+    change_cell,
+    compare_records,
+    keep_record,
+    read_records,
+    record_run,
+    source_lines,
+)
+
+RECIPE = Path(__file__).with_name("laptop.yaml")
+RESULT = RESULTS / "laptop.json"
+PAGE = ROOT / "docs" / "results" / "laptop.md"
+SEEDS = (0, 1, 2)
+CONTROL_SEEDS = (0,)
+
+
+def control_changes(seed: int, folder: Path) -> list[str]:
+    """Return the settings of a control: the same GRPO from the same SFT model.
+
+    Rewards are dealt out anew over all rollouts of a step.
+    """
+    start = folder / f"seed-{seed}" / "sft" / "final"
+    return ["skip_sft=true", f"grpo.start_from={start}", "grpo.shuffle_rewards=true"]
+
+
+def run_once(name: str, seed: int, changes: Sequence[str], folder: Path) -> None:
+    """Run what has no record yet, and keep its record."""
+    if name in read_records(RESULT):
+        return
+    places = [f"seed={seed}", f"name={name}", f"output_dir={folder}"]
+    record = record_run(folder / name, ["run", str(RECIPE), *places, *changes], threads=2)
+    keep_record(RESULT, name, record)
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def minutes_cell(record: Record) -> str:
+    """Minutes of the whole run and its memory; a dash where it was interrupted."""
+    if "seconds" not in record:
+        return "- | -"
+    return f"{record['seconds'] / 60:.0f} | {record['peak_bytes'] / 2**30:.1f}"
+
+
+def seed_rows(records: dict[str, Record]) -> list[str]:
+    rows = []
+    for name, record in records.items():
+        if not name.startswith("seed-"):
+            continue
+        found = record["evaluations"]
+        base, sft, grpo = (accuracy_cell(found[phase]) for phase in ("base", "sft", "grpo"))
+        change = change_cell(compare_records(found["sft"], found["grpo"]))
+        seed = name.removeprefix("seed-")
+        rows.append(f"| {seed} | {base} | {sft} | {grpo} | {change} | {minutes_cell(record)} |")
+    return rows
+
+
+def control_rows(records: dict[str, Record]) -> list[str]:
+    rows = []
+    for name, record in records.items():
+        if not name.startswith("control-"):
+            continue
+        seed = name.removeprefix("control-")
+        sft = records[f"seed-{seed}"]["evaluations"]["sft"]
+        grpo = record["evaluations"]["grpo"]
+        change = change_cell(compare_records(sft, grpo))
+        rows.append(f"| {seed} | {accuracy_cell(sft)} | {accuracy_cell(grpo)} | {change} |")
+    return rows
+
+
+def part_rows(records: dict[str, Record]) -> list[str]:
+    """The mean over seeds of each part of the test problems."""
+    runs = [record for name, record in records.items() if name.startswith("seed-")]
+    rows = []
+    for kind in ("by_subject", "by_level"):
+        for part in runs[0]["evaluations"]["sft"][kind]:
+            means = []
+            for phase in ("base", "sft", "grpo"):
+                values = [run["evaluations"][phase][kind][part]["accuracy"] for run in runs]
+                means.append(f"{100 * statistics.fmean(values):.1f}")
+            problems = runs[0]["evaluations"]["sft"][kind][part]["problems"]
+            rows.append(f"| {part} | {problems:.0f} | {' | '.join(means)} |")
+    return rows
+
+
+def curve_rows(records: dict[str, Record]) -> list[str]:
+    """Accuracy on the validation problems after every tenth step of GRPO."""
+    rows = []
+    for name, record in records.items():
+        curve = record["validation"].get("grpo", {})
+        cells = [f"{100 * curve[step]['accuracy']:.1f}" for step in curve]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return rows
+
+
+def page(records: dict[str, Record]) -> str:
+    """Write docs/results/laptop.md."""
+    first = next(iter(records.values()))
+    problems = len(first["evaluations"]["sft"]["right"])
+    steps = list(first["validation"].get("grpo", {}))
+    controls = control_rows(records)
+    lines = [
+        "# A pretrained model on a laptop, measured",
+        "",
+        "Written by `python -m benchmarks.learning.laptop`; every run that was finished is listed.",
+        "[The recipe](../../benchmarks/learning/laptop.yaml) trains SmolLM2-135M-Instruct on word",
+        "problems that [`stories`](../data.md#generated-problems) makes. Accuracy is in",
+        f"per cent, greedy, on {problems} test problems; half of them are of stories that are",
+        "never trained. Changes are in points, paired by problem, with 95 % intervals.",
+        "",
+        "| seed | base | after SFT | after GRPO | GRPO's gain | minutes | GiB |",
+        "|---|---|---|---|---|---|---|",
+        *seed_rows(records),
+        "",
+        "The mean over these seeds, by kind of problem:",
+        "",
+        "| problems | how many | base | after SFT | after GRPO |",
+        "|---|---|---|---|---|",
+        *part_rows(records),
+        "",
+        f"On the validation problems, after {', '.join(steps)} steps of GRPO:",
+        "",
+        "| run | " + " | ".join(f"step {step}" for step in steps) + " |",
+        "|---" * (len(steps) + 1) + "|",
+        *curve_rows(records),
+        "",
+        "Control: the same GRPO from the same SFT model with `grpo.shuffle_rewards=true`, where",
+        "rewards are dealt out anew over all rollouts of a step. The gain comes from the reward if",
+        "it is gone here.",
+        "",
+    ]
+    if controls:
+        lines += [
+            "| seed | after SFT | after GRPO | change |",
+            "|---|---|---|---|",
+            *controls,
+            "",
+        ]
+    else:
+        lines += ["Not measured yet.", ""]
+    lines += [
+        *source_lines(list(records.values())),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
+    parser.add_argument("--controls", nargs="*", type=int, default=list(CONTROL_SEEDS))
+    parser.add_argument("--folder", type=Path, default=Path("outputs/laptop-seeds"))
+    parser.add_argument("--set", nargs="*", default=[], help="further settings of the recipe")
+    parser.add_argument("--page", action="store_true", help="run nothing, write the page")
+    options = parser.parse_args()
+    if not options.page:
+        for seed in options.seeds:
+            run_once(f"seed-{seed}", seed, options.set, options.folder)
+        for seed in options.controls:
+            changes = [*control_changes(seed, options.folder), *options.set]
+            run_once(f"control-{seed}", seed, changes, options.folder)
+    PAGE.write_text(page(read_records(RESULT)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Compute what a model needs before it runs: memory, hours and arithmetic."""

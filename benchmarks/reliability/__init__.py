@@ -1,0 +1,1 @@
+"""Show what a run keeps when it is killed, watched or very long."""
