@@ -185,9 +185,9 @@ def test_servers_of_the_run_are_started_once(
         Path("sitecustomize.py").write_text(
             "import os, sys\n"
             "import grouper.advice.recipe_checks\n"
-            "from grouper.sampling import engines, vllm_server\n"
+            "from grouper.sampling import factory, vllm_server\n"
             "grouper.advice.recipe_checks.require_vllm = lambda: '0.32.0'\n"
-            "engines.require_vllm = lambda: '0.32.0'\n"
+            "factory.require_vllm = lambda: '0.32.0'\n"
             "real = vllm_server.server_command\n"
             "def command(folder, name, arguments, *, host, port):\n"
             "    with open('starts', 'a') as file:\n"
