@@ -469,10 +469,8 @@ def test_what_took_too_long_is_not_tried_again_to_find_the_culprit() -> None:
         await asyncio.Event().wait()
         return []
 
-    stack, notes = (
-        stack_of(mine=(waits, {"timeout_seconds": 0.01, "max_failure_rate": 0})),
-        RewardLog(),
-    )
+    stack = stack_of(mine=(waits, {"timeout_seconds": 0.01, "max_failure_rate": 0}))
+    notes = RewardLog()
     score(stack, notes)
     with pytest.raises(RewardError, match="It fails on this group, of whose completions the first"):
         stack.end_step(notes)

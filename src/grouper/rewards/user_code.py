@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -11,7 +12,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -167,18 +168,30 @@ def _add_sources(module: ModuleType, hashes: dict[Path, str]) -> None:
     path = Path(getattr(module, "__file__", None) or "").resolve()
     if path in hashes or path.suffix != ".py" or "site-packages" in path.parts:
         return
-    hashes[path] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    for value in list(vars(module).values()):
-        attribute = "__name__" if isinstance(value, ModuleType) else "__module__"
-        name = getattr(value, attribute, None)
-        if not isinstance(name, str):
-            continue
+    source = path.read_bytes()
+    hashes[path] = hashlib.sha256(source).hexdigest()[:16]
+    for name in _imported_names(source, module.__package__ or ""):
         imported = sys.modules.get(name)
         file = getattr(imported, "__file__", None)
         if imported is None or not file:
             continue
         if Path(file).resolve().is_relative_to(path.parent):
             _add_sources(imported, hashes)
+
+
+def _imported_names(source: bytes, package: str) -> Iterator[str]:
+    """Yield the names of the modules that a source file imports, and of what may be one.
+
+    They are read from its text: a constant that was imported does not know where it came from.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            name = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            yield name
+            # `from package import module`
+            yield from (f"{name}.{alias.name}" for alias in node.names)
 
 
 def describe_exception(raised: BaseException) -> str:
