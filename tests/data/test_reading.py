@@ -621,6 +621,8 @@ def test_a_set_is_gated_by_the_answer_and_not_by_its_name(monkeypatch, name, mes
         ('a,"b;c",d\nx;y,2\n', {"a": "x;y", "b;c": "2", "d": None}),
         ("q\ta, final\tnote\nx, y\t2\n", {"q": "x, y", "a, final": "2", "note": None}),
         ("question,answer\n", None),
+        ('"question, long";answer\n', None),
+        ('"question\nor task";answer\n1+1?;2\n', {"question\nor task": "1+1?", "answer": "2"}),
         ("question;answer\nwhat?\n", {"question": "what?", "answer": None}),
     ],
 )

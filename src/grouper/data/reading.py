@@ -216,14 +216,16 @@ def _delimiter_of(file: Iterable[str]) -> str:
     ';'
     """
     lines = list(itertools.islice(file, _LINES_OF_TWO_ROWS))
-    header = lines[0] if lines else ""
-    marks = [mark for mark in "\t,;" if mark in header]
-    for mark in marks:
+    marks_of_header = []
+    for mark in "\t,;":
         # A cell in quotes may hold line breaks, so these are rows and not lines.
         rows = list(itertools.islice(csv.reader(lines, delimiter=mark), 2))
+        if not rows or len(rows[0]) == 1:
+            continue
         if len(rows) == 2 and 1 < len(rows[1]) <= len(rows[0]):
             return mark
-    return marks[0] if marks else ","
+        marks_of_header.append(mark)
+    return marks_of_header[0] if marks_of_header else ","
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
