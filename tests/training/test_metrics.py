@@ -143,6 +143,37 @@ def test_the_rate_is_measured_once_and_is_a_rate_of_products() -> None:
     assert 1e8 < rate < 1e15
 
 
+@pytest.mark.parametrize(("rate", "size"), [(50e9, 1024), (1e9, 256), (4e9, 512)])
+def test_a_slow_device_is_measured_with_smaller_products(
+    monkeypatch: pytest.MonkeyPatch, rate: float, size: int
+) -> None:
+    """Without products of bfloat16, those of a large size took a CPU five seconds."""
+    measured: list[int] = []
+
+    class TimerOf:
+        """A device of a constant rate."""
+
+        def __init__(self, statement: str, globals: dict[str, torch.Tensor], num_threads: int):  # noqa: A002 - as PyTorch calls it
+            del statement, num_threads
+            self._size = len(globals["matrix"])
+            self.mean = 2 * self._size**3 / rate
+            self.times = [self.mean]
+
+        def timeit(self, number: int) -> TimerOf:
+            assert number == 1
+            return self
+
+        def blocked_autorange(self, min_run_time: float) -> TimerOf:
+            del min_run_time
+            measured.append(self._size)
+            return self
+
+    monkeypatch.setattr(metrics, "Timer", TimerOf)
+    found = matrix_rate.__wrapped__(torch.device("cpu"), torch.float32, 1)
+    assert found == pytest.approx(rate)
+    assert measured == [size]
+
+
 # --- what the rollouts of a step were like
 
 

@@ -748,9 +748,9 @@ def bench(
         )
     subject = chosen_model(model, opened, run_of(recipe, opened))
 
-    from grouper.advice import bench
+    from grouper.advice.bench import bench as measure_steps
 
-    report = bench.bench(opened, model=subject, progress=progress(quiet=quiet), **measured)
+    report = measure_steps(opened, model=subject, progress=progress(quiet=quiet), **measured)
     if as_json:
         show_json(report.as_dict())
     else:

@@ -359,9 +359,8 @@ def _warn_of_missing_records(run: Run, phase: str, step: int) -> None:
     if phase == "grpo" and is_complete(sft_final):
         steps["sft"] = int(read_state(sft_final)["step"])
     steps[phase] = step
-    missing_records = run.folder.missing_records(
-        steps
-    )  # called on every process: they wait for each other
+    # Called on every process: they wait for each other.
+    missing_records = run.folder.missing_records(steps)
     if run.processes.rank != 0:
         return
     for missing in missing_records:
