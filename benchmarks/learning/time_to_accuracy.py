@@ -113,7 +113,7 @@ def point(step: int, seconds: float, found: dict[str, Any]) -> Point:
 
 
 def seconds_to(accuracy: float, points: Sequence[Point], start: float) -> float | None:
-    """Interpolate between the points when a curve first reaches an accuracy; None: never.
+    """Interpolate when a curve first reaches an accuracy above its start; None: never.
 
     >>> points = [{"seconds": 100, "accuracy": 0.4}, {"seconds": 200, "accuracy": 0.6}]
     >>> seconds_to(0.5, points, 0.3), seconds_to(0.7, points, 0.3)
@@ -131,14 +131,19 @@ def seconds_to(accuracy: float, points: Sequence[Point], start: float) -> float 
 
 
 def stated_accuracy(sides: Sequence[Sequence[Point]]) -> float:
-    """The highest accuracy that every curve reaches, rounded down to five points."""
+    """Return the highest accuracy that every curve reaches, rounded down to five points."""
     reached = min(max(found["accuracy"] for found in points) for points in sides)
     return float(math.floor(20 * reached) / 20)
 
 
 def summary(start: float, runs: dict[str, dict[str, list[Point]]]) -> dict[str, Any]:
-    """The ratio of times to the stated accuracy, of each seed and their mean."""
+    """Return the ratio of times to the stated accuracy, of each seed and their mean.
+
+    There is none where some curve reaches no such accuracy above the start.
+    """
     accuracy = stated_accuracy([points for sides in runs.values() for points in sides.values()])
+    if accuracy <= start:
+        return {"accuracy": accuracy, "ratios": {}, "ratio": None}
     ratios = {}
     for seed, sides in runs.items():
         ours = seconds_to(accuracy, sides["grouper"], start)

@@ -98,10 +98,11 @@ def settings(recipe: Recipe, folder: Path, steps: int) -> trl.GRPOConfig:
     grpo = recipe.grpo
     optimizer = grpo.optimizer
     rows = grpo.prompts_per_step * grpo.group_size
+    micro_batch = min(MICRO_BATCH, rows)
     return trl.GRPOConfig(
         output_dir=str(folder / "trainer"),
-        per_device_train_batch_size=MICRO_BATCH,
-        gradient_accumulation_steps=rows // MICRO_BATCH,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=rows // micro_batch,
         num_generations=grpo.group_size,
         max_completion_length=recipe.sampling.max_new_tokens,
         shuffle_dataset=False,
@@ -138,7 +139,8 @@ def settings(recipe: Recipe, folder: Path, steps: int) -> trl.GRPOConfig:
 def main() -> None:
     name, model, place, *changes = sys.argv[1:]
     transformers_logging.set_verbosity_error()
-    recipe = load_recipe(name, changes)
+    # The tokenizer is that of the model that is trained; the recipe's own may be on no disk here.
+    recipe = load_recipe(name, [*changes, f"model.path={model}", "grpo.start_from=null"])
     folder = Path(place)
     folder.mkdir(parents=True)
     torch.set_num_threads(recipe.threads or 2)
