@@ -40,7 +40,7 @@ from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
 from grouper.errors import DataError, RunFolderError
-from grouper.evaluation.evaluate import few_at_a_time, settings_name
+from grouper.evaluation.evaluate import few_at_a_time, measure, settings_name
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.suites import Suite
 from grouper.files import append_line, dumps, write_atomic
@@ -219,7 +219,7 @@ def evaluate(
         label = split if suite is None else suite.name
         set_name = split if suite is None else f"{suite.name}-{prepared.format.name}"
         result_name = name or settings_name(set_name, params, len(items), samples)
-        card: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "model": model,
             "model_hash": identity_of(model, recipe.model.revision),
             "data": problems.fingerprint,
@@ -229,39 +229,44 @@ def evaluate(
             "drawn": recipe.sampling.model_dump(include={"dtype", "engine"}),
         }
         if recipe.evaluation.rewards:
-            card["rewards"] = [reward.model_dump(mode="json") for reward in recipe.rewards]
-            card["code"] = code_fingerprints(reward.name for reward in recipe.rewards)
+            facts["rewards"] = [reward.model_dump(mode="json") for reward in recipe.rewards]
+            facts["code"] = code_fingerprints(reward.name for reward in recipe.rewards)
         if suite is not None:
-            card["suite"] = {**suite.card, "revision": problems.revision}
+            facts["suite"] = {**suite.card, "revision": problems.revision}
 
-        def named(card: Mapping[str, Any]) -> str:
-            if record is None:
-                return result_name
-            chosen = record.name_for(result_name, label, card)
-            summary = record.path / "evaluations" / f"{chosen}.json"
-            if summary.exists():
-                display.say(f"Measured before with the same settings: {summary}")
-            return chosen
-
-        sampler = prepared.samplers.over(policy)
-        with (
-            display.track(f"evaluating {model}", len(items) * samples) as task,
-            few_at_a_time(sampler, policy),
-        ):
-            result = prepared.evaluate(
-                sampler,
-                items=items,
-                name=lambda card: processes.on_rank0(lambda: named(card)),
-                phase=str(state["phase"]),
-                step=int(state["step"]),
-                split=label,
-                progress=task,
-                card=card,
-                processes=processes,
-                folder=record and record.path / "evaluations",
-                known=record and record.read_evaluation,
-                resume=True,
-            )
+        measurement = prepared.measurement(
+            name=result_name,
+            phase=str(state["phase"]),
+            step=int(state["step"]),
+            split=label,
+            items=items,
+            facts=facts,
+        )
+        result = None
+        if record is not None:
+            card = measurement.card(prepared.grader)
+            free_name = processes.on_rank0(lambda: record.name_for(result_name, label, card))
+            measurement = replace(measurement, name=free_name)
+            result = processes.on_rank0(lambda: record.read_evaluation(free_name))
+        if result is not None and record is not None:
+            summary = record.path / "evaluations" / f"{result.name}.json"
+            display.say(f"Measured before with the same settings: {summary}")
+        else:
+            sampler = prepared.samplers.over(policy)
+            evaluations = None if record is None else record.path / "evaluations"
+            with (
+                display.track(f"evaluating {model}", measurement.completions) as task,
+                few_at_a_time(sampler, policy),
+            ):
+                result = measure(
+                    measurement,
+                    sampler,
+                    prepared.grader,
+                    processes=processes,
+                    folder=evaluations,
+                    resume=True,
+                    progress=task,
+                )
         if record is not None:
             text = resolved_yaml(recipe).encode()
             processes.on_rank0(lambda: write_atomic(record.path / "recipe.yaml", text))

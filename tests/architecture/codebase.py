@@ -21,6 +21,7 @@ LAYER_1 = (
     "types",
     "errors",
     "files",
+    "tables",
     "config",
     "models.allocator",
     "models.folders",

@@ -9,16 +9,10 @@ import pytest
 from evaluation.plain import plain
 
 from grouper.errors import DataError
-from grouper.evaluation.compare import (
-    changed_problems,
-    compare,
-    pool,
-    render_answers,
-    render_parts,
-    render_table,
-    table,
-)
+from grouper.evaluation.compare import changed_problems, compare, pool
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
+from grouper.evaluation.result_tables import answers_table, comparison_blocks, part_tables
+from grouper.tables import table
 from grouper.types import FinishReason, Verdict
 
 VERDICTS = {
@@ -74,12 +68,12 @@ def test_each_is_compared_with_the_one_before_and_the_last_with_the_first():
 def test_two_results_have_one_difference_and_one_has_none():
     assert len(compare([SFT, GRPO]).differences) == 1
     assert compare([SFT]).differences == ()
-    assert "SFT" in plain(render_table(compare([SFT])))
-    assert "Nothing" in plain(render_table(compare([])))
+    assert "SFT" in plain(comparison_blocks(compare([SFT])))
+    assert "Nothing" in plain(comparison_blocks(compare([])))
 
 
 def test_the_table_says_what_a_gain_is_made_of():
-    text = " ".join(plain(render_table(compare([BASE, SFT, GRPO]))).split())
+    text = " ".join(plain(comparison_blocks(compare([BASE, SFT, GRPO]))).split())
     parts = "in points: format {}, extraction +0.0, truncation +0.0, reasoning {}."
     assert f"Causes of SFT - base, {parts.format('+40.0', '+0.0')}" in text
     assert f"Causes of GRPO - SFT, {parts.format('+0.0', '+50.0')}" in text
@@ -87,23 +81,23 @@ def test_the_table_says_what_a_gain_is_made_of():
 
 def test_the_table_shows_lenient_accuracy_beside_strict():
     lenient = tuple(replace(item, lenient=i < 70) for i, item in enumerate(SFT.items))
-    table = plain(render_table(compare([BASE, replace(SFT, items=lenient)])), width=80)
+    table = plain(comparison_blocks(compare([BASE, replace(SFT, items=lenient)])), width=80)
     header, base, sft, *_ = table.splitlines()
     assert header.split()[4:6] == ["%]", "lenient"]
     assert base.split()[4] == "-"
     assert sft.split()[4] == "70.0"
     assert "in any format" in table
     assert max(map(len, table.splitlines())) <= 80
-    assert "lenient" not in plain(render_table(compare([BASE, SFT]))).lower()
+    assert "lenient" not in plain(comparison_blocks(compare([BASE, SFT]))).lower()
 
 
 def test_the_table_says_better_worse_and_no_evidence():
-    up = plain(render_table(compare([SFT, GRPO])))
+    up = plain(comparison_blocks(compare([SFT, GRPO])))
     assert "GRPO is better than SFT" in up
-    down = plain(render_table(compare([GRPO, SFT])))
+    down = plain(comparison_blocks(compare([GRPO, SFT])))
     assert "SFT is worse than GRPO" in down
     near = make_result("grpo", "+" * 42 + "-" * 58)
-    same = plain(render_table(compare([SFT, near])))
+    same = plain(comparison_blocks(compare([SFT, near])))
     assert "no evidence" in same
     assert "better" not in same
     assert "Format" not in same
@@ -111,7 +105,7 @@ def test_the_table_says_better_worse_and_no_evidence():
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_the_table_fits_and_no_row_wraps(width):
-    lines = plain(render_table(compare([BASE, SFT, GRPO])), width=width).splitlines()
+    lines = plain(comparison_blocks(compare([BASE, SFT, GRPO])), width=width).splitlines()
     assert max(len(line) for line in lines) <= width
     rows = [line for line in lines if line.startswith(("base ", "SFT ", "GRPO "))]
     assert len(rows) == 6
@@ -124,7 +118,7 @@ def test_an_unreadable_reference_leaves_every_difference_and_is_told():
     # The base gives no answer, so only the better model meets the unreadable reference.
     comparison = compare([make_result("base", ".-"), make_result("sft", "?+")])
     assert comparison.differences[0].paired.problems == 1
-    assert "cannot be read, taking no part: base 0, SFT 1" in plain(render_table(comparison))
+    assert "cannot be read, taking no part: base 0, SFT 1" in plain(comparison_blocks(comparison))
 
 
 def test_problems_that_were_graded_by_text_alone_are_counted_apart():
@@ -133,16 +127,16 @@ def test_problems_that_were_graded_by_text_alone_are_counted_apart():
         return replace(result, items=(replace(first, stage="text alone"), *rest))
 
     shown = plain(
-        render_table(
+        comparison_blocks(
             compare([by_text(make_result("base", "-+")), by_text(make_result("sft", "++"))])
         )
     )
     assert "graded by text alone: base 1 (0 right), SFT 1 (1 right)." in shown
-    assert "text alone" not in plain(render_table(compare([BASE, SFT])))
+    assert "text alone" not in plain(comparison_blocks(compare([BASE, SFT])))
 
 
 def test_grader_timeouts_are_told():
-    text = plain(render_table(compare([SFT, make_result("grpo", "t" * 100)])))
+    text = plain(comparison_blocks(compare([SFT, make_result("grpo", "t" * 100)])))
     assert "timeouts, counted as not correct: SFT 0, GRPO 100" in text
 
 
@@ -151,7 +145,7 @@ def test_only_shared_problems_are_compared():
     assert comparison.left_out == 1
     assert [len(result.items) for result in comparison.results] == [3, 3]
     assert comparison.differences[0].paired.problems == 3
-    assert "Left out: 1 problem, which not all of them have" in plain(render_table(comparison))
+    assert "Left out: 1 problem, which not all of them have" in plain(comparison_blocks(comparison))
     changed = replace(SFT, items=(replace(SFT.items[0], answer="2"), *SFT.items[1:]))
     assert compare([BASE, changed]).left_out == 1
     other = tuple(replace(item, problem_id=f"q/{item.problem_id}") for item in SFT.items)
@@ -253,8 +247,8 @@ def test_seeds_of_one_recipe_are_one_arm_with_an_interval_over_them():
     # By hand: 40, 42 and 41 points; 41 -+ 4.3027 / sqrt(3).
     assert difference.seeds.low == pytest.approx(0.41 - 0.043027 / 3**0.5, abs=1e-6)
     assert difference.verdict == "better"
-    assert "Over 3 seeds GRPO - base: [+38.5, +43.5]." in plain(render_table(comparison))
-    assert "100 problems, 1 completion each from every seed" in plain(render_table(comparison))
+    assert "Over 3 seeds GRPO - base: [+38.5, +43.5]." in plain(comparison_blocks(comparison))
+    assert "100 problems, 1 completion each from every seed" in plain(comparison_blocks(comparison))
     assert comparison.numbers["accuracies_of_seeds"]["grpo"] == [0.6, 0.66, 0.63]
     # Seeds that do not agree leave it open, whatever the problems say.
     arms["grpo"] = seeds_of("grpo", "+" * 100, "+" * 95 + "-" * 5, "-" * 80 + "+" * 20)
@@ -296,7 +290,7 @@ def test_other_problems_under_the_same_ids_are_not_the_same_by_chance() -> None:
 def test_numbers_of_samples_that_differ_are_both_named() -> None:
     one = make_result("base", "+-")
     items = tuple(replace(item, sample=n) for item in one.items for n in range(4))
-    both = plain(render_table(compare([replace(one, items=items, samples=4), one])))
+    both = plain(comparison_blocks(compare([replace(one, items=items, samples=4), one])))
     assert "2 problems, 1 or 4 completions each" in both
 
 
@@ -332,7 +326,7 @@ def test_arms_of_different_sizes_have_no_interval_over_seeds_and_say_so():
     comparison = compare([pool(name, arm) for name, arm in arms.items()], seeds=arms)
     assert comparison.differences[0].seeds is None
     said = "No interval over seeds of GRPO - base, which have 3 and 2: the verdict is that over"
-    assert said in plain(render_table(comparison)).replace("\n", " ")
+    assert said in plain(comparison_blocks(comparison)).replace("\n", " ")
 
 
 def several_samples(name: str, *marks: str) -> EvaluationResult:
@@ -367,18 +361,18 @@ def test_a_majority_of_equal_numbers_is_right_as_often_as_they_are():
 def test_what_is_left_out_of_a_long_table_is_counted():
     many = make_result("grpo", "+" * 43)
     items = tuple(replace(item, subject=f"part {n}") for n, item in enumerate(many.items))
-    (by, (table, *_)), *_ = render_parts([replace(many, items=items)])
+    (by, (table, *_)), *_ = part_tables([replace(many, items=items)])
     assert by == "subject"
     assert "and 3 more" in plain(table)
 
 
 def test_by_subject_or_nothing():
-    assert [by for by, _ in render_parts([SFT])] == ["length"]
+    assert [by for by, _ in part_tables([SFT])] == ["length"]
     both = [
         make_result(name, right, subject="algebra")
         for name, right in (("sft", "+-"), ("grpo", "++"))
     ]
-    ((table,), _) = (tables for _, tables in render_parts(both))
+    ((table,), _) = (tables for _, tables in part_tables(both))
     assert "algebra         2  50.0 [9, 91]  100.0 [34, 100]" in plain(table)
 
 
@@ -406,14 +400,14 @@ def carded(name: str, seed: int, **sampling: object) -> EvaluationResult:
 )
 def test_only_what_was_shared_is_called_shared(results, note):
     """U9."""
-    text = plain(render_table(compare(results)), width=120)
+    text = plain(comparison_blocks(compare(results)), width=120)
     assert note in text
 
 
 def test_any_number_of_samples_has_a_legible_table():
     one = make_result("base", "+-")
     items = [replace(item, sample=n) for item in one.items for n in range(64)]
-    text = plain(render_answers([replace(one, items=items, samples=64)] * 2), width=80)
+    text = plain(answers_table([replace(one, items=items, samples=64)] * 2), width=80)
     assert all(f"pass@{k} %" in text for k in (2, 4, 8, 16, 32, 64))
     assert "…" not in text
 
@@ -449,7 +443,7 @@ def test_majority_lengths_and_the_lenient_split_have_a_table():
     assert list(result.by_length) == ["8-15", "32-63"]
     assert [part.mean for part in result.by_length.values()] == [1.0, 0.0]
     assert result.lenient_counts["wrong"] == 11
-    rows = [line.rsplit(maxsplit=1) for line in plain(render_answers([result])).splitlines()]
+    rows = [line.rsplit(maxsplit=1) for line in plain(answers_table([result])).splitlines()]
     shown = dict(row for row in rows if row)
     assert (shown["tokens, right"], shown["tokens, others"]) == ("10", "40")
     assert shown["maj@k %"] == "37.5"
@@ -467,4 +461,4 @@ def test_results_without_a_scored_problem_are_refused():
 def test_one_result_without_a_scored_problem_is_shown():
     unscored = make_result("base", "??")
     assert compare([unscored]).differences == ()
-    assert "base" in plain(render_table(compare([unscored])))
+    assert "base" in plain(comparison_blocks(compare([unscored])))

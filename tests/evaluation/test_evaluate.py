@@ -12,7 +12,7 @@ import pytest
 from tiny_models import ScriptedSampler
 
 from grouper.errors import DataError
-from grouper.evaluation.evaluate import evaluate
+from grouper.evaluation.evaluate import Measurement, measure
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.statistics import wilson_interval
 from grouper.sampling.base import SampleRequest
@@ -82,17 +82,19 @@ def make_items(answers: Sequence[str]) -> list[tuple[Problem, Prompt]]:
 
 def run(texts: Sequence[str], answers: Sequence[str], *, samples: int = 1) -> EvaluationResult:
     sampler = ScriptedSampler(lambda request, index: texts[index])
-    return evaluate(
-        name="base",
-        phase="base",
-        step=0,
-        split="test",
-        items=make_items(answers),
-        sampler=sampler,
-        grader=FakeGrader(),
-        params=SamplingParams(max_new_tokens=5),
-        samples=samples,
-        seed=7,
+    return measure(
+        Measurement(
+            name="base",
+            phase="base",
+            step=0,
+            split="test",
+            items=make_items(answers),
+            params=SamplingParams(max_new_tokens=5),
+            samples=samples,
+            seed=7,
+        ),
+        sampler,
+        FakeGrader(),
     )
 
 
@@ -178,17 +180,19 @@ def test_each_item_exactly_once_in_any_finishing_order(problems, samples):
     sampler = Shuffled(ScriptedSampler(lambda request, index: texts[index]))
     grader = FakeGrader()
     seen: list[tuple[int, int]] = []
-    result = evaluate(
-        name="sft",
-        phase="sft",
-        step=4,
-        split="test",
-        items=make_items(["0"] * problems),
-        sampler=sampler,
-        grader=grader,
-        params=SamplingParams(),
-        samples=samples,
-        seed=0,
+    result = measure(
+        Measurement(
+            name="sft",
+            phase="sft",
+            step=4,
+            split="test",
+            items=make_items(["0"] * problems),
+            params=SamplingParams(),
+            samples=samples,
+            seed=0,
+        ),
+        sampler,
+        grader,
         progress=lambda done, total: seen.append((done, total)),
     )
     total = problems * samples
@@ -200,17 +204,19 @@ def test_each_item_exactly_once_in_any_finishing_order(problems, samples):
 def test_draws_depend_on_the_seed_problem_and_sample_alone():
     def keys(name: str, seed: int, answers: Sequence[str]) -> list[int]:
         sampler = Shuffled(ScriptedSampler(lambda request, index: "=1"))
-        evaluate(
-            name=name,
-            phase=name,
-            step=len(name),
-            split="test",
-            items=make_items(answers),
-            sampler=sampler,
-            grader=FakeGrader(),
-            params=SamplingParams(),
-            samples=2,
-            seed=seed,
+        measure(
+            Measurement(
+                name=name,
+                phase=name,
+                step=len(name),
+                split="test",
+                items=make_items(answers),
+                params=SamplingParams(),
+                samples=2,
+                seed=seed,
+            ),
+            sampler,
+            FakeGrader(),
         )
         return [request.key for request in sampler.requests]
 
@@ -234,17 +240,19 @@ def test_the_card_says_how_to_measure_again():
 
 
 def test_phase_and_split_are_those_it_is_given():
-    result = evaluate(
-        name="mine",
-        phase="grpo",
-        step=3,
-        split="validation",
-        items=make_items(["1"]),
-        sampler=ScriptedSampler(lambda request, index: "=1"),
-        grader=FakeGrader(),
-        params=SamplingParams(max_new_tokens=5),
-        samples=1,
-        seed=0,
+    result = measure(
+        Measurement(
+            name="mine",
+            phase="grpo",
+            step=3,
+            split="validation",
+            items=make_items(["1"]),
+            params=SamplingParams(max_new_tokens=5),
+            samples=1,
+            seed=0,
+        ),
+        ScriptedSampler(lambda request, index: "=1"),
+        FakeGrader(),
     )
     assert (result.name, result.phase, result.split) == ("mine", "grpo", "validation")
 
@@ -253,17 +261,19 @@ def test_a_problem_listed_twice_is_our_mistake_and_found_before_sampling():
     sampler = Shuffled(ScriptedSampler(lambda request, index: "=1"))
     items = make_items(["1", "1"])
     with pytest.raises(AssertionError, match="loading refuses repeated ids"):
-        evaluate(
-            name="base",
-            phase="base",
-            step=0,
-            split="test",
-            items=[*items, items[0]],
-            sampler=sampler,
-            grader=FakeGrader(),
-            params=SamplingParams(),
-            samples=1,
-            seed=0,
+        measure(
+            Measurement(
+                name="base",
+                phase="base",
+                step=0,
+                split="test",
+                items=[*items, items[0]],
+                params=SamplingParams(),
+                samples=1,
+                seed=0,
+            ),
+            sampler,
+            FakeGrader(),
         )
     assert sampler.requests == []
 
@@ -286,15 +296,17 @@ class Forgetful:
 
 def test_a_sampler_that_loses_a_request_is_our_mistake():
     with pytest.raises(AssertionError, match="1 of 2 requests"):
-        evaluate(
-            name="base",
-            phase="base",
-            step=0,
-            split="test",
-            items=make_items(["1", "1"]),
-            sampler=Forgetful(),
-            grader=FakeGrader(),
-            params=SamplingParams(),
-            samples=1,
-            seed=0,
+        measure(
+            Measurement(
+                name="base",
+                phase="base",
+                step=0,
+                split="test",
+                items=make_items(["1", "1"]),
+                params=SamplingParams(),
+                samples=1,
+                seed=0,
+            ),
+            Forgetful(),
+            FakeGrader(),
         )

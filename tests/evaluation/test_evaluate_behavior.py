@@ -11,12 +11,8 @@ from evaluation.plain import plain
 from tiny_models import ScriptedSampler
 
 from grouper.config.schema import GradingConfig, RewardConfig
-from grouper.evaluation.compare import (
-    metrics_line,
-    render_metrics,
-    render_parts,
-)
-from grouper.evaluation.evaluate import evaluate, reasoning_of
+from grouper.evaluation.evaluate import Measurement, measure, reasoning_of
+from grouper.evaluation.result_tables import metrics_line, metrics_table, part_tables
 from grouper.grading import Grader
 from grouper.prompts import FORMATS
 from grouper.rewards import RewardStack, build_rewards
@@ -70,19 +66,21 @@ def measured(rewards, texts=(GOOD, WRONG, SILENT, BROKEN), fmt=TAGS):
 
 
 def evaluated(items, texts, grader, fmt, rewards):
-    return evaluate(
-        name="validation-grpo-000002",
-        phase="grpo",
-        step=2,
-        split="validation",
-        items=items,
-        sampler=ScriptedSampler(lambda request, index: texts[index]),
-        grader=grader,
-        params=SamplingParams(temperature=0),
-        samples=1,
-        seed=0,
-        fmt=fmt,
-        rewards=rewards,
+    return measure(
+        Measurement(
+            name="validation-grpo-000002",
+            phase="grpo",
+            step=2,
+            split="validation",
+            items=items,
+            params=SamplingParams(temperature=0),
+            samples=1,
+            seed=0,
+            format=fmt,
+            rewards=rewards,
+        ),
+        ScriptedSampler(lambda request, index: texts[index]),
+        grader,
     )
 
 
@@ -133,7 +131,7 @@ def test_rewards_apart_and_by_subject(stack):
         "a": {"correctness": 1.0, "format": 0.5, "total": 2.25},
         "b": {"correctness": 0.0, "format": 0.5, "total": 0.25},
     }
-    parts = dict(render_parts([result, replace(result, name="grpo")]))
+    parts = dict(part_tables([result, replace(result, name="grpo")]))
     assert list(parts) == ["subject", "length"]
     shown = plain(parts["subject"][1])
     assert [line.split() for line in shown.splitlines()[1:]] == [
@@ -141,7 +139,7 @@ def test_rewards_apart_and_by_subject(stack):
         for part, *means in (["a", "1.000", "0.500", "2.250"], ["b", "0.000", "0.500", "0.250"])
         for name in (result.name, "GRPO")
     ]
-    row = plain(render_metrics([result])).splitlines()[1].split()
+    row = plain(metrics_table([result])).splitlines()[1].split()
     assert row == ["validation-grpo-000002", "75.0", "50.0", "6", "1.250", "0.500", "0.500"]
     assert metrics_line(result) == (
         "validation-grpo-000002: format 75.0 %, answers 50.0 %, reasoning 50.0 % (6 characters), "
@@ -165,7 +163,7 @@ def test_an_evaluation_from_before_has_no_such_numbers(stack):
     old = replace(old, items=tuple(replace(item, rewards=None) for item in old.items))
     assert old.metrics is None
     assert metrics_line(old) is None
-    assert render_metrics([old]) is None
+    assert metrics_table([old]) is None
     assert old.rewards_by_subject == {}
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from evaluation.test_evaluate import FakeGrader, make_items
 from tiny_models import ScriptedSampler, tiny_model
 
 from grouper.errors import RunFolderError
-from grouper.evaluation.evaluate import evaluate, few_at_a_time, weights_mark
+from grouper.evaluation.evaluate import Measurement, few_at_a_time, measure, weights_mark
 from grouper.evaluation.items import PartialEvaluation, StoredItems
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import write_lines
@@ -49,26 +49,37 @@ class Counting:
             yield index, completion
 
 
-def measure(folder: Path | None, sampler: Counting | None = None, **more: Any) -> EvaluationResult:
+def measured(
+    folder: Path | None,
+    sampler: Counting | None = None,
+    *,
+    grader: FakeGrader | None = None,
+    resume: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+    **changes: Any,
+) -> EvaluationResult:
     settings: dict[str, Any] = {
         "name": "test-greedy",
         "phase": "base",
         "step": 0,
         "split": "test",
         "items": make_items(["1", "2", "1"]),
-        "sampler": sampler or Counting(),
-        "grader": FakeGrader(),
         "params": SamplingParams(max_new_tokens=5),
         "samples": 2,
         "seed": 7,
-        "folder": folder,
-        "resume": True,
     }
-    return evaluate(**{**settings, **more})
+    return measure(
+        Measurement(**{**settings, **changes}),
+        sampler or Counting(),
+        grader or FakeGrader(),
+        folder=folder,
+        resume=resume,
+        progress=progress,
+    )
 
 
 def test_on_disk_and_in_memory_are_the_same_items(tmp_path):
-    stored, held = measure(tmp_path), measure(None)
+    stored, held = measured(tmp_path), measured(None)
     assert stored == held
     assert isinstance(held.items, tuple)
     assert stored.items[1] == held.items[1]
@@ -82,13 +93,13 @@ def test_on_disk_and_in_memory_are_the_same_items(tmp_path):
 
 def test_what_was_drawn_before_a_kill_is_not_drawn_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        measure(tmp_path, Counting(limit=4))
+        measured(tmp_path, Counting(limit=4))
     part = tmp_path / PART / "0.jsonl"
     whole = part.read_bytes()
     assert len(whole.splitlines()) == 4
     part.write_bytes(whole[:-7])  # a line that the kill has cut
     sampler = Counting()
-    assert measure(tmp_path, sampler) == measure(None)
+    assert measured(tmp_path, sampler) == measured(None)
     assert sampler.drawn == 3
 
 
@@ -112,22 +123,22 @@ NESTED = b'{"place":3,"completion":' + b"[" * 200_000
 )
 def test_a_damaged_line_of_what_was_drawn_is_drawn_again(tmp_path, damage):
     with pytest.raises(KeyboardInterrupt):
-        measure(tmp_path, Counting(limit=4))
+        measured(tmp_path, Counting(limit=4))
     part = tmp_path / PART / "0.jsonl"
     lines = part.read_bytes().split(b"\n")
     lines[1] = damage
     part.write_bytes(b"\n".join(lines))
     sampler = Counting()
-    assert measure(tmp_path, sampler) == measure(None)
+    assert measured(tmp_path, sampler) == measured(None)
     assert sampler.drawn == 3
 
 
 def test_what_other_weights_have_drawn_is_drawn_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        measure(tmp_path, Counting(limit=4), weights="a")
+        measured(tmp_path, Counting(limit=4), weights="a")
     for weights, drawn in (("a", 2), ("b", 6)):
         sampler = Counting()
-        measure(tmp_path, sampler, weights=weights)
+        measured(tmp_path, sampler, weights=weights)
         assert sampler.drawn == drawn
 
 
@@ -158,9 +169,9 @@ def test_of_a_large_model_few_are_drawn_at_a_time_on_a_cpu(size, slots):
 def test_a_kill_before_the_summary_is_written_loses_nothing(tmp_path):
     """The items alone are no evaluation, and the folder of what was drawn was gone."""
     home = tmp_path / "evaluations"
-    measure(home)
+    measured(home)
     sampler = Counting()
-    result = measure(home, sampler)
+    result = measured(home, sampler)
     assert sampler.drawn == 0
     RunFolder(tmp_path).write_evaluation(result)
     assert not (home / PART).exists()
@@ -170,32 +181,25 @@ def test_a_kill_before_the_summary_is_written_loses_nothing(tmp_path):
 @pytest.mark.parametrize("change", [{"seed": 8}, {"params": SamplingParams(max_new_tokens=6)}])
 def test_what_other_settings_have_drawn_is_not_gone_on_with(tmp_path, change):
     with pytest.raises(KeyboardInterrupt):
-        measure(tmp_path, Counting(limit=4))
+        measured(tmp_path, Counting(limit=4))
     sampler = Counting()
-    measure(tmp_path, sampler, **change)
+    measured(tmp_path, sampler, **change)
     assert sampler.drawn == 6
 
 
 def test_without_resume_everything_is_drawn(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        measure(tmp_path, Counting(limit=4))
+        measured(tmp_path, Counting(limit=4))
     sampler = Counting()
-    measure(tmp_path, sampler, resume=False)
+    measured(tmp_path, sampler, resume=False)
     assert sampler.drawn == 6
-
-
-def test_a_known_result_is_not_measured(tmp_path):
-    before = measure(tmp_path)
-    sampler = Counting()
-    assert measure(tmp_path, sampler, known=lambda name: before) is before
-    assert sampler.drawn == 0
 
 
 def test_results_of_other_settings_get_a_name_of_their_own(tmp_path):
     folder = RunFolder(tmp_path)
     card = {"seed": 1, "sampling": {"temperature": 0.0, "stop": []}, "n": 3}
     assert folder.name_for("a", "test", card) == "a"
-    result = measure(tmp_path / "evaluations", name="a")
+    result = measured(tmp_path / "evaluations", name="a")
     folder.write_evaluation(result)
     assert folder.name_for("a", "test", result.card) == "a"
     assert folder.name_for("a", "gsm8k", result.card) == "a-2"
@@ -207,7 +211,7 @@ def test_results_of_other_settings_get_a_name_of_their_own(tmp_path):
 
 def test_a_summary_beside_streamed_items_reads_back(tmp_path):
     folder = RunFolder(tmp_path)
-    result = measure(tmp_path / "evaluations", name="base")
+    result = measured(tmp_path / "evaluations", name="base")
     folder.write_evaluation(result)
     again = folder.read_evaluation("base")
     assert again == result
@@ -220,14 +224,14 @@ def test_a_summary_beside_streamed_items_reads_back(tmp_path):
 
 def test_half_a_character_pair_is_read_back_as_a_question_mark(tmp_path):
     """JSON carries one as an escape, and pydantic reads none."""
-    (item, *_) = measure(None).items
+    (item, *_) = measured(None).items
     write_lines(tmp_path / "a.jsonl.gz", [{**asdict(item), "completion": "a \ud83d b"}])
     (read,) = StoredItems.read(tmp_path / "a.jsonl.gz")
     assert read == replace(item, completion="a ? b")
 
 
 def test_a_damaged_item_names_the_field(tmp_path):
-    (item, *_) = measure(None).items
+    (item, *_) = measured(None).items
     write_lines(tmp_path / "a.jsonl.gz", [{**asdict(item), "sample": "two"}])
     with pytest.raises(RunFolderError, match=r"a\.jsonl\.gz.*sample: should be"):
         StoredItems.read(tmp_path / "a.jsonl.gz")
@@ -240,10 +244,10 @@ def test_a_time_budget_takes_the_first_problems_that_fit(tmp_path, monkeypatch):
     clock = iter([0, 1, 10, 0, 1, 10])
     monkeypatch.setattr(module, "_FIRST_WAVE", 2)
     monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
-    result = measure(tmp_path, items=make_items(["1"] * 30), seconds=10.0)
+    result = measured(tmp_path, items=make_items(["1"] * 30), seconds=10.0)
     assert [item.problem_id for item in result.items][::2] == [f"p/{i}" for i in range(20)]
     assert result.card["n"] == 20
-    whole = measure(tmp_path, items=make_items(["1"] * 30), seconds=1000.0)
+    whole = measured(tmp_path, items=make_items(["1"] * 30), seconds=1000.0)
     assert len(whole.items) == 60
 
 
@@ -264,7 +268,7 @@ def test_memory_is_flat(tmp_path):
     params = SamplingParams(max_new_tokens=3000)
     tracemalloc.start()
     try:
-        result = measure(tmp_path, Long(), items=items, samples=8, grader=Grading(), params=params)
+        result = measured(tmp_path, Long(), items=items, samples=8, grader=Grading(), params=params)
         held, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -295,5 +299,5 @@ def test_what_another_process_is_measuring_is_refused(tmp_path):
     assert f"process {os.getpid()} on" in (said := other("a"))
     assert "is writing this evaluation" in said
     assert other("b") == "b\n"
-    folder.write_evaluation(measure(tmp_path / "evaluations", name="a"))
+    folder.write_evaluation(measured(tmp_path / "evaluations", name="a"))
     assert "is writing" not in other("a")

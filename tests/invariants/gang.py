@@ -42,7 +42,7 @@ from grouper.algorithms.weighting import sequence_mean
 from grouper.cli.main import main
 from grouper.config.schema import GradingConfig, GRPOConfig, OptimizerConfig
 from grouper.errors import ModelError, RunFolderError
-from grouper.evaluation.evaluate import evaluate
+from grouper.evaluation.evaluate import Measurement, measure
 from grouper.grading import Grader
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
@@ -299,20 +299,22 @@ def sharing(count: int) -> dict[str, Any]:
         requests, ["1"] * count, sampler=sampler, grader=grader, processes=processes
     )
     texts = [one.completion.text for one in drawn]
-    measured = evaluate(
-        name="base",
-        phase="base",
-        step=0,
-        split="test",
-        items=[
-            (Problem(id=r.prompt.problem_id, question="?", answer="1", source="p"), r.prompt)
-            for r in requests
-        ],
-        sampler=sampler,
-        grader=CountingGrader(),
-        params=requests[0].params,
-        samples=1,
-        seed=0,
+    measured = measure(
+        Measurement(
+            name="base",
+            phase="base",
+            step=0,
+            split="test",
+            items=[
+                (Problem(id=r.prompt.problem_id, question="?", answer="1", source="p"), r.prompt)
+                for r in requests
+            ],
+            params=requests[0].params,
+            samples=1,
+            seed=0,
+        ),
+        sampler,
+        CountingGrader(),
         processes=processes,
     )
     expected = [

@@ -15,8 +15,15 @@ from typing import Any
 
 import click
 
-from grouper.cli.text import definitions, show_json, table, warn, warn_of_losses
-from grouper.cli.text import show as print_rich
+from grouper.cli.text import (
+    definitions,
+    output_console,
+    show_blocks,
+    show_json,
+    table,
+    warn,
+    warn_of_losses,
+)
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, GrouperError, installed, plural
@@ -47,7 +54,7 @@ def runs(folder: str | None, *, as_json: bool) -> None:
     else:
         columns = ("name", "state", "step", "accuracy %", "when")
         cells = [[_cell(row[name]) for name in columns] for row in rows]
-        table(columns, cells, box=None)
+        table(columns, cells)
 
 
 def _cell(value: object) -> str:
@@ -123,12 +130,12 @@ def show(
 
     folder = _opened(run)
     if diff is not None:
-        print_rich(*itertools.islice(changes(folder, *diff, problem), count))
+        show_blocks([*itertools.islice(changes(folder, *diff, problem), count)])
         return
     rows = rollouts(folder, step=step, problem=problem, verdict=verdict, best=best, worst=worst)
     row = None
     for row in itertools.islice(rows, count):
-        print_rich(rollout_text(row))
+        output_console().print(rollout_text(row), highlight=False)
     if row is None:
         click.echo("No rollout matches.")
 

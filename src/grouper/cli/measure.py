@@ -26,6 +26,7 @@ from grouper.cli.text import (
     is_follower,
     short,
     show,
+    show_blocks,
     show_json,
     table,
     warn,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from grouper.evaluation.compare import Comparison
     from grouper.evaluation.suites import Suite
     from grouper.runs.progress import Progress
+    from grouper.tables import Table
     from grouper.types import AnswerFormat, Rollout
 
 
@@ -392,21 +394,24 @@ def show_results(comparison: Comparison, *, parts: bool = True) -> None:
     """Print results side by side: accuracy, differences and rewards; if `parts`, also lenient
     verdicts, pass@k, and everything by subject, level and length.
     """
-    from grouper.evaluation import compare
+    from grouper.evaluation import result_tables
 
     results = comparison.results
     settings = [result.card.get("sampling") for result in results]
     if any(setting != settings[0] for setting in settings):
         warn("these models were not measured with the same sampling settings.")
-    show(compare.render_table(comparison))
-    renderables = [compare.render_metrics(results)]
+    show_blocks(result_tables.comparison_blocks(comparison))
+    tables: list[Table] = []
     if parts:
-        renderables.insert(0, compare.render_answers(results))
-        for _, tables in compare.render_parts(results):
-            renderables += tables
-    for renderable in renderables:
-        if renderable is not None:
-            show("", renderable)
+        tables.append(result_tables.answers_table(results))
+    metrics = result_tables.metrics_table(results)
+    if metrics is not None:
+        tables.append(metrics)
+    if parts:
+        for _, tables_of_criterion in result_tables.part_tables(results):
+            tables += tables_of_criterion
+    for table_of_results in tables:
+        show("", table_of_results)
     show("")
 
 
@@ -533,7 +538,8 @@ def show_changes(before: EvaluationResult, after: EvaluationResult, count: int) 
         )
         rows.append(row)
     if rows:
-        table(("problem", "points", "reference", label(before.name), label(after.name)), rows)
+        columns = ("problem", "points", "reference", label(before.name), label(after.name))
+        table(columns, rows, lines=True)
 
 
 # --- grouper preview -----------------------------------------------------------------------------
@@ -698,7 +704,7 @@ def _show_plan(run_plan: RunPlan) -> None:
     show(f"{parameters}, on {run_plan.device}")
     show("")
     columns = ("part", *(name.replace("_", " ") for name in used_names), "peak")
-    table(columns, rows, title=f"{unit} at the worst moment")
+    table(columns, rows, title=f"{unit} at the worst moment", lines=True)
     peak = "The peak is the sum of its row; a chunk of logits is a part of the activations."
     if run_plan.device == "cpu":
         peak += " The process may hold up to half as much again: glibc keeps freed memory."
@@ -711,7 +717,7 @@ def _show_plan(run_plan: RunPlan) -> None:
         largest = ("none" if value is None else f"{value:,}" for value in settings)
         cards.append((f"{card.gib} GB", "yes" if card.fits else "no", *largest))
     columns = ("card", "fits", *phases, "sampling.max_slots")
-    table(columns, cards, title="What fits, and the largest settings that would")
+    table(columns, cards, title="What fits, and the largest settings that would", lines=True)
     show("", *map(_phase_line, run_plan.phases), *(f"Note: {note}" for note in run_plan.notes))
 
 
@@ -804,4 +810,4 @@ def _show_times(report: Bench) -> None:
             plain_spread = report.spread(metric, plain=True)
             row.append(number_format.format(plain_spread["median"]))
         rows.append(row)
-    table(columns, rows)
+    table(columns, rows, lines=True)

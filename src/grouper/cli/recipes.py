@@ -356,7 +356,8 @@ def _ask(
         for one in answers
     ]
     if rows:
-        table(("format", "answers", "in the format", "right", "truncated", "tokens (median)"), rows)
+        columns = ("format", "answers", "in the format", "right", "truncated", "tokens (median)")
+        table(columns, rows, lines=True)
         click.echo(f"One of them: {short(answers[0].examples[0])}")
     else:
         click.echo(

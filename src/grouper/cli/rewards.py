@@ -114,7 +114,7 @@ def probed(recipe: str, overrides: tuple[str, ...], *, texts: bool) -> int:
             result.what,
         )
         rows.append(row)
-    table(columns, rows, box=None)
+    table(columns, rows)
     failed = [result for result in results if not result.passed]
     if texts:
         for result in failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +15,12 @@ import yaml
 
 from grouper.files import dumps, write_atomic
 from grouper.runs.samples import printable
+from grouper.tables import Block, Table, for_terminal
+from grouper.tables import table as make_table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from grouper.runs.folder import RunFolder
 
 
@@ -61,24 +66,49 @@ def definitions(rows: Iterable[tuple[str, str]], title: str = "") -> None:
     click.echo(formatter.getvalue(), nl=False)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], **style: Any) -> None:
-    """Print a table, with numbers aligned to the right."""
-    from grouper.evaluation.compare import table as make_table
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str = "",
+    lines: bool = False,
+) -> None:
+    """Print a table, with numbers aligned to the right.
 
+    Args:
+        columns: titles of the columns.
+        rows: rows of a text per column.
+        title: a line above the table.
+        lines: draw lines between the cells.
+    """
     cells = [[printable(cell) for cell in row] for row in rows]
-    show(make_table(columns, cells, lines=True, **style))
+    show(make_table(columns, cells, title=title, lines=lines))
 
 
-def show(*things: Any) -> None:
-    """Print tables and lines of text; a file or pipe is as wide as they need."""
+def show(*things: str | Block) -> None:
+    """Print tables and lines of text; a file or pipe is 120 columns wide."""
+    console = output_console()
+    for thing in things:
+        if isinstance(thing, str):
+            console.print(thing, highlight=False, markup=False, soft_wrap=True)
+        else:
+            console.print(for_terminal(thing), highlight=False)
+
+
+def show_blocks(blocks: Sequence[Block]) -> None:
+    """Print tables and lines, with an empty line after each table but the last block."""
+    for block, next_block in itertools.zip_longest(blocks, blocks[1:]):
+        show(block)
+        if isinstance(block, Table) and next_block is not None:
+            show("")
+
+
+def output_console() -> Console:
+    """Return the console of standard output."""
     from rich.console import Console
 
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)
-    for thing in things:
-        is_text = isinstance(thing, str)
-        console.print(thing, highlight=False, markup=not is_text, soft_wrap=is_text)
+    return console if console.is_terminal else Console(width=120)
 
 
 def show_json(value: Any) -> None:

@@ -28,6 +28,7 @@ from grouper.models.folders import RECIPE_FILE
 from grouper.rewards.user_code import load_hook
 from grouper.runs.folder import RunFolder
 from grouper.runs.trackers import check_trackers
+from grouper.tables import Line
 
 if TYPE_CHECKING:
     from grouper.training.pipeline import RunResult
@@ -224,15 +225,13 @@ def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool, verbose: boo
 
 
 def _report(recipe: Recipe, result: RunResult) -> None:
-    from rich.text import Text
-
     show("")
     if result.comparison is not None:
         show_results(result.comparison, parts=False)
     if recipe.note and not (recipe.skip_sft or recipe.skip_grpo):
         # One line per paragraph, which the terminal wraps.
         for paragraph in recipe.note.strip().split("\n\n"):
-            show(Text(" ".join(paragraph.split())))
+            show(Line(" ".join(paragraph.split()), "plain"))
         show("")
     show(f"Run folder: {result.path}", f"Report:     {result.path / 'report.html'}")
     show(f"By subject, level and length: grouper compare {result.path}")

@@ -6,22 +6,14 @@ It is independent of training: anything that meets the sampler and grader protoc
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import logging
-import multiprocessing
 import shutil
-import signal
-import sys
 import tempfile
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from itertools import islice
-from multiprocessing.connection import Connection
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +21,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from grouper.errors import DataError
-from grouper.evaluation.items import (
-    FIELDS,
-    Drawn,
-    PartialEvaluation,
-    Slimmer,
-    StoredItems,
-    Write,
-    row_of,
-)
+from grouper.evaluation.items import Drawn, PartialEvaluation, Slimmer, StoredItems, row_of
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
-from grouper.files import delete, processors, write_lines
+from grouper.files import delete, write_lines
 from grouper.grading import Grader, by_text_alone
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup, share_of
@@ -51,7 +35,6 @@ from grouper.sampling.sample_and_grade import grade_as_drawn
 from grouper.types import (
     AnswerFormat,
     AnswerKind,
-    Completion,
     Problem,
     Prompt,
     Reward,
@@ -64,145 +47,151 @@ log = logging.getLogger(__name__)
 Items = Sequence[tuple[Problem, Prompt]]
 
 
-def evaluate(
-    *,
-    name: str | Callable[[Mapping[str, Any]], str],
-    phase: str,
-    step: int,
-    split: str,
-    items: Items,
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What one evaluation measures: problems, sampling, rewards, and what its record says."""
+
+    name: str
+    """Name of the files: `base`, `sft`, `grpo`, `validation-grpo-000020`, ..."""
+    phase: str
+    """`base`, `sft` or `grpo`: the phase that made the model."""
+    step: int
+    """Optimizer steps of the phase that the model has seen."""
+    split: str
+    """`test`, `validation`, or the name of a suite."""
+    items: Items
+    """Problems with their rendered prompts; ids must differ."""
+    params: SamplingParams
+    """The same for every model that is to be compared."""
+    samples: int
+    """Completions per problem."""
+    seed: int
+    """The run's seed; the random numbers depend on it alone, whatever model is measured."""
+    format: AnswerFormat | None = None
+    """The prompt format; with `rewards`, each item also has its format and reasoning."""
+    rewards: RewardStack | None = None
+    """Scores each completion, too; a reward that fails stops nothing."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries of the card: hashes of the model and the data, the grader's settings."""
+    weights: str = ""
+    """Tells the model from others (`weights_mark`) where the card does not: completions of another
+    model are sampled again."""
+    seconds: float | None = None
+    """Evaluate only as many of the first problems as take about this time; None: all."""
+
+    def __post_init__(self) -> None:
+        if not self.items:
+            raise DataError(
+                "there are no problems",
+                where=f"evaluation {self.name}",
+                fix="Check data.test and its limit.",
+            )
+        ids = {problem.id for problem, _ in self.items}
+        assert len(ids) == len(self.items), "loading refuses repeated ids"
+        for problem, prompt in self.items:
+            message = f"{problem.id} has {prompt.problem_id}'s prompt"
+            assert problem.id == prompt.problem_id, message
+
+    @property
+    def completions(self) -> int:
+        """Number of completions that all problems have together."""
+        return len(self.items) * self.samples
+
+    def card(self, grader: Grader) -> dict[str, Any]:
+        """Return the settings that decide the numbers, as the result records them."""
+        _, first_prompt = self.items[0]
+        return {
+            "prompt_of_item_0": first_prompt.text,
+            "sampling": {**asdict(self.params), "stop": list(self.params.stop)},
+            "grader": type(grader).__qualname__,
+            "n": len(self.items),
+            "k": self.samples,
+            "seed": self.seed,
+            **self.facts,
+        }
+
+
+def measure(
+    measurement: Measurement,
     sampler: Sampler,
     grader: Grader,
-    params: SamplingParams,
-    samples: int,
-    seed: int,
-    progress: Callable[[int, int], None] | None = None,
-    card: Mapping[str, Any] | None = None,
+    *,
     processes: ProcessGroup | None = None,
-    fmt: AnswerFormat | None = None,
-    rewards: RewardStack | None = None,
     folder: Path | None = None,
     resume: bool = False,
-    weights: str = "",
-    known: Callable[[str], EvaluationResult | None] | None = None,
-    seconds: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> EvaluationResult:
-    """Measure one model on one set of problems.
+    """Sample and grade completions, write each down at once, and make the items of them.
 
     Args:
-        name: the name of the files: `base`, `sft`, `grpo`, `validation-grpo-000020`, ..., or a
-            function that makes it from the card.
-        phase: `base`, `sft` or `grpo`.
-        step: optimizer steps of the phase the model has seen.
-        split: `test`, `validation`, or the name of a suite.
-        items: problems with their rendered prompts; ids must differ.
+        measurement: what is measured.
         sampler: samples the completions.
         grader: grades each completion once.
-        params: the sampling parameters; the same for every model that is to be compared.
-        samples: completions per problem.
-        seed: the run's seed; the random numbers depend on it alone, whatever model is measured.
-        progress: called with (completions sampled, completions in all): after each one, or after
-            each batch where another process grades them.
-        card: more to record with the settings: hashes of the model and data, grader version.
-        processes: the processes among which the problems are divided; each is measured once.
-        fmt: the prompt format; with `rewards`, each item also has its format and reasoning.
-        rewards: also scores each completion; a reward that fails stops nothing.
+        processes: the processes among which the completions are divided; each is sampled once.
         folder: the folder for completions as they come, and at the end for the items; left out:
             they are kept in memory. `RunFolder.write_evaluation` deletes the completions.
-        resume: use the completions that an interrupted call of the same settings left there.
-        weights: tells the model from others (`weights_mark`), where the card does not: completions
-            of another model are sampled again.
-        known: finds the finished evaluation of a name, which is returned as it is; left out: there
-            is none, or it is replaced.
-        seconds: evaluate only as many of the first problems as take about this time.
+        resume: use the completions that an interrupted call of the same measurement left there.
+        progress: called after each completion with (completions sampled, completions in all), both
+            of this process.
 
-    Raises:
-        DataError: there are no problems.
+    Returns:
+        The result; with `folder`, its items stay in their file.
     """
-    if not items:
-        where = f"evaluation {name if isinstance(name, str) else split}"
-        raise DataError("there are no problems", where=where, fix="Check data.test and its limit.")
-    assert len({problem.id for problem, _ in items}) == len(items), "loading refuses repeated ids"
-    for problem, prompt in items:
-        assert problem.id == prompt.problem_id, f"{problem.id} has {prompt.problem_id}'s prompt"
     processes = processes or ProcessGroup()
-    card = {
-        "prompt_of_item_0": items[0][1].text,
-        "sampling": {**asdict(params), "stop": list(params.stop)},
-        "grader": type(grader).__qualname__,
-        "n": len(items),
-        "k": samples,
-        "seed": seed,
-        **(card or {}),
-    }
-    title = name if isinstance(name, str) else name(card)
-    if known is not None:
-        finished = processes.on_rank0(lambda: known(title))
-        if finished is not None:
-            return finished
+    card = measurement.card(grader)
+    settings = {**card, "weights": measurement.weights} if measurement.weights else card
     home = folder or Path(processes.on_rank0(lambda: tempfile.mkdtemp(prefix="grouper-eval-")))
-    settings = {**card, "weights": weights} if weights else card
-    unfinished = PartialEvaluation(home, title, settings, len(items) * samples)
+    partial = PartialEvaluation(home, measurement.name, settings, measurement.completions)
     try:
-        written = set(processes.on_rank0(lambda: unfinished.begin(resume=resume)))
-        requests = _requests(items, params, samples=samples, seed=seed)
+        written = set(processes.on_rank0(lambda: partial.begin(resume=resume)))
         drawing = _Drawing(
-            requests=requests,
-            references=[problem.answer for problem, _ in items for _ in range(samples)],
-            samples=samples,
+            measurement=measurement,
+            requests=_requests(measurement),
             sampler=sampler,
             grader=grader,
             processes=processes,
-            write=partial(unfinished.write, processes.rank),
+            partial=partial,
             progress=progress or (lambda *_: None),
         )
-        finish = partial(
-            _finish, home, title, unfinished, items, samples=samples, fmt=fmt, rewards=rewards
+        problem_count = drawing.draw_all(written)
+        card["n"] = problem_count
+        slim, failures = processes.on_rank0(
+            lambda: _write_items(home, measurement, partial, problem_count)
         )
-        if seconds is None and len(requests) - len(written) >= _MANY and has_a_processor():
-            # A reward of the user's own is called in this process, after all sampling.
-            all_ours = rewards is None or rewards.ours
-            slim, failures = drawing.in_background(written, finish, follow=all_ours)
-        else:
-            end = drawing.here(written, seconds)
-            card["n"] = end
-            slim, failures = processes.on_rank0(lambda: finish(end))
         if failures and processes.rank == 0:
             log.warning(
                 "Rewards failed on %d groups of the evaluation, which have none; the first: %s",
                 len(failures),
                 failures[0],
             )
-        result_items: Sequence[EvaluationItem] = StoredItems(home / f"{title}.jsonl.gz", slim)
+        items: Sequence[EvaluationItem] = StoredItems(home / f"{measurement.name}.jsonl.gz", slim)
         if folder is None:
-            result_items = tuple(result_items)
-        # The folder may be deleted once every process has read them.
+            items = tuple(items)
+        # The folder may be deleted once every process has read the items.
         processes.gather(None)
     finally:
-        unfinished.close()
+        partial.close()
         if folder is None and processes.rank == 0:
             shutil.rmtree(home, ignore_errors=True)
     return EvaluationResult(
-        name=title,
-        phase=phase,
-        step=step,
-        split=split,
-        items=result_items,
-        samples=samples,
+        name=measurement.name,
+        phase=measurement.phase,
+        step=measurement.step,
+        split=measurement.split,
+        items=items,
+        samples=measurement.samples,
         card=card,
     )
 
 
-def _requests(
-    items: Items, params: SamplingParams, *, samples: int, seed: int
-) -> list[SampleRequest]:
+def _requests(measurement: Measurement) -> list[SampleRequest]:
     """Make the requests of all completions, those of one problem next to each other."""
     requests = []
-    for problem, prompt in items:
-        for sample in range(samples):
+    for problem, prompt in measurement.items:
+        for sample in range(measurement.samples):
             # Neither name nor step is part of a key: all models of a run get the same numbers.
-            key = draw_seed(seed, "eval", problem.id, sample)
-            requests.append(SampleRequest(prompt=prompt, params=params, key=key))
+            key = draw_seed(measurement.seed, "eval", problem.id, sample)
+            requests.append(SampleRequest(prompt=prompt, params=measurement.params, key=key))
     return requests
 
 
@@ -258,16 +247,6 @@ def weights_mark(policy: Policy) -> str:
     return digest.hexdigest()[:16]
 
 
-# With this many completions, a process of its own for grading is worth its start.
-_MANY = 2_000
-# Completions that are handed over together.
-_BATCH = 256
-# Seconds after which fewer are handed over.
-_PATIENCE = 1.0
-# Seconds between two looks at the files that another process writes.
-_POLL = 0.05
-
-
 # Problems after which the number of those that fit in the time is estimated.
 _FIRST_WAVE = 32
 
@@ -276,188 +255,90 @@ _FIRST_WAVE = 32
 class _Drawing:
     """Sampling and grading of completions, each process its share, each written down at once."""
 
+    measurement: Measurement
     requests: Sequence[SampleRequest]
-    references: Sequence[str]
-    samples: int
     sampler: Sampler
     grader: Grader
     processes: ProcessGroup
-    write: Write
+    partial: PartialEvaluation
     progress: Callable[[int, int], None]
 
-    def here(self, written: set[int], seconds: float | None) -> int:
-        """Sample and grade in this process.
+    def draw_all(self, written: set[int]) -> int:
+        """Sample what is missing, of all problems or of as many as there is time for.
 
         Args:
             written: places of the requests that have a completion already.
-            seconds: as in `evaluate`.
 
         Returns:
             The number of problems that have all of their completions.
         """
+        count = len(self.measurement.items)
+        seconds = self.measurement.seconds
+        if seconds is None:
+            self._draw(written, count)
+            # Wait until all processes have written their completions.
+            self.processes.gather(None)
+            return count
         started = time.monotonic()
-        count = len(self.requests) // self.samples
-        end = count if seconds is None else min(count, _FIRST_WAVE)
+        end = min(count, _FIRST_WAVE)
         while True:
-            _exhaust(self.draw(self._my_share(written, end)))
-            written.update(range(end * self.samples))
+            self._draw(written, end)
+            written.update(range(end * self.measurement.samples))
             elapsed = max(time.monotonic() - started, 1e-9)
             # The time of the slowest process, after all have written their completions.
             slowest = max(self.processes.gather(elapsed))
             # Number of problems that take `seconds` in all at this speed.
-            affordable = int(end * (seconds or 0) / slowest)
+            affordable = int(end * seconds / slowest)
             if end == count or affordable < 1.25 * end:
                 return end
             end = min(count, affordable)
 
-    def in_background(
-        self, written: set[int], finish: Callable[..., Finished], *, follow: bool
-    ) -> Finished:
-        """Sample in this process, while another one grades and writes.
-
-        Args:
-            written: places of the requests that have a completion already.
-            finish: `_finish`.
-            follow: call it in that process on rank 0, where it makes each item as soon as it can;
-                otherwise in this process, after all sampling.
-        """
-        places = self._my_share(written)
-        follow = follow and self.processes.rank == 0
-
-        def work(parent: Connection) -> Any:
-            drawing = replace(self, sampler=_Received(parent), progress=lambda *_: None)
-            graded = drawing.draw(places)
-
-            def wait() -> None:
-                # Grade more, or else wait for the completions of other processes.
-                batch = list(islice(graded, _BATCH))
-                if not batch and parent.poll(_POLL):
-                    parent.recv()
-
-            slim: list[EvaluationItem] = []
-            failures: list[str] = []
-            if follow:
-                slim, failures = finish(wait=wait)
-            _exhaust(graded)
-            # Field by field, because a list of records takes ten times as long to send.
-            columns = [[getattr(item, name) for item in slim] for name in FIELDS]
-            return columns, failures
-
-        with BackgroundProcess(work) as helper:
-            self._send_samples(helper, places)
-            if not follow:
-                helper.result()
-            # Wait until all processes have written their completions.
-            self.processes.gather(None)
-            if follow:
-                return self.processes.on_rank0(lambda: _as_items(*helper.result()))
-            return self.processes.on_rank0(finish)
-
-    def _send_samples(self, helper: BackgroundProcess, places: Sequence[int]) -> None:
-        """Sample completions and hand them over in batches, with None at the end."""
-        batch: list[tuple[Any, ...]] = []
-        sent_at = time.monotonic()
-        samples = self.sampler.sample([self.requests[place] for place in places])
-        for count, (n, completion) in enumerate(samples, start=1):
-            batch.append(
-                (
-                    n,
-                    completion.token_ids,
-                    completion.text,
-                    completion.finish_reason,
-                    completion.policy_version,
-                )
-            )
-            if len(batch) == _BATCH or time.monotonic() - sent_at > _PATIENCE:
-                helper.send(batch)
-                batch = []
-                sent_at = time.monotonic()
-                self.progress(count, len(places))
-        helper.send(batch)
-        helper.send(None)
-        self.progress(len(places), len(places))
-
-    def _my_share(self, written: set[int], end: int | None = None) -> list[int]:
-        """Return this process's share of the missing places, of the first `end` problems."""
-        count = len(self.requests) if end is None else end * self.samples
-        missing = [place for place in range(count) if place not in written]
+    def _draw(self, written: set[int], end: int) -> None:
+        """Sample, grade and write this process's share of what the first `end` problems lack."""
+        samples = self.measurement.samples
+        missing = [place for place in range(end * samples) if place not in written]
         share = share_of(missing, self.processes.rank, self.processes.size)
-        return [missing[i] for i in share]
-
-    def draw(self, places: Sequence[int]) -> Iterator[None]:
-        """Sample, grade and write the completions of these places, one for each step."""
+        places = [missing[i] for i in share]
+        items = self.measurement.items
         graded = grade_as_drawn(
             [self.requests[place] for place in places],
-            [self.references[place] for place in places],
+            [items[place // samples][0].answer for place in places],
             sampler=self.sampler,
             grader=self.grader,
         )
         for count, (n, completion, grade, lenient) in enumerate(graded, start=1):
-            self.write(places[n], completion, grade, lenient.verdict)
+            self.partial.write(self.processes.rank, places[n], completion, grade, lenient.verdict)
             self.progress(count, len(places))
-            yield
 
 
-def _exhaust(iterator: Iterator[object]) -> None:
-    """Run an iterator to its end."""
-    for _ in iterator:
-        pass
-
-
-class _Received:
-    """A sampler whose completions, without log-probs, come from another process."""
-
-    def __init__(self, parent: Connection) -> None:
-        self._parent = parent
-
-    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
-        assert requests, "the other process has these too, and names them by their index"
-        while (batch := self._parent.recv()) is not None:
-            for n, *fields in batch:
-                yield n, Completion.bare(*fields)
-
-
-Finished = tuple[list[EvaluationItem], list[str]]
-"""The items without their texts, and the failures of rewards."""
-
-
-def _finish(
-    folder: Path,
-    name: str,
-    unfinished: PartialEvaluation,
-    items: Items,
-    end: int | None = None,
-    *,
-    samples: int,
-    fmt: AnswerFormat | None,
-    rewards: RewardStack | None,
-    wait: Callable[[], None] | None = None,
-) -> Finished:
+def _write_items(
+    folder: Path, measurement: Measurement, partial: PartialEvaluation, problem_count: int
+) -> tuple[list[EvaluationItem], list[str]]:
     """Write the items of the sampled completions, in order, few problems in memory at a time.
 
     It runs on rank 0 alone, since a reward may call a judge.
 
     Args:
         folder: the folder of the items.
-        name: the name of the evaluation.
-        unfinished: the sampled completions.
-        items: the problems.
-        end: the number of problems that have their completions; None: all.
-        samples: completions per problem.
-        fmt: as in `evaluate`.
-        rewards: as in `evaluate`.
-        wait: called where a completion is not written yet; None: all are.
+        measurement: what was measured.
+        partial: the sampled completions.
+        problem_count: the number of problems that have their completions.
+
+    Returns:
+        The items without their texts, and the failures of rewards.
     """
-    reward_log = RewardLog(place=name)
+    samples = measurement.samples
+    reward_log = RewardLog(place=measurement.name)
     without_texts = Slimmer()
     slim: list[EvaluationItem] = []
     # Groups that wait for their rewards.
     waiting: deque[tuple[Problem, Prompt, list[Drawn]]] = deque()
+    partial.index()
 
     def groups() -> Iterator[Group]:
-        for number, (problem, prompt) in enumerate(items[:end]):
+        for number, (problem, prompt) in enumerate(measurement.items[:problem_count]):
             places = range(number * samples, (number + 1) * samples)
-            drawn = [unfinished.read(place, wait) for place in places]
+            drawn = [partial.read(place) for place in places]
             waiting.append((problem, prompt, drawn))
             completions = [sample.completion for sample in drawn]
             grades = [sample.grade for sample in drawn]
@@ -465,31 +346,24 @@ def _finish(
 
     def rows() -> Iterator[dict[str, Any]]:
         rewards_of_groups: Iterator[Sequence[Reward | None]]
-        if rewards is None:
+        if measurement.rewards is None:
             rewards_of_groups = ([None] * samples for _ in groups())
         else:
-            rewards_of_groups = rewards.score_all(groups(), reward_log)
+            rewards_of_groups = measurement.rewards.score_all(groups(), reward_log)
         for group_rewards in rewards_of_groups:
             problem, prompt, drawn = waiting.popleft()
             pairs = zip(drawn, group_rewards, strict=True)
             for sample, (completion, reward) in enumerate(pairs):
-                item = _item(problem, prompt, sample, completion, reward=reward, fmt=fmt)
+                item = _item(
+                    problem, prompt, sample, completion, reward=reward, fmt=measurement.format
+                )
                 slim.append(without_texts(item))
                 yield row_of(item)
         # An old summary must never be in one folder with new items.
-        delete(folder / f"{name}.json")
+        delete(folder / f"{measurement.name}.json")
 
-    write_lines(folder / f"{name}.jsonl.gz", rows())
+    write_lines(folder / f"{measurement.name}.jsonl.gz", rows())
     return slim, reward_log.events
-
-
-def _as_items(columns: list[list[Any]], failures: list[str]) -> Finished:
-    """Make items from their columns; `__init__` would take four times as long."""
-    items = [object.__new__(EvaluationItem) for _ in columns[0]]
-    for name, column in zip(FIELDS, columns, strict=True):
-        set_field = getattr(EvaluationItem, name).__set__
-        _exhaust(map(set_field, items, column))
-    return items, failures
 
 
 def _item(
@@ -583,89 +457,3 @@ def reasoning_of(text: str, fmt: AnswerFormat) -> str:
 
 # Text at which the answer of a format without tags begins.
 _ANSWER_MARKS = {AnswerKind.BOXED: "\\boxed", AnswerKind.HASHES: "####"}
-
-
-# --- work in the background, in a copy of this process on a processor of its own -----------------
-
-# Seconds that a copy which is not needed any more has to write its last results.
-_GRACE = 10.0
-
-
-def has_a_processor() -> bool:
-    """Tell whether this process can be copied, and there is another processor for the copy.
-
-    It is false on a machine with CUDA: a copy of a process that has used CUDA may not touch it, and
-    none is needed, since the processor waits for the GPU.
-    """
-    if sys.platform != "linux" or multiprocessing.current_process().daemon:
-        return False
-    return processors() > 1 and not torch.cuda.is_available()
-
-
-class BackgroundProcess(contextlib.AbstractContextManager["BackgroundProcess"]):
-    """A function in a forked copy of this process, which must not touch an accelerator there.
-
-    Leaving the context ends it: receiving in the copy then raises `EOFError`. Until then neither
-    process collects garbage among the objects that both have: this would write to their memory, and
-    so copy all of it.
-
-    Args:
-        do: called with a connection that receives everything passed to `send`.
-    """
-
-    def __init__(self, do: Callable[[Connection], Any]) -> None:
-        context = multiprocessing.get_context("fork")
-        self._connection, copy_connection = context.Pipe()
-        arguments = (do, copy_connection, self._connection)
-        self._process = context.Process(target=_run, args=arguments, daemon=True)
-        gc.freeze()
-        with warnings.catch_warnings():
-            # Python warns of forking with threads; the function needs none of them.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._process.start()
-        copy_connection.close()
-
-    def send(self, message: Any) -> None:
-        """Hand something over; waits while the copy is busy. Raises the exception that ended it."""
-        try:
-            self._connection.send(message)
-        except BrokenPipeError:
-            self.result()
-            raise
-
-    def result(self) -> Any:
-        """Wait for the function and return its result; raises its exception."""
-        try:
-            value, error = self._connection.recv()
-        except (EOFError, ConnectionResetError) as connection_error:
-            self._process.join(_GRACE)
-            status = self._process.exitcode
-            message = f"a process of an evaluation has ended: {status}"
-            raise RuntimeError(message) from connection_error
-        if error is not None:
-            raise error
-        return value
-
-    def __exit__(self, *_: object) -> None:
-        gc.unfreeze()
-        self._connection.close()
-        self._process.join(_GRACE)
-        self._process.kill()
-        self._process.join()
-
-
-def _run(do: Callable[[Connection], Any], connection: Connection, other: Connection) -> None:
-    """Run the function in the copy.
-
-    The parent ends it, by closing its side of the pipe or by ending itself, so signals are ignored.
-    """
-    other.close()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    outcome: tuple[Any, Exception | None]
-    try:
-        outcome = (do(connection), None)
-    except Exception as error:  # noqa: BLE001 - raised in the parent
-        outcome = (None, error)
-    with contextlib.suppress(OSError):
-        connection.send(outcome)

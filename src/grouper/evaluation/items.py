@@ -148,10 +148,6 @@ def _place_of(line: bytes, count: int, *, check: bool) -> int | None:
     return place if 0 <= place < count else None
 
 
-Write = Callable[[int, Completion, Grade, Verdict], None]
-"""Writes a place (number of the problem x samples + sample), and the fields of its `Drawn`."""
-
-
 # Position of the number in a line, which can be read without parsing the line.
 _PLACE = len('{"place":')
 # More processes than will ever evaluate together.
@@ -237,18 +233,9 @@ class PartialEvaluation:
             start += len(line)
         return start
 
-    def read(self, place: int, wait: Callable[[], None] | None) -> Drawn:
-        """Read the completion of a place.
-
-        Args:
-            place: the place.
-            wait: called until it has been written; None: it has been.
-        """
-        while self._lines[place] < 0:
-            self.index()
-            if self._lines[place] < 0:
-                assert wait is not None, f"completion {place} was never drawn"
-                wait()
+    def read(self, place: int) -> Drawn:
+        """Read the completion of a place, which `index` has found."""
+        assert self._lines[place] >= 0, f"completion {place} was never drawn"
         start, number = divmod(self._lines[place], _MOST_FILES)
         file = self._files[number]
         file.seek(start)
@@ -258,8 +245,16 @@ class PartialEvaluation:
     def write(
         self, rank: int, place: int, completion: Completion, grade: Grade, lenient: Verdict
     ) -> None:
-        """Write a completion into the file of a process, at once."""
-        row = {
+        """Write a completion into the file of a process, at once.
+
+        Args:
+            rank: number of the process.
+            place: number of the problem x samples + sample.
+            completion: the completion.
+            grade: its grade.
+            lenient: the verdict on the answer found in any format.
+        """
+        row: dict[str, Any] = {
             "place": place,
             "completion": (
                 completion.token_ids,

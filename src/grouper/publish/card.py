@@ -13,11 +13,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grouper.data import SOURCES
 from grouper.evaluation.result import EvaluationResult
+from grouper.evaluation.result_tables import compared_blocks
 from grouper.evaluation.statistics import CONFIDENCE
 from grouper.models.folders import base_of, looks_local
 from grouper.publish.portable import without_folder
-from grouper.report.page import compared
 from grouper.runs.folder import PHASES, RunFolder
+from grouper.tables import as_markdown
 from grouper.training.saved_state import is_complete, read_state
 
 CURVES_FILE = "curves.png"
@@ -79,6 +80,7 @@ def model_card(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["markdown"] = as_markdown
     environment.filters["cell"] = lambda text: re.sub(r"[\s|]+", " ", str(text))
     return environment.get_template("card.md.j2").render(
         metadata=metadata,
@@ -91,7 +93,7 @@ def model_card(
         checkpoint=checkpoint_line(source),
         data=data,
         info=None if run is None else RunFolder(run).read_info(),
-        results=list(compared(test_results)) if test_results else [],
+        results=compared_blocks(test_results) if test_results else [],
         curves=CURVES_FILE,
         version=version("grouper-rl"),
     )

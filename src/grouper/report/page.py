@@ -20,21 +20,16 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from grouper.errors import DataError, RunFolderError
-from grouper.evaluation.compare import (
-    Difference,
-    compare,
-    label,
-    render_answers,
-    render_metrics,
-    render_parts,
-    render_table,
-)
+from grouper.evaluation.compare import Difference, compare, label
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
+from grouper.evaluation.result_tables import (
+    answers_table,
+    compared_blocks,
+    metrics_table,
+    part_tables,
+)
 from grouper.files import write_atomic
 from grouper.report import charts
 from grouper.report.curves import draw_curves
@@ -42,6 +37,7 @@ from grouper.report.panels import RunView, overlaid, panels_of
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.runs.records import describe_changes, flat_settings, numbers_in_words
 from grouper.runs.samples import printable
+from grouper.tables import Block, Cell, Line, Tone, table
 
 # Bytes of JSON for the completions of all runs together, by where they come from.
 ROLLOUT_BYTES = 800_000
@@ -64,8 +60,6 @@ FIELDS = (
 )  # fmt: skip
 """Columns of a rollout, or of an item of an evaluation, in the page."""
 
-Block = dict[str, Any]
-"""A table, or a line of text, as the template takes it."""
 Section = tuple[str, list[Block]]
 """Heading and blocks."""
 
@@ -148,7 +142,7 @@ def _names(runs: Sequence[RunView]) -> list[str]:
 def _sections(views: Views, notes: Sequence[str]) -> dict[str, list[Section]]:
     """Return the sections of the page by their ids; those that the script fills have no blocks."""
     empty: Section = ("", [])
-    completion_notes = [_cell(note) for note in notes]
+    completion_notes: list[Block] = [Line(note) for note in notes]
     return {
         "verdict": [*_verdicts(views), *_results(views)],
         "findings": [*_findings(views)],
@@ -246,10 +240,10 @@ def _verdicts(views: Views) -> Iterator[Section]:
             tone = "unsure"
             text = "Nothing has been measured on held-out problems yet."
         heading = name if len(views) > 1 else ""
-        yield heading, [{"text": text, "tone": tone, "kind": "verdict"}]
+        yield heading, [Line(text, tone, "verdict")]
 
 
-def _verdict(split: str, results: Sequence[EvaluationResult]) -> tuple[str, str]:
+def _verdict(split: str, results: Sequence[EvaluationResult]) -> tuple[Tone, str]:
     """Return the tone of a verdict, and its sentences."""
     differences: Sequence[Difference] = ()
     try:
@@ -269,6 +263,7 @@ def _verdict(split: str, results: Sequence[EvaluationResult]) -> tuple[str, str]
         text = f"{last_name} solves {100 * last.accuracy:.1f} % of {problems}"
         return "unsure", f"{text}; there is nothing to compare it with yet."
     paired = differences[0].paired
+    tone: Tone
     if paired.verdict == "better":
         tone = "good"
         text = f"Yes: {last_name} is better than {first_name}."
@@ -295,13 +290,14 @@ def _results(views: Views) -> Iterator[Section]:
             tests_by_run[name] = tests
         for split, results in tests.items():
             heading = f"Results on {split}" if len(views) == 1 else f"{name}: results on {split}"
-            section = [*compared(results)]
-            section += blocks(render_answers(results))
-            section += blocks(render_metrics(results))
+            section = [*compared_blocks(results), answers_table(results)]
+            metrics = metrics_table(results)
+            if metrics is not None:
+                section.append(metrics)
             yield heading, section
     if len(tests_by_run) > 1:
         last_results = _last_results(tests_by_run)
-        yield "The last models against each other", [*compared(last_results)]
+        yield "The last models against each other", [*compared_blocks(last_results)]
 
 
 def _last_results(
@@ -324,25 +320,12 @@ def _last_results(
     return named_results
 
 
-def compared(results: Sequence[EvaluationResult]) -> Iterator[Block]:
-    """Yield the table of some models, or of each alone where no problem was scored in all."""
-    try:
-        yield from blocks(render_table(compare(results)))
-    except DataError as error:
-        for result in results:
-            yield from blocks(render_table(compare([result])))
-        yield {"text": error.paragraph(), "tone": "unsure"}
-
-
 def _parts(views: Views) -> Iterator[Section]:
     """Yield the tables of each set of problems by subject, level and length."""
     for name, run in views.items():
         for split, results in _tests(run).items():
-            for criterion, tables in render_parts(results):
-                section: list[Block] = []
-                for table in tables:
-                    section += blocks(table)
-                yield f"{name}: {split} by {criterion}", section
+            for criterion, tables in part_tables(results):
+                yield f"{name}: {split} by {criterion}", [*tables]
 
 
 def _findings(views: Views) -> Iterator[Section]:
@@ -353,14 +336,14 @@ def _findings(views: Views) -> Iterator[Section]:
         for finding in findings:
             steps = f"{label(finding.phase)} steps {finding.steps[0]} to {finding.steps[1]}"
             text = f"{steps} ({finding.name}): {finding}"
-            section.append({"text": text, "tone": "unsure", "kind": "finding"})
+            section.append(Line(text, "unsure", "finding"))
         if run.trouble:
-            section.append(_cell(run.trouble))
+            section.append(Line(run.trouble))
         elif not section and run.reports:
-            section.append(_cell("Nothing that Grouper knows of went wrong."))
+            section.append(Line("Nothing that Grouper knows of went wrong."))
         elif not section:
-            section.append(_cell("No step has been done yet."))
-        section += [_cell(f"Left out: {error.paragraph()}") for error in damaged]
+            section.append(Line("No step has been done yet."))
+        section += [Line(f"Left out: {error.paragraph()}") for error in damaged]
         section += _status_table(run)
         section += _event_table(run)
         yield name if len(views) > 1 else "", section
@@ -375,9 +358,9 @@ def _status_table(run: RunView) -> list[Block]:
         steps = [report.step for report in reports if report.status == status]
         share = 100 * count / len(reports)
         row = (
-            _cell(f"{label(phase)}: {status}"),
-            _cell(f"{share:.0f} %"),
-            _words(_steps(steps)),
+            f"{label(phase)}: {status}",
+            f"{share:.0f} %",
+            _steps(steps),
         )
         rows.append(row)
     return _table(("status of the steps", "share", "which"), rows)
@@ -389,7 +372,7 @@ def _event_table(run: RunView) -> list[Block]:
     for report in run.reports:
         step = f"{report.phase} {report.step}"
         events += [(step, event) for event in report.events]
-    rows = [(_cell(step), _words(event)) for step, event in events[:MOST_EVENTS]]
+    rows = [(step, _cut(event)) for step, event in events[:MOST_EVENTS]]
     return _table((f"{len(rows)} of {len(events)} events", "what happened"), rows)
 
 
@@ -435,52 +418,17 @@ def _side_by_side(views: Views, facts_of: Callable[[RunView], Mapping[str, Any]]
     rows = []
     for key in keys:
         values = [str(facts.get(key, "-")) for facts in facts_by_run]
-        tone = "words unsure" if len(set(values)) > 1 else "words"
-        row = [_words(key)]
-        row += [{**_words(value), "tone": tone} for value in values]
+        tone: Tone = "unsure" if len(set(values)) > 1 else "plain"
+        row = [Cell(_cut(key))]
+        row += [Cell(_cut(value), tone) for value in values]
         rows.append(row)
     head = ("", *views) if len(views) > 1 else ("", "value")
     return _table(head, rows)
 
 
-# --- blocks: a table, or a line of text ----------------------------------------------------------
-
-
-def _table(head: Sequence[str], rows: Sequence[Any]) -> list[Block]:
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str | Cell]]) -> list[Block]:
     """Make a table, unless it has no rows."""
-    return [{"head": head, "rows": rows}] if rows else []
-
-
-_TONES = {"green": "good", "red": "bad", "yellow": "unsure"}
-
-
-def blocks(thing: Any) -> Iterator[Block]:
-    """Turn tables and lines for a terminal into blocks of the page."""
-    if isinstance(thing, Group):
-        for renderable in thing.renderables:
-            yield from blocks(renderable)
-    elif isinstance(thing, Table):
-        columns = []
-        for column in thing.columns:
-            tone = "left" if column.justify == "left" else ""
-            columns.append([_cell(cell, tone) for cell in column.cells])
-        head = [str(column.header) for column in thing.columns]
-        yield from _table(head, [*zip(*columns, strict=True)])
-    elif isinstance(thing, Text | str) and str(thing):
-        yield _cell(thing)
-
-
-def _cell(text: object, tone: str = "") -> dict[str, str]:
-    """Make a cell, or a line, with the tone of its text's color."""
-    style = str(getattr(text, "style", ""))
-    tones = [tone]
-    tones += [color_tone for color, color_tone in _TONES.items() if color in style]
-    return {"text": str(text), "tone": " ".join(tones).strip()}
-
-
-def _words(text: object) -> dict[str, str]:
-    """Make a cell that may be wrapped."""
-    return {"text": _cut(str(text)), "tone": "words"}
+    return [table(titles, rows)] if rows else []
 
 
 # --- completions ---------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from grouper.errors import RunFolderError
@@ -21,6 +20,7 @@ from grouper.report.panels import RunView, Series, panels_of
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import is_running
 from grouper.runs.samples import printable
+from grouper.tables import STYLES, Cell, Table, Tone, for_terminal, table
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ Row = Mapping[str, Any]
 # Characters of a text, from its end, where the question or the answer is.
 PROMPT = 600
 COMPLETION = 3000
-VERDICTS = {"correct": "bold green", "incorrect": "bold red", "no_answer": "bold yellow"}
+VERDICTS: Mapping[str, Tone] = {"correct": "good", "incorrect": "bad", "no_answer": "unsure"}
 # Points of a curve in `watch`: as many as fit into 80 columns.
 POINTS = 16
 # Characters of a curve's name.
@@ -123,7 +123,7 @@ def rollout_text(row: Row) -> Text:
     reason = _end(row["reason"], 200)
     return Text.assemble(
         (step, "bold"),
-        (verdict.replace("_", " "), VERDICTS.get(verdict, "bold")),
+        (verdict.replace("_", " "), STYLES[VERDICTS.get(verdict, "strong")]),
         f"  {problem}, sample {row['sample']}\n",
         f"{reward}  {advantage}  {row['tokens']} tokens, {finish_reason}\n",
         (_end(row["prompt"], PROMPT) + "\n", "dim"),
@@ -163,17 +163,16 @@ def changes(run: RunFolder, before: int, after: int, problem: str | None) -> Ite
         )
     for name in common:
         reference = _end(sides[0][name]["answer"], 80)
-        table = Table(title=Text(f"{printable(name)}: the reference is {reference}"))
+        headers = []
         completions = []
         for step, side in zip((before, after), sides, strict=True):
             row = side[name]
             verdict = row["verdict"]
-            style = VERDICTS.get(verdict, "bold")
-            header = Text(f"step {step}: {verdict.replace('_', ' ')}", style)
-            table.add_column(header, ratio=1)
-            completions.append(Text(_end(row["completion"], COMPLETION)))
-        table.add_row(*completions)
-        yield table
+            header = f"step {step}: {verdict.replace('_', ' ')}"
+            headers.append(Cell(header, VERDICTS.get(verdict, "strong")))
+            completions.append(_end(row["completion"], COMPLETION))
+        title = f"{printable(name)}: the reference is {reference}"
+        yield table(headers, [completions], title=title, lines=True)
 
 
 def _first_samples(rows: Iterable[Row], problem: str | None) -> dict[str, Row]:
@@ -191,6 +190,11 @@ def _end(text: str, most: int) -> str:
     if omitted > 0:
         text = f"[{omitted:,} characters] ... {text[-most:]}"
     return printable(text)
+
+
+def _beginning(name: str) -> str:
+    """Return the beginning of a long name."""
+    return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
 
 
 def _number(value: float | None) -> str:
@@ -227,18 +231,14 @@ def frame(run: RunFolder) -> RenderableType:
     except RunFolderError as error:
         # This happens while a file is being replaced.
         return Text(error.paragraph())
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(max_width=NAME, no_wrap=True)
-    table.add_column("first", justify="right", min_width=9)
-    table.add_column("now", justify="right", min_width=9)
-    table.add_column(no_wrap=True)
+    rows = []
     current_phase = view.reports[-1].phase if view.reports else ""
     for panel in panels_of(view):
         if panel.phase == current_phase and not panel.stacked:
             for series in panel.series:
                 name = f"{panel.title} {series.name}".strip()
                 first, last, curve = _curve(series)
-                table.add_row(Text(name), Text(first), Text(last), Text(curve))
+                rows.append((_beginning(name), first, last, curve))
     events: list[str] = []
     for report in view.reports:
         step = f"{report.phase} {report.step}"
@@ -246,7 +246,7 @@ def frame(run: RunFolder) -> RenderableType:
     sample = next(rollouts(run), None) if run.rollout_files() else None
     return Group(
         Text(f"{printable(view.name)}: {_progress(view)}", style="bold"),
-        table,
+        for_terminal(table(("", "first", "now", ""), rows)),
         Text("\n".join(events[-EVENTS:]), style="yellow", overflow="ellipsis"),
         rollout_text(sample) if sample else Text("No rollout has been drawn yet."),
     )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from grouper.evaluation.compare import metrics_line
-from grouper.evaluation.evaluate import few_at_a_time, weights_mark
+from grouper.evaluation.evaluate import Measurement, few_at_a_time, measure, weights_mark
 from grouper.evaluation.result import EvaluationResult
+from grouper.evaluation.result_tables import metrics_line
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
-from grouper.sampling.base import Sampler, draw_seed
+from grouper.sampling.base import draw_seed
 from grouper.training.prepare import Items
 from grouper.training.run import Run
 from grouper.training.update import validation_loss
@@ -36,19 +36,20 @@ def measure_policy(
     run.background.wait_for_rollouts()
     what = f"evaluation of {phase} on {split}"
     with run.display.track(f"evaluating {phase} on {split}") as task:
-        card = _loss_card(run, policy, phase, split)
+        loss = _demonstration_loss(run, policy, phase, split)
         sampler = run.models.sampler(policy)
+        measurement = _measurement(
+            run, policy, phase=phase, step=step, split=split, facts=loss, processes=run.processes
+        )
         with few_at_a_time(sampler, policy):
-            result = _measure(
-                run,
+            result = measure(
+                measurement,
                 sampler,
-                phase=phase,
-                step=step,
-                split=split,
+                run.prepared.grader,
                 processes=run.processes,
+                folder=run.path / "evaluations",
+                resume=_may_resume(measurement),
                 progress=partial(run.stop.tick, task, what),
-                card=card,
-                weights=weights_mark(policy),
             )
     # An evaluation may need far more cache than a training step.
     sampler.release()
@@ -66,21 +67,26 @@ def begin_validation(
         GrouperError: they cannot be started, or do not take the weights.
     """
     sampler = run.models.validation_sampler(policy)
-    card = _loss_card(run, policy, phase, "validation")
-    pinned = sampler.pinned()
-    measure = partial(
-        _measure,
+    loss = _demonstration_loss(run, policy, phase, "validation")
+    measurement = _measurement(
         run,
-        pinned,
+        policy,
         phase=phase,
         step=step,
         split="validation",
+        facts=loss,
         processes=ProcessGroup(),
-        progress=run.stop.raise_if_ended,
-        card=card,
-        weights=weights_mark(policy),
     )
-    return run.background.begin(measure)
+    measure_on_servers = partial(
+        measure,
+        measurement,
+        sampler.pinned(),
+        run.prepared.grader,
+        folder=run.path / "evaluations",
+        resume=_may_resume(measurement),
+        progress=run.stop.raise_if_ended,
+    )
+    return run.background.begin(measure_on_servers)
 
 
 def record_evaluation(run: Run, result: EvaluationResult) -> EvaluationResult:
@@ -101,40 +107,51 @@ def validation_name(phase: str, step: int) -> str:
     return f"validation-{phase}-{step:06d}"
 
 
-def _measure(
+def _measurement(
     run: Run,
-    sampler: Sampler,
+    policy: Policy,
     *,
     phase: str,
     step: int,
     split: str,
+    facts: Mapping[str, Any],
     processes: ProcessGroup,
-    progress: Callable[[int, int], None],
-    card: dict[str, Any],
-    weights: Any,
-) -> EvaluationResult:
-    """Measure the model of a sampler, in any thread."""
+) -> Measurement:
+    """Describe the measurement of a policy.
+
+    Args:
+        run: the open run.
+        policy: to measure.
+        phase: that made it.
+        step: optimizer steps of that phase that it has seen.
+        split: `test` or `validation`.
+        facts: further entries of the card.
+        processes: the processes that measure together.
+    """
     name = phase
     items = run.prepared.test
     seconds = None
     if split == "validation":
         name = validation_name(phase, step)
         items, seconds = _validation_items(run, processes)
-    return run.prepared.evaluate(
-        sampler,
+    return run.prepared.measurement(
         name=name,
         phase=phase,
         step=step,
         split=split,
         items=items,
-        processes=processes,
-        folder=run.path / "evaluations",
-        resume=seconds is None,  # what was drawn before would make it seem faster
+        facts=facts,
+        weights=weights_mark(policy),
         seconds=seconds,
-        progress=progress,
-        card=card,
-        weights=weights,
     )
+
+
+def _may_resume(measurement: Measurement) -> bool:
+    """Tell whether completions of an interrupted call may be used.
+
+    With a limit of time they may not: the measurement would seem faster than it is.
+    """
+    return measurement.seconds is None
 
 
 def _validation_items(run: Run, processes: ProcessGroup) -> tuple[Items, float | None]:
@@ -170,7 +187,7 @@ def _earlier_validation(
     return None
 
 
-def _loss_card(run: Run, policy: Policy, phase: str, split: str) -> dict[str, Any]:
+def _demonstration_loss(run: Run, policy: Policy, phase: str, split: str) -> dict[str, Any]:
     """Measure the loss on held-out demonstrations, which says something else about SFT."""
     held_out = run.prepared.validation_demonstrations
     if phase != "sft" or split != "validation" or not held_out:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +22,7 @@ from grouper.config.schema import EvaluationConfig, Recipe, SamplingConfig
 from grouper.data import ProblemSet
 from grouper.data.problems import contradicting
 from grouper.errors import ConfigError, ModelError, PromptError
-from grouper.evaluation.evaluate import evaluate
-from grouper.evaluation.result import EvaluationResult
+from grouper.evaluation.evaluate import Measurement
 from grouper.grading import Grader, require_symbolic
 from grouper.models.device import find_device, use_cpu_threads
 from grouper.models.loading import (
@@ -51,7 +50,6 @@ from grouper.prompts.rendering import (
 )
 from grouper.rewards import Group, RewardStack, build_rewards
 from grouper.runs.records import flat_settings
-from grouper.sampling.base import Sampler
 from grouper.sampling.factory import Samplers
 from grouper.training.problem_sets import MEASURED, ProblemSets, load_part
 from grouper.training.saved_state import is_complete, read_state
@@ -368,35 +366,51 @@ class Prepared(AbstractContextManager["Prepared"]):
         right = right_completion(problem, self.format)
         return self.rewards.check(problem=problem, prompt=prompt, right=right)
 
-    def evaluate(
+    def measurement(
         self,
-        sampler: Sampler,
         *,
-        items: Items,
-        card: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> EvaluationResult:
-        """Measure the model of a sampler.
+        name: str,
+        phase: str,
+        step: int,
+        split: str,
+        items: Items | None = None,
+        facts: Mapping[str, Any] | None = None,
+        weights: str = "",
+        seconds: float | None = None,
+    ) -> Measurement:
+        """Describe a measurement as the recipe samples, grades and rewards.
 
         Args:
-            sampler: draws the completions.
-            items: problems with their prompts.
-            card: further entries of the result's card.
-            options: as in `evaluate`.
+            name: as in `Measurement`, like the other arguments.
+            phase: `base`, `sft` or `grpo`.
+            step: optimizer steps of the phase.
+            split: `test`, `validation`, or the name of a suite.
+            items: left out: the validation problems for that split, the test problems otherwise.
+            facts: further entries of the card.
+            weights: mark of the model's weights.
+            seconds: limit of the time.
+
+        Raises:
+            DataError: there are no problems.
         """
         recipe = self.recipe
-        recipe_card = {"recipe_hash": recipe_hash(recipe), "prompt": self.format.name}
-        return evaluate(
+        if items is None:
+            items = self.validation if split == "validation" else self.test
+        recipe_facts = {"recipe_hash": recipe_hash(recipe), "prompt": self.format.name}
+        return Measurement(
+            name=name,
+            phase=phase,
+            step=step,
+            split=split,
             items=items,
-            sampler=sampler,
-            grader=self.grader,
             params=self.evaluation_params(),
             samples=recipe.evaluation.samples,
             seed=recipe.seed,
-            card={**recipe_card, **(card or {})},
-            fmt=self.format,
+            format=self.format,
             rewards=self.rewards if recipe.evaluation.rewards else None,
-            **options,
+            facts={**recipe_facts, **(facts or {})},
+            weights=weights,
+            seconds=seconds,
         )
 
     def reward(self, text: str, number: int = 0) -> Reward:
