@@ -69,6 +69,26 @@ ANSWERS = {
     "part-of-a-class": lambda a, b, c: a / b + c,
     "printing-pages": lambda a, b, c: c * a / b,
     "building-blocks": lambda a, b, c: a - b + c,
+    "book-cart": lambda a, b, c: a - b + c,
+    "giving-and-getting": lambda a, b, c: a + b - c,
+    "flower-beds": lambda a, b: 2 * a - b,
+    "parking-lot": lambda a, b, c: a - b - c,
+    "elevator-ride": lambda a, b, c: a + b - c,
+    "playlist": lambda a, b, c: a + b - c,
+    "aquarium": lambda a, b, c: a + b + c,
+    "mail-route": lambda a, b, c: a + b + c,
+    "lake-trail": lambda a, b, c: a - b - c,
+    "fair-trade": lambda a, b, c: a - b + c,
+    "fruit-pickers": lambda a, b, c: b + c - a,
+    "dinner-shopping": lambda a, b, c: a - b - c,
+    "lap-swimmers": lambda a, b, c: a - b + c,
+    "farm-animals": lambda a, b, c: a - b - c,
+    "coming-and-going": lambda a, b, c: a + b - c,
+    "snowfall": lambda a, b, c: a + b - c,
+    "beads": lambda a, b: 2 * a - b,
+    "school-drive": lambda a, b, c: a - b - c,
+    "two-halves": lambda a, b, c: b + c - a,
+    "tall-trees": lambda a, b, c: a + b - c,
     "two-kinds": lambda a, b, c, d: a * b + c * d,
     "school-vans": lambda a, b, c, d: a * b - c - d,
     "bakery-bags": lambda a, b, c, d: (a * b - c) / d,
@@ -83,6 +103,13 @@ ANSWERS = {
     "lemonade-stand": lambda a, b, c, d: a * b - c - d,
     "zoo-tickets": lambda a, b, c, d: a * b - c * d,
     "marathon-training": lambda a, b, c, d: d - c - a * b,
+    "two-bakers": lambda a, b, c, d: a + b - c - d,
+    "forest-finds": lambda a, b, c: 2 * a + b - c,
+    "streetcar": lambda a, b, c, d: a - b + c - d,
+    "three-purchases": lambda a, b, c, d: a - b - c - d,
+    "friendly-gift": lambda a, b, c: a - b - 2 * c,
+    "market-day": lambda a, b, c, d: a + b + c - d,
+    "two-day-tour": lambda a, b, c, d: a + b - c - d,
     "party-budget": lambda a, b, c, d, e: e - a * b - c * d,
     "egg-money": lambda a, b, c, d, e: (a * b - c) / d * e,
     "weekend-job": lambda a, b, c, d, e: (a * b + c) * d - e,
@@ -323,7 +350,7 @@ def test_no_question_is_in_two_splits_whatever_the_seed():
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_training_never_sees_a_held_out_story(split):
-    problems = made(split, count=800, steps=(2, 3, 4))
+    problems = made(split, count=2000, steps=(2, 3, 4))
     stories = {problem.columns["template"] for problem in problems}
     if split in HELD_OUT_SPLITS:
         assert stories == set(STORIES)
@@ -379,6 +406,58 @@ def test_options_bound_the_numbers():
     assert not any(problem.columns["distractor"] for problem in made(count=200, distractors=0.0))
 
 
+def signs(story):
+    """The signs in the steps of a story."""
+    return {parse_equation(step.equation)[2] for step in story.steps}
+
+
+@pytest.mark.parametrize("operations", ["+-", "-+", "+-*", "*/+-"])
+def test_operations_leave_only_stories_of_these_signs(operations):
+    problems = made("test", count=1000, steps=(2, 3), operations=operations)
+    assert {problem.columns["template"] for problem in problems} == {
+        name
+        for name, story in STORIES.items()
+        if len(story.steps) < 4 and signs(story) <= set(operations)
+    }
+
+
+def test_all_operations_are_the_default():
+    assert made(count=50) == made(count=50, operations="/*-+")
+
+
+ADDITION = {
+    "operations": "+-",
+    "high": 20,
+    "max_value": 30,
+    "steps": (2, 2, 2, 3),
+    "distractors": 0.1,
+}
+
+
+@pytest.mark.parametrize(("split", "count"), [("train", 2000), ("sft", 600), ("test", 300)])
+def test_addition_with_small_numbers_gives_enough_problems(split, count):
+    problems = made(split, count=count, **ADDITION)
+    assert len({problem.question for problem in problems}) == count
+    for problem in problems:
+        assert {sign for _, sign, _, _ in equations(problem.solution)} <= set("+-")
+        assert all(int(n) <= 20 for n in re.findall(r"\b\d+\b", problem.question))
+        assert int(problem.answer) <= 30
+    stories = {problem.columns["template"] for problem in problems}
+    held_out = stories & HELD_OUT
+    assert len(stories - held_out) >= 20
+    if split == "test":
+        assert len(held_out) >= 9
+        new = sum(problem.subject == "new story" for problem in problems)
+        assert 0.4 < new / count < 0.6  # binomial(300, 1/2): standard deviation 3 %
+    else:
+        assert not held_out
+
+
+def test_operations_that_no_story_of_these_steps_keeps_to_are_an_error():
+    with pytest.raises(DataError, match=r"no story of 4 steps .*options\.operations"):
+        made(steps=(2, 4), operations="+-")
+
+
 def test_steps_that_are_named_more_often_occur_more_often():
     levels = Counter(problem.columns["steps"] for problem in made(count=800, steps=(2, 4, 4, 4)))
     assert set(levels) == {2, 4}
@@ -403,6 +482,9 @@ def test_a_space_that_is_too_small_is_an_error_that_says_how_many_there_are(monk
         ({"count": "3"}, r"options\.count.*whole number"),
         ({"steps": [5]}, "no story of 5 steps, only of 2, 3, 4"),
         ({"steps": []}, "steps is empty"),
+        ({"operations": ""}, "operations is empty"),
+        ({"operations": "+-%"}, r"there is no operation '%', only \+, -, \*, /"),
+        ({"operations": ["+"]}, r"options\.operations"),
         ({"distractors": 1.5}, r"options\.distractors"),
         ({"high": 0}, r"options\.high"),
     ],

@@ -35,6 +35,8 @@ from grouper.errors import DataError
 from grouper.files import load_table
 from grouper.types import Problem
 
+# The signs that a step may have.
+SIGNS = "+-*/"
 # The splits that held-out stories are for, and the share of their problems that use one.
 HELD_OUT_SPLITS = ("validation", "test")
 HELD_OUT_SHARE = 0.5
@@ -113,6 +115,8 @@ class StoriesOptions(Section):
     count: Positive = 1000
     steps: tuple[int, ...] = Field((2, 2, 2, 2, 2, 2, 3, 3, 3, 4), strict=False)
     """Steps of a solution, 2 to 4. A number that is named twice is twice as frequent."""
+    operations: str = SIGNS
+    """Signs that the steps of a story may use; a story with another one is left out."""
     distractors: Fraction = 0.25
     """Share of the problems with a sentence whose number is not needed."""
     high: Positive = 100
@@ -131,6 +135,12 @@ class StoriesOptions(Section):
             if count not in available:
                 names = ", ".join(map(str, available))
                 raise ValueError(f"there is no story of {count} steps, only of {names}")
+        if not self.operations:
+            raise ValueError("operations is empty")
+        for sign in self.operations:
+            if sign not in SIGNS:
+                names = ", ".join(SIGNS)
+                raise ValueError(f"there is no operation {sign!r}, only {names}")
         return self
 
 
@@ -220,6 +230,8 @@ def _story_names(options: StoriesOptions, split: str) -> StoryNames:
     for name, story in tables().stories.items():
         if story.held_out and split not in HELD_OUT_SPLITS:
             continue
+        if not _signs(story) <= set(options.operations):
+            continue
         if _is_possible(options, name):
             key = (len(story.steps), story.held_out)
             names[key] = (*names.get(key, ()), name)
@@ -228,9 +240,19 @@ def _story_names(options: StoriesOptions, split: str) -> StoryNames:
             raise DataError(
                 f"no story of {count} steps has numbers that small",
                 where=f"stories/{split}",
-                fix="Raise options.high or options.max_value, or leave that number out of steps.",
+                fix="Raise options.high or options.max_value, allow more options.operations, or "
+                "leave that number out of steps.",
             )
     return names
+
+
+def _signs(story: Story) -> set[str]:
+    """Return the signs of the steps of a story."""
+    signs = set()
+    for step in story.steps:
+        _, _, sign, _ = parse_equation(step.equation)
+        signs.add(sign)
+    return signs
 
 
 def _is_possible(options: StoriesOptions, name: str) -> bool:
