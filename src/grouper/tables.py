@@ -129,7 +129,9 @@ class _FittedTable:
     def __init__(self, table: Table) -> None:
         self.table = table
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         for number, positions in enumerate(_parts(self.table, options.max_width)):
             if number > 0:
                 yield ""

@@ -23,6 +23,7 @@ LAYER_1 = (
     "files",
     "tables",
     "config",
+    "compat",
     "models.allocator",
     "models.folders",
     "data",

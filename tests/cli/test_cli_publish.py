@@ -15,7 +15,7 @@ from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import VLLM
 from grouper.models.folders import EXPORT_FILE
 from grouper.models.loading import load_policy, load_tokenizer, save_policy
-from grouper.sampling.vllm import write_shape
+from grouper.sampling.vllm.sampler import write_shape
 
 
 def test_an_exported_model_is_asked_without_its_run(grouper, exported):

@@ -12,9 +12,9 @@ import yaml
 
 import grouper as grouper_package
 from grouper import errors
-from grouper.cli.flags import flag_named, flags
 from grouper.cli.main import cli
-from grouper.config.aliases import aliases
+from grouper.compat.aliases import aliases
+from grouper.compat.flags import flag_named, flags
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.rewards import REWARDS

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 from trl import rewards
 from trl.scripts.grpo import GRPOScriptArguments
 
-from grouper.config.aliases import aliases, dialects
+from grouper.compat.aliases import aliases, dialects
 
 NAMES = {name: row for name, row in aliases().items() if "default" in row}
 REWARD_NAMES = dialects()[-1]["rewards"]

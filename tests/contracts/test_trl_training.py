@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grouper import RunFolder, load_recipe, prepare, train
-from grouper.config.importing import import_recipe
+from grouper.compat.importing import import_recipe
 from grouper.data.reading import source_named
 from grouper.rewards import REWARDS
 from grouper.training.prepare import Prepared

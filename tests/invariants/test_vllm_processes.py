@@ -19,8 +19,8 @@ import pytest
 from test_processes import ODD, SMALL, _files, gang, metrics, same_run, started, texts  # noqa: F401 - fixtures
 
 from grouper import load_recipe, prepare
-from grouper.sampling.vllm import write_shape
-from grouper.sampling.vllm_worker import SECRET
+from grouper.sampling.vllm.sampler import write_shape
+from grouper.sampling.vllm.worker import SECRET
 
 SAMPLING = Path(__file__).resolve().parents[1] / "sampling"
 sys.path.insert(0, str(SAMPLING))
@@ -163,7 +163,7 @@ def test_a_rank_whose_server_fails_ends_all_within_seconds(served: list[FakeServ
         "import os\n"
         "if os.environ.get('RANK') == '1':\n"
         "    from grouper.errors import ModelError\n"
-        "    from grouper.sampling.vllm_server import ServerEngine\n"
+        "    from grouper.sampling.vllm.server import ServerEngine\n"
         "    def answers(self, asks):\n"
         "        raise ModelError('only rank one sees this')\n"
         "    ServerEngine.answers = answers\n"
@@ -185,7 +185,8 @@ def test_servers_of_the_run_are_started_once(
         Path("sitecustomize.py").write_text(
             "import os, sys\n"
             "import grouper.advice.recipe_checks\n"
-            "from grouper.sampling import factory, vllm_server\n"
+            "from grouper.sampling import factory\n"
+            "from grouper.sampling.vllm import server as vllm_server\n"
             "grouper.advice.recipe_checks.require_vllm = lambda: '0.32.0'\n"
             "factory.require_vllm = lambda: '0.32.0'\n"
             "real = vllm_server.server_command\n"

@@ -27,8 +27,8 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 from torch import Tensor
 
-from grouper.sampling.vllm import Answer, Ask, Save
-from grouper.sampling.vllm_worker import SECRET
+from grouper.sampling.vllm.sampler import Answer, Ask, Save
+from grouper.sampling.vllm.worker import SECRET
 
 BLOCK = 128
 PASSWORD = "a secret of the tests"

@@ -28,7 +28,7 @@ from grouper.models.merging import whole_weights
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.factory import Samplers
-from grouper.sampling.vllm import (
+from grouper.sampling.vllm.sampler import (
     TOLERANCE,
     Engine,
     LocalEngine,

@@ -38,15 +38,15 @@ from test_vllm import served as engine_of
 from grouper.config.schema import SamplingConfig, VllmConfig
 from grouper.errors import ConfigError, ModelError
 from grouper.models.policy import Policy
-from grouper.sampling import vllm_server
-from grouper.sampling.vllm import engine_arguments, write_shape
-from grouper.sampling.vllm_server import (
+from grouper.sampling.vllm import server as vllm_server
+from grouper.sampling.vllm.sampler import engine_arguments, write_shape
+from grouper.sampling.vllm.server import (
     ServerEngine,
     ServerProcess,
     server_command,
     shared_secret,
 )
-from grouper.sampling.vllm_worker import SECRET, RequireSecret
+from grouper.sampling.vllm.worker import SECRET, RequireSecret
 
 NAME = "grouper-test"
 
@@ -290,7 +290,7 @@ def test_a_server_ends_with_its_trainer(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys, time\n"
         "from pathlib import Path\n"
-        "from grouper.sampling import vllm_server\n"
+        "from grouper.sampling.vllm import server as vllm_server\n"
         "sleeper = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
         "vllm_server.server_command = lambda *_, **__: (sleeper, {})\n"
         f"process = vllm_server.ServerProcess(Path({str(tmp_path)!r}), 'x', {{}}, secret='x')\n"

@@ -17,9 +17,9 @@ from typing import Any
 
 import click
 
-from grouper.cli.flags import flag_named, hint, normalised
-from grouper.cli.flags import options as flag_options
 from grouper.cli.text import is_follower
+from grouper.compat.flags import flag_named, hint, normalised
+from grouper.compat.flags import options as flag_options
 from grouper.errors import (
     FULL,
     GrouperError,

@@ -199,7 +199,7 @@ def serve_rollouts(
 
     from grouper.models.device import find_device, on_device
     from grouper.models.loading import shape_of, weightless_policy
-    from grouper.sampling.vllm_server import server_command, shared_secret
+    from grouper.sampling.vllm.server import server_command, shared_secret
     from grouper.training.prepare import Prepared
     from grouper.training.problem_sets import ProblemSets, load_problem_sets
 

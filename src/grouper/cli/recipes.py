@@ -21,7 +21,8 @@ from pydantic.fields import FieldInfo
 from grouper.advice.recipe_choice import ENOUGH, HELD_OUT, MOST_TESTED, TEST_SHARE
 from grouper.cli.recipe_args import require_new
 from grouper.cli.text import definitions, flow, short, table, warn
-from grouper.config.checks import advice, meant, settings, validate_json
+from grouper.compat.hints import advice, meant
+from grouper.config.checks import settings, validate_json
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
 from grouper.config.schema import PromptConfig, Recipe, SourceConfig
 from grouper.errors import (
@@ -72,7 +73,7 @@ def fields(words: tuple[str, ...]) -> None:
 
 def imported(file: Path | str, output: Path | None, nproc: int) -> None:
     """Print or write a recipe for another trainer's file."""
-    from grouper.config.importing import import_recipe
+    from grouper.compat.importing import import_recipe
     from grouper.data.reading import source_named
     from grouper.rewards import REWARDS
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.cli.flags import CommandLine, spelled_out
 from grouper.cli.measure import progress, show_results, stages
-from grouper.cli.recipe_args import open_recipe, run_folder_of, show_plan
+from grouper.cli.recipe_args import open_recipe, read_recipe, run_folder_of, show_plan
 from grouper.cli.text import is_follower, show, warn
+from grouper.compat.flags import CommandLine, spelled_out
 from grouper.config.loading import recipe_hash, resolved_yaml, shipped_recipes
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, Interrupted, plural
@@ -70,7 +70,14 @@ def run(
     if resume:
         name = _run_of_that_name(name, overrides, flags["output_dir"])
     overrides = (*overrides, *skips)
-    line = CommandLine(name=name, overrides=overrides, phases=phases, nproc=nproc, typed=flags)
+    line = CommandLine(
+        name=name,
+        overrides=overrides,
+        phases=phases,
+        nproc=nproc,
+        typed=flags,
+        read_recipe=read_recipe,
+    )
     all_overrides, notes = spelled_out(line)
     _print_notes(notes)
     # A dry run reports a missing library together with the problems of data and model.

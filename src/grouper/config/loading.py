@@ -18,8 +18,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from grouper.config.aliases import dialect_of
-from grouper.config.checks import validate_json
+from grouper.config.checks import guest_room, validate_json
 from grouper.config.overrides import as_json, parse_yaml
 from grouper.config.schema import ASIDE, SINCE, Recipe
 from grouper.errors import ConfigError, did_you_mean
@@ -65,7 +64,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         raise ConfigError(problem, where=where, fix=fix)
     if "name" not in data:
         unknown = {key: value for key, value in data.items() if key not in Recipe.model_fields}
-        dialect = dialect_of(unknown)
+        dialect = guest_room().dialect_of(unknown)
         if dialect is not None:
             raise _foreign(f"a file for {dialect['label']}", where)
     json_text = as_json(data, overrides, where=where)

@@ -21,7 +21,7 @@ from grouper.models.policy import ADAPTER, Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import ModelSampler
 from grouper.sampling.native import NativeSampler
-from grouper.sampling.vllm import (
+from grouper.sampling.vllm.sampler import (
     TOLERANCE,
     Engine,
     LocalEngine,
@@ -29,7 +29,7 @@ from grouper.sampling.vllm import (
     engine_arguments,
     write_shape,
 )
-from grouper.sampling.vllm_server import ServerEngine, ServerProcess, shared_secret
+from grouper.sampling.vllm.server import ServerEngine, ServerProcess, shared_secret
 from grouper.sampling.weights import SamplingWeights, copy_dtype
 
 log = logging.getLogger(__name__)

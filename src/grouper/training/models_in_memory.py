@@ -13,7 +13,7 @@ from grouper.runs.progress import Progress
 from grouper.sampling.base import ModelSampler
 from grouper.sampling.factory import Samplers
 from grouper.sampling.native import NativeSampler
-from grouper.sampling.vllm import VllmSampler
+from grouper.sampling.vllm.sampler import VllmSampler
 from grouper.training.parallel import ParallelPolicy, make_parallel
 from grouper.training.prepare import Prepared
 

@@ -22,7 +22,7 @@ from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards import RewardLog
 from grouper.sampling.base import ModelSampler, Sampler, draw_seed
-from grouper.sampling.vllm import VllmSampler
+from grouper.sampling.vllm.sampler import VllmSampler
 from grouper.training.collect import RolloutBatch, collect
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.run import Run

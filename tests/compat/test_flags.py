@@ -9,9 +9,9 @@ import click
 import pytest
 import yaml
 
-from grouper.cli.flags import flag_named, flags
 from grouper.cli.main import cli
-from grouper.config.aliases import aliases
+from grouper.compat.aliases import aliases
+from grouper.compat.flags import flag_named, flags
 from grouper.config.checks import settings
 from grouper.config.schema import ModelConfig, Recipe
 

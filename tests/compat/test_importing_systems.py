@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from grouper.advice.recipe_checks import check_recipe
-from grouper.config.aliases import dialects
-from grouper.config.importing import ImportedRecipe, import_recipe
+from grouper.compat.aliases import dialects
+from grouper.compat.importing import ImportedRecipe, import_recipe
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.data.reading import source_named

@@ -32,8 +32,8 @@ from safetensors.torch import save_file
 
 from grouper.config.schema import VllmConfig
 from grouper.errors import ConfigError, ModelError, register_secret, require_known
-from grouper.sampling.vllm import ENVIRONMENT_DEFAULTS, Answer, Ask, Save, Weights
-from grouper.sampling.vllm_worker import MIDDLEWARE, SECRET, end_with_parent
+from grouper.sampling.vllm.sampler import ENVIRONMENT_DEFAULTS, Answer, Ask, Save, Weights
+from grouper.sampling.vllm.worker import MIDDLEWARE, SECRET, end_with_parent
 
 Value = TypeVar("Value")
 

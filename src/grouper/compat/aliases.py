@@ -10,7 +10,7 @@ phase) and `others` has one of
 - `why`: there is no counterpart, and this is the reason;
 - `now`: the row of its present name.
 
-`flags` and `batches` are read by `cli/flags.py`, `messages` by `checks`.
+`flags` and `batches` are read by `flags.py`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def word_of(value: Any) -> str:
 @cache
 def dialects() -> tuple[Row, ...]:
     """Read the tables of other trainers' files, each with a row for every name."""
-    *systems, trl = [load_table("grouper.config", f"dialects/{name}.yaml") for name in _DIALECTS]
+    *systems, trl = [load_table("grouper.compat", f"dialects/{name}.yaml") for name in _DIALECTS]
     for name, row in trl["rows"].items():
         defaults = aliases().get(name, {}).get("default", {})
         row.setdefault("default", defaults)

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grouper.config.aliases import Row, dialect_of, plain_name, word_of
+from grouper.compat.aliases import Row, dialect_of, plain_name, word_of
+from grouper.compat.scripts import read_script
 from grouper.config.checks import validate_json
 from grouper.config.loading import load_recipe, read_text, resolved_yaml
 from grouper.config.overrides import as_json, parse_yaml, put
 from grouper.config.schema import LARGEST, TRACKERS, Recipe
-from grouper.config.scripts import read_script
 from grouper.errors import ConfigError, nearest
 
 # A data set's name -> the settings of its source.

@@ -4,7 +4,7 @@
 another version, has the engine acknowledge the push, and then compares log-probs with the
 trainer's on fixed prompts; if they differ by more than the tolerance, nothing is sampled.
 
-An `Engine` is vLLM in this process (`LocalEngine`) or behind HTTP (`vllm_server.py`). Engines start
+An `Engine` is vLLM in this process (`LocalEngine`) or behind HTTP (`server.py`). Engines start
 with random weights, so that a push that was skipped cannot look like an old policy.
 """
 
@@ -36,7 +36,7 @@ from grouper.models.merging import Rounding, merged_copy, whole_weights
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import SampleRequest, StopStrings, check_lengths
-from grouper.sampling.vllm_worker import BACKEND, EXTENSION, HANDED
+from grouper.sampling.vllm.worker import BACKEND, EXTENSION, HANDED
 from grouper.sampling.weights import adapter_saver
 from grouper.types import Completion, FinishReason, SamplingParams
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from grouper.config.aliases import aliases
-from grouper.config.importing import ImportedRecipe, import_recipe
+from grouper.compat.aliases import aliases
+from grouper.compat.importing import ImportedRecipe, import_recipe
 from grouper.config.loading import load_recipe
 from grouper.config.schema import Recipe
 from grouper.data.reading import source_named

@@ -7,7 +7,7 @@ import re
 import pytest
 from pydantic import BaseModel
 
-from grouper.config.aliases import aliases, dialects
+from grouper.compat.aliases import aliases, dialects
 from grouper.config.schema import Recipe
 
 ROWS = {**aliases(), **{n: row for table in dialects() for n, row in table["rows"].items()}}

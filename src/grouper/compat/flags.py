@@ -1,6 +1,6 @@
 """Flags of the training commands: settings by the names that people type for other trainers.
 
-The flags are rows of `config/aliases.json`. Most set one key of the recipe and are checked by its
+The flags are rows of `aliases.json`. Most set one key of the recipe and are checked by its
 own validation; flags that depend on the recipe, or on several flags at once, are handled here.
 
 `also` has the other names of a flag. It is shown in `--help` where it has a `help`. A row has
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.config.aliases import Row, alias, aliases, tables
+from grouper.compat.aliases import Row, alias, aliases, tables
 from grouper.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -200,6 +200,7 @@ class CommandLine:
         phases: the phases that the command runs.
         nproc: the number of processes, from `--nproc`.
         typed: the values of each flag; none where it was not typed.
+        read_recipe: reads a recipe by its name and overrides.
     """
 
     name: str
@@ -207,6 +208,7 @@ class CommandLine:
     phases: Sequence[str]
     nproc: int
     typed: Mapping[str, Sequence[str]]
+    read_recipe: Callable[[str, Sequence[str]], Recipe]
 
     @cached_property
     def values(self) -> dict[str, str]:
@@ -229,9 +231,7 @@ class CommandLine:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe, read only where a flag depends on it, since other flags may complete it."""
-        from grouper.cli.recipe_args import read_recipe
-
-        return read_recipe(self.name, self.overrides)
+        return self.read_recipe(self.name, self.overrides)
 
     @cached_property
     def running(self) -> Sequence[str]:
