@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 from grouper.advice.checks import Samples
 from grouper.advice.live_checks import usual_hooks
@@ -160,12 +160,12 @@ def train(
 
 @contextmanager
 def _loaded(
-    recipe: Recipe, model: str, **problem_sets: ProblemSet | None
+    recipe: Recipe, model: str, problem_sets: ProblemSets
 ) -> Iterator[tuple[Prepared, Policy]]:
     """Load a model, and prepare these parts of the data for it."""
     require_model_folder(model, where="--model")
     require_intact(model)
-    with Prepared(recipe, ProblemSets(**problem_sets), model=model) as prepared:
+    with Prepared(recipe, problem_sets, model=model) as prepared:
         yield prepared, prepared.load(model)
 
 
@@ -211,8 +211,9 @@ def evaluate(
     display = display or Progress(quiet=True)
     processes = join_processes()
     record = None if folder is None else RunFolder(folder)
+    problem_sets = ProblemSets(**{split: problems})
     measuring = nullcontext() if record is None else record.measuring
-    with measuring, _loaded(recipe, model, **{split: problems}) as (prepared, policy):
+    with measuring, _loaded(recipe, model, problem_sets) as (prepared, policy):
         items = prepared.test if split == "test" else prepared.validation
         params = prepared.evaluation_params()
         samples = recipe.evaluation.samples
@@ -354,7 +355,9 @@ def _draw_rows(
     model: str,
     target: Path,
     rows_of: Callable[[EvaluationResult], list[dict[str, Any]]],
-    **options: Any,
+    *,
+    problems: ProblemSet,
+    display: Progress | None,
 ) -> tuple[int, int]:
     """Add rows that are made of an evaluation to a file; returns their number, and completions.
 
@@ -362,7 +365,9 @@ def _draw_rows(
     until then: after an interruption the same call continues.
     """
     folder = target.with_name(f"{target.name}.drawn")
-    result = evaluate(recipe, model, name="drawn", folder=folder, **options)
+    result = evaluate(
+        recipe, model, problems=problems, name="drawn", folder=folder, display=display
+    )
 
     def write() -> tuple[int, int]:
         stored_lines = target.read_bytes().splitlines() if target.exists() else []
@@ -393,7 +398,8 @@ def preview(
         display: where progress goes; nowhere by default.
     """
     display = display or Progress(quiet=True)
-    with _loaded(recipe, model, train=load_part(recipe, "train")) as (prepared, policy):
+    problem_sets = ProblemSets(train=load_part(recipe, "train"))
+    with _loaded(recipe, model, problem_sets) as (prepared, policy):
         first = first_met(len(prepared.train), problems, seed=recipe.seed)
         met = tuple(prepared.train[index] for index in first)
         with display.track("sampling", samples * len(met)) as task:
@@ -412,6 +418,19 @@ def preview(
 
 
 # --- answers of a trained model ------------------------------------------------------------------
+
+
+class AnswerChanges(TypedDict, total=False):
+    """Settings of sampling for one call; None and what is left out are as the recipe evaluates."""
+
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    max_new_tokens: int | None
+    seed: int | None
+    earlier: Sequence[Message]
+    """The turns before the question, as the chat template takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -489,32 +508,28 @@ class Generator(AbstractContextManager["Generator"]):
         questions: Iterable[str],
         *,
         samples: int | None = None,
-        earlier: Sequence[Message] = (),
         display: Progress | None = None,
-        seed: int | None = None,
         on_tokens: Callable[[Sequence[int]], None] | None = None,
         on_answers: Callable[[int, list[Solution]], None] | None = None,
-        **changes: Any,
+        **changes: Unpack[AnswerChanges],
     ) -> list[list[Solution]]:
         """The answers to each question; none to one that the model's context has no room for.
 
         Args:
             questions: what to answer.
             samples: answers to each; left out: the recipe's `evaluation.samples`.
-            earlier: as in `prompt`.
             display: where progress goes; nowhere by default.
-            seed: of the draws; left out: the recipe's.
             on_tokens: called with all ids so far of a single answer, every few tokens, where the
                 engine is Grouper's own.
             on_answers: called with the number of each question, in order, and its answers, as soon
                 as they are known.
-            changes: settings of sampling for this call: `temperature`, `top_p`, `top_k`, `min_p`,
-                `max_new_tokens`.
+            changes: as in `AnswerChanges`, for this call.
 
         Raises:
             DataError: a question is empty.
         """
         questions = list(questions)  # those of a pandas Series have labels, not places
+        earlier = changes.get("earlier", ())
         prompts = [self.prompt(question, earlier) for question in questions]
         k = self.recipe.evaluation.samples if samples is None else samples
         display = display or Progress(quiet=True)
@@ -524,7 +539,9 @@ class Generator(AbstractContextManager["Generator"]):
         if left_out:
             log.warning("%d questions are too long for the model; they get no answer.", left_out)
         # Addressed by the text: the answer to a question does not depend on its neighbours.
-        seed = self.recipe.seed if seed is None else int(seed)  # NumPy's has another repr
+        chosen_seed = changes.get("seed")
+        # NumPy's integers have another repr.
+        seed = self.recipe.seed if chosen_seed is None else int(chosen_seed)
         requests = []
         for prompt in fitting:
             for sample in range(k):
@@ -559,25 +576,22 @@ class Generator(AbstractContextManager["Generator"]):
         question: str,
         samples: int | None = None,
         *,
-        earlier: Sequence[Message] = (),
         on_text: Callable[[str], None] | None = None,
-        seed: int | None = None,
-        **changes: Any,
+        **changes: Unpack[AnswerChanges],
     ) -> list[Solution]:
         """The answers to one question, as many as asked for or as the recipe evaluates.
 
         Args:
             question: of the user.
             samples: how many answers.
-            earlier: as in `prompt`.
             on_text: called with each new piece of the text of a single answer as it is drawn.
-            seed: as in `answers`.
-            changes: as in `answers`.
+            changes: as in `AnswerChanges`, for this call.
 
         Raises:
             DataError: the question is empty, or longer than the model's context leaves room for.
         """
-        tokens = len(self.prompt(question, earlier).token_ids)
+        prompt = self.prompt(question, changes.get("earlier", ()))
+        tokens = len(prompt.token_ids)
         _, room = self._params_and_room(changes)
         if tokens > room:
             raise DataError(
@@ -598,16 +612,21 @@ class Generator(AbstractContextManager["Generator"]):
                 show(text.removeprefix(sent))
                 sent = text
 
-        options: dict[str, Any] = {"samples": k, "earlier": earlier, "seed": seed, **changes}
-        (solutions,) = self.answers([question], on_tokens=up_to if show else None, **options)
+        on_tokens = up_to if show else None
+        (solutions,) = self.answers([question], samples=k, on_tokens=on_tokens, **changes)
         if show:
             # The text that was sent may end with a stop string, which the response lacks.
             show(solutions[0].response[len(sent) :])
         return solutions
 
-    def _params_and_room(self, changes: Mapping[str, Any]) -> tuple[SamplingParams, float]:
+    def _params_and_room(self, changes: AnswerChanges) -> tuple[SamplingParams, float]:
         """Return the sampling parameters of a call, and the tokens that they leave for a prompt."""
-        settings = {name: value for name, value in changes.items() if value is not None}
+        of_no_params = ("seed", "earlier")
+        settings: dict[str, Any] = {
+            name: value
+            for name, value in changes.items()
+            if name not in of_no_params and value is not None
+        }
         params = replace(self.params, **settings)
         context = self.prepared.context
         if context is None:
@@ -673,18 +692,22 @@ def load_generator(
 
 @overload
 def solve(
-    question: str, model: Generator | str | Path, *, samples: None = None, **changes: Any
+    question: str,
+    model: Generator | str | Path,
+    *,
+    samples: None = None,
+    **changes: Unpack[AnswerChanges],
 ) -> Solution: ...
 @overload
 def solve(
-    question: str, model: Generator | str | Path, *, samples: int, **changes: Any
+    question: str, model: Generator | str | Path, *, samples: int, **changes: Unpack[AnswerChanges]
 ) -> list[Solution]: ...
 def solve(
     question: str,
     model: Generator | str | Path,
     *,
     samples: int | None = None,
-    **changes: Any,
+    **changes: Unpack[AnswerChanges],
 ) -> Solution | list[Solution]:
     """The model's answer to one question; the same question and seed always get the same answer.
 
@@ -692,7 +715,7 @@ def solve(
         question: of the user.
         model: a generator, or what `load_generator` loads one from, for this call alone.
         samples: this many answers, as a list; left out: one, by itself.
-        changes: as in `Generator.answer`: `temperature`, `seed` and so on.
+        changes: as in `AnswerChanges`: `temperature`, `seed` and so on.
 
     Raises:
         DataError: see `Generator.answer`.
@@ -703,13 +726,13 @@ def solve(
     return solutions[0] if samples is None else solutions
 
 
-def stream(question: str, model: Generator, **changes: Any) -> Iterator[str]:
+def stream(question: str, model: Generator, **changes: Unpack[AnswerChanges]) -> Iterator[str]:
     """Yield the text of an answer piece by piece while it is drawn; together they are its response.
 
     Args:
         question: of the user.
         model: a generator. It stops drawing where the caller stops, as with `break`.
-        changes: as in `Generator.answer`.
+        changes: as in `AnswerChanges`.
 
     Raises:
         DataError: see `Generator.answer`.
