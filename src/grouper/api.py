@@ -220,21 +220,7 @@ def evaluate(
         label = split if suite is None else suite.name
         set_name = split if suite is None else f"{suite.name}-{prepared.format.name}"
         result_name = name or settings_name(set_name, params, len(items), samples)
-        facts: dict[str, Any] = {
-            "model": model,
-            "model_hash": identity_of(model, recipe.model.revision),
-            "data": problems.fingerprint,
-            "left_out": len(problems) - len(items),
-            "grading": recipe.grading.model_dump(mode="json"),
-            "computed": recipe.model.model_dump(include=_COMPUTED),
-            "drawn": recipe.sampling.model_dump(include={"dtype", "engine"}),
-        }
-        if recipe.evaluation.rewards:
-            facts["rewards"] = [reward.model_dump(mode="json") for reward in recipe.rewards]
-            facts["code"] = code_fingerprints(reward.name for reward in recipe.rewards)
-        if suite is not None:
-            facts["suite"] = {**suite.card, "revision": problems.revision}
-
+        facts = _facts(recipe, model, problems, left_out=len(problems) - len(items), suite=suite)
         measurement = prepared.measurement(
             name=result_name,
             phase=str(state["phase"]),
@@ -273,6 +259,27 @@ def evaluate(
             processes.on_rank0(lambda: write_atomic(record.path / "recipe.yaml", text))
             processes.on_rank0(lambda: record.write_evaluation(result))
     return result
+
+
+def _facts(
+    recipe: Recipe, model: str, problems: ProblemSet, *, left_out: int, suite: Suite | None
+) -> dict[str, Any]:
+    """Return what decides the numbers of a measurement beside its problems and sampling."""
+    facts: dict[str, Any] = {
+        "model": model,
+        "model_hash": identity_of(model, recipe.model.revision),
+        "data": problems.fingerprint,
+        "left_out": left_out,
+        "grading": recipe.grading.model_dump(mode="json"),
+        "computed": recipe.model.model_dump(include=_COMPUTED),
+        "drawn": recipe.sampling.model_dump(include={"dtype", "engine"}),
+    }
+    if recipe.evaluation.rewards:
+        facts["rewards"] = [reward.model_dump(mode="json") for reward in recipe.rewards]
+        facts["code"] = code_fingerprints(reward.name for reward in recipe.rewards)
+    if suite is not None:
+        facts["suite"] = {**suite.card, "revision": problems.revision}
+    return facts
 
 
 def pass_rates(

@@ -270,6 +270,9 @@ def _open_wandb(wandb: Any, run: TrackedRun, params: dict[str, Any]) -> Any:
 class TrackioSink(LoggedRun):
     """Trackio: a local database, viewed with `trackio show`; a Space only on request.
 
+    It stays because it shows tables and histograms as wandb does, without an account or a network,
+    and because recipes of TRL name it.
+
     Everything stays in Trackio's folder on this machine (`TRACKIO_DIR`), unless `params` names
     another place and the tracker's mode is online, or the environment does (`TRACKIO_SPACE_ID`,
     ...).
