@@ -108,7 +108,7 @@ def test_a_run_that_is_deleted_meanwhile_hides_no_other(grouper, tmp_path, monke
             shutil.rmtree(run)
         return False
 
-    monkeypatch.setattr("grouper.cli.inspect.is_running", deleting)
+    monkeypatch.setattr("grouper.cli.runs.is_running", deleting)
     for name in ("going", "staying"):
         make_run(tmp_path / name)
     called = grouper("runs", tmp_path, "--json")

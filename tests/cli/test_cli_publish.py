@@ -121,8 +121,8 @@ def test_other_machines_are_admitted_with_a_key(grouper, exported, monkeypatch, 
         started.append((words, env.get("VLLM_API_KEY")))
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr("grouper.cli.publish.find_spec", lambda name: name)
-    monkeypatch.setattr("grouper.cli.publish.subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr("grouper.cli.serve.find_spec", lambda name: name)
+    monkeypatch.setattr("grouper.cli.serve.subprocess", SimpleNamespace(run=run))
     monkeypatch.delenv("GROUPER_API_KEY", raising=False)
     asked = ("serve", exported, "--host", host)
     grouper(*asked).refused("--host", host, "no key", "GROUPER_API_KEY")
@@ -198,7 +198,7 @@ def test_what_is_not_there_is_not_served(grouper, tmp_path, monkeypatch, command
 
 def test_a_program_that_is_not_installed(grouper, exported, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.setattr("grouper.cli.publish.find_spec", lambda name: None)
+    monkeypatch.setattr("grouper.cli.serve.find_spec", lambda name: None)
     grouper("serve", exported, "--engine", "vllm").refused("vllm is not installed", "pip install")
     called = grouper("serve", exported, "--engine", "transformers")
     called.refused("uvicorn is not installed", "transformers[serving]")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from grouper.runs.progress import Progress
 
 EXAMPLES = """
-grouper eval outputs/demo                          the model this run trained, and its base model
+grouper eval outputs/demo                          the trained model and its base model
 grouper eval demo --model ./my-model               any model on the demo's problems
 grouper eval outputs/demo --samples 8 --temperature 0.8
 grouper eval ./my-model --on gsm8k,math500         public benchmarks
@@ -40,7 +40,7 @@ grouper eval outputs/demo --on mine.jsonl --limit 200
 @click.option(
     "--on",
     metavar="SUITES",
-    help="Benchmarks or files, separated by commas, instead of RECIPE's problems.",
+    help="Benchmark suites or files, separated by commas, instead of RECIPE's problems.",
 )
 @click.option(
     "--model",

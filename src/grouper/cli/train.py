@@ -36,7 +36,7 @@ grouper run demo seed=1 name=demo-1 grpo.steps=20
 grouper run ./mine.yaml --resume
 grouper run --resume demo-1                      resume a run by its name
 grouper run --config mine.yaml --nproc 2         one process per GPU
-grouper run gsm8k-lite --model ./models/mine --max-steps 20 --tracker wandb --project maths
+grouper run gsm8k-lite --model ./models/mine --max-steps 20 --tracker wandb --project math
 grouper run r1-zero-numina --rewards accuracy,format --logging-steps 1 --save-steps 50
 """
 SFT_EXAMPLES = """
