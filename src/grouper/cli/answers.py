@@ -1,4 +1,4 @@
-"""What `grouper generate` and `chat` share: the model that answers, and how an answer is shown."""
+"""The model that answers in `grouper generate` and `chat`, and how an answer is printed."""
 
 from __future__ import annotations
 

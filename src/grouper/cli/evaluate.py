@@ -159,7 +159,7 @@ def evaluate(
     if on is None:
         # A suite has its own problems and sampling.
         settings += _as_overrides(split, limit, prompts, sampling)
-    opened, run, model = _asked(
+    opened, run, model = _open_first_argument(
         recipe, sampled_by(engine, (*overrides, *settings)), may_be_model=on is not None
     )
     # Never in an exported folder, which a later run replaces.
@@ -271,7 +271,7 @@ def _measured(
 
 @dataclasses.dataclass(frozen=True)
 class _Measurement:
-    """One set of problems, asked in one way."""
+    """One set of problems, with one prompt."""
 
     recipe: Recipe
     name: str
@@ -282,13 +282,13 @@ class _Measurement:
 
     @functools.cached_property
     def problems(self) -> ProblemSet:
-        """Loaded once for all models."""
+        """The problems, loaded once for all models."""
         from grouper.training.problem_sets import require_part
 
         return require_part(self.recipe, self.name if self.suite is None else "test")
 
 
-def _asked(
+def _open_first_argument(
     name: str, overrides: tuple[str, ...], *, may_be_model: bool
 ) -> tuple[Recipe, Path, str | None]:
     """Return the recipe, its run folder, and the model where the first argument is one."""

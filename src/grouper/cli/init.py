@@ -136,7 +136,7 @@ def init(
 
 
 def _name(file: Path) -> str:
-    """A recipe file as it is typed."""
+    """Return a recipe file as a user types it."""
     return shlex.quote(str(file) if "/" in str(file) else f"./{file}")
 
 
@@ -161,12 +161,12 @@ def _say_what_is_next(target: Path, *, sft: bool) -> None:
 
 
 def _indented(settings: Mapping[str, Any]) -> str:
-    """Settings as lines of YAML below a section."""
+    """Return settings as lines of YAML below a section."""
     return "\n  ".join(f"{key}: {flow(value)}" for key, value in settings.items())
 
 
 def _of_the_choices(choices: Choices, *, held_out: bool) -> dict[str, Any]:
-    """The fields of the template that depend on what model and problems are like."""
+    """Return the fields of the template that depend on model and problems."""
     return {
         "format": choices.format,
         "why_format": choices.reasons["prompt.format"],
@@ -181,7 +181,7 @@ def _of_the_choices(choices: Choices, *, held_out: bool) -> dict[str, Any]:
 
 
 def _of_the_machine(lora: bool, memory: float) -> dict[str, Any]:
-    """The fields of the template that depend on what is trained, and on what."""
+    """Return the fields of the template that depend on what is trained, and on the GPU."""
     weights: dict[str, Any] = {"compute_dtype": "auto"}
     if lora:
         weights = {"dtype": "bfloat16", "lora": {"rank": 32, "alpha": 64.0}}
@@ -206,7 +206,7 @@ def _choose(
         model: as the user named it.
         place: where it is on this machine; None: it is not.
         problems: the first ones; None where they are not on this machine.
-        seconds: that the model's answers may take; 0: it is not asked.
+        seconds: that the model's answers may take; 0: it answers nothing.
     """
     from grouper.advice.recipe_choice import CANDIDATES, DataKind, choose, kind_of
 
@@ -314,7 +314,7 @@ def _fits(file: Path, memory: float) -> bool:
 
 
 def _look_at_data(data: str, columns: dict[str, str]) -> tuple[dict[str, Any], ProblemSet | None]:
-    """The settings of `data`, and the first problems where they are here; prints about them.
+    """Return the settings of `data`, and the first problems where they are here; print about them.
 
     Raises:
         ConfigError: there is nothing of this name.
@@ -364,7 +364,7 @@ def _look_at_data(data: str, columns: dict[str, str]) -> tuple[dict[str, Any], P
 
 
 def _test_share(file: Path) -> float:
-    """The share of the problems to hold out for the test, less of a file of very many rows."""
+    """Return the share of the problems to hold out for the test, less for a very long file."""
     if file.suffix != ".jsonl" or not file.is_file():
         return TEST_SHARE
     with file.open("rb") as opened:
@@ -373,7 +373,7 @@ def _test_share(file: Path) -> float:
 
 
 def _sources(data: str, columns: dict[str, str]) -> dict[str, Any]:
-    """The settings of `data`: where to train, and the test problems that lie beside."""
+    """Return the settings of `data`: the training problems, and test problems next to them."""
     from grouper.data import SOURCES
     from grouper.data.reading import READERS, source_named
 

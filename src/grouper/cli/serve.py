@@ -85,7 +85,6 @@ def serve(
     A --host that is open to other machines requires a key in the environment variable
     GROUPER_API_KEY, and `vllm`, which checks the key of requests.
     """
-    # The exit code is that of the other program.
     from grouper.models.folders import EXPORT_FILE, require_on_this_machine
     from grouper.models.folders import run_of as run_of_model
     from grouper.models.trained import model_in
@@ -127,7 +126,10 @@ def serve(
         click.echo(_curl(folder, request, host, port, with_key=with_key))
         # Not in its arguments, which every user of the machine can see.
         environment = {**os.environ, **({"VLLM_API_KEY": str(key)} if with_key else {})}
-        return 0 if dry_run else subprocess.run(words, check=False, env=environment).returncode
+        if dry_run:
+            return 0
+        # The exit code is that of the other program.
+        return subprocess.run(words, check=False, env=environment).returncode
 
 
 def _is_this_machine(host: str) -> bool:
