@@ -93,7 +93,9 @@ def _command(command: click.Command, path: str) -> list[str]:
     found = [f"## {path}\n\n```\n{command.get_help(context)}\n```\n\n"]
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
-            found += _command(command.commands[name], f"{path} {name}")
+            inner = command.get_command(context, name)
+            if inner is not None:
+                found += _command(inner, f"{path} {name}")
     return found
 
 

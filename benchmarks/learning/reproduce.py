@@ -31,7 +31,7 @@ from typing import Any
 
 import grouper
 from benchmarks.machine import where
-from grouper.cli.measure import stages
+from grouper.cli.results import stages
 from grouper.cli.train import PR_SET_PDEATHSIG
 from grouper.config.loading import recipe_hash
 from grouper.errors import GrouperError

@@ -17,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-import yaml
-
 from grouper.errors import FULL, RunFolderError
 
 # The problem of brackets that Python's parsers cannot follow.
@@ -229,6 +227,13 @@ def whole_lines(path: Path) -> list[Any]:
 _OF_CONTENT = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zlib.error)
 
 
+def _yaml_error() -> type[Exception]:
+    """Return PyYAML's error class. `grouper --help` does without the import."""
+    from yaml import YAMLError
+
+    return YAMLError
+
+
 @contextlib.contextmanager
 def read_errors_as(path: Path, what: str, fix: str) -> Iterator[None]:
     """Raise errors about the content of `path`, while it is read, as `RunFolderError`."""
@@ -236,7 +241,7 @@ def read_errors_as(path: Path, what: str, fix: str) -> Iterator[None]:
         yield
     except RecursionError as error:
         raise RunFolderError(f"{what} ({TOO_DEEP})", where=str(path), fix=fix) from error
-    except (*_OF_CONTENT, yaml.YAMLError) as error:
+    except (*_OF_CONTENT, _yaml_error()) as error:
         raise RunFolderError(f"{what} ({error})", where=str(path), fix=fix) from error
 
 
@@ -293,6 +298,9 @@ def delete(path: Path) -> None:
 
 def load_table(package: str, name: str) -> Any:
     """Load a YAML file that ships with a package."""
+    # Here, because `grouper --help` does without it.
+    import yaml
+
     path = importlib.resources.files(package) / name
     text = path.read_text(encoding="utf-8")
     # The C parser is much faster, where there is one.

@@ -16,7 +16,7 @@ from grouper.advice.recipe_checks import check_recipe
 from grouper.algorithms.advantages import ADVANTAGES
 from grouper.algorithms.losses import SURROGATES
 from grouper.algorithms.weighting import WEIGHTINGS
-from grouper.cli.main import TABLE
+from grouper.cli import generate
 from grouper.config.loading import load_recipe
 from grouper.training.optimizers import SCHEDULES
 from grouper.training.problem_sets import load_problem_sets
@@ -160,7 +160,7 @@ def test_the_question_that_is_asked_was_not_trained_on() -> None:
     pages = [
         README,
         (ROOT / "docs" / "python.md").read_text(encoding="utf-8"),
-        TABLE["commands"]["generate"]["examples"],
+        generate.EXAMPLES,
     ]
     asked = {text for page in pages for text in re.findall(r'"(\w+ has \d[^"]*\?)"', page)}
     assert asked

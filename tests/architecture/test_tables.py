@@ -17,7 +17,7 @@ from grouper.advice.recipe_checks import check_recipe
 from grouper.algorithms.advantages import ADVANTAGES
 from grouper.algorithms.losses import IMPORTANCE_WEIGHTS, KL_ESTIMATORS, LOG_RATIOS, SURROGATES
 from grouper.algorithms.weighting import WEIGHTINGS
-from grouper.cli.main import cli
+from grouper.cli.main import COMMANDS, cli
 from grouper.config import schema
 from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
 from grouper.config.overrides import PRESETS
@@ -72,7 +72,7 @@ def test_recipes_are_listed() -> None:
     assert [name for name, _ in list_recipes()] == RECIPES
 
 
-@pytest.mark.parametrize("name", cli.commands)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_can_be_loaded_and_teaches(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from grouper.advice import bench
-from grouper.cli.main import cli
+from grouper.cli.bench import bench as bench_command
 from grouper.errors import ConfigError
 
 FEW = ("--steps", "2", "--warmup", "0", "-q")
@@ -85,4 +85,4 @@ def test_mistakes_are_one_paragraph(grouper, finished_run):
 def test_several_processes_are_refused(finished_run, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"one process.*metrics\.jsonl"):
-        cli.commands["bench"].main([str(finished_run)], standalone_mode=False)
+        bench_command.main([str(finished_run)], standalone_mode=False)

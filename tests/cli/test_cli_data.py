@@ -45,7 +45,8 @@ def test_a_terminal_shows_that_a_large_set_is_being_read(
 ):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(
-        "grouper.cli.data.load_problem_sets", lambda *_: bars.append("read") or ProblemSets()
+        "grouper.training.problem_sets.load_problem_sets",
+        lambda *_: bars.append("read") or ProblemSets(),
     )
     assert grouper("data", command, "demo").code == 0
     assert bars == [command, "read"]

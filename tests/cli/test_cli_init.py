@@ -12,7 +12,7 @@ import pytest
 import yaml
 from conftest import Grouper
 
-from grouper.cli import recipes
+from grouper.cli import init
 from grouper.config.loading import load_recipe
 from grouper.prompts import FORMATS
 from grouper.training.prepare import make_base
@@ -206,7 +206,7 @@ def test_memory_decides_about_the_update(
     grouper: Grouper, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write("rows.jsonl", ROWS)
-    monkeypatch.setattr(recipes, "SHARE", 0.002)
+    monkeypatch.setattr(init, "SHARE", 0.002)
     called = grouper("init", "--model", model, "--data", data, "--memory", "1")
     assert "warning: an update does not fit in 1 GB" in called.err
     recipe = load_recipe("./mine.yaml")
@@ -270,7 +270,7 @@ def test_it_asks_where_there_is_a_terminal(
     grouper: Grouper, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr(recipes, "sys", terminal)
+    monkeypatch.setattr(init, "sys", terminal)
     called = grouper("init", stdin=f"{model}\n{write('rows.jsonl', ROWS)}\nn\n48\n")
     assert called.code == 0, called.err
     assert "Train an adapter (LoRA), not all weights? [Y/n]: " in called.out

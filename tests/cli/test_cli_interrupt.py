@@ -11,6 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import click
 import pytest
 
 from grouper.advice.live_checks import _require_room
@@ -69,7 +70,7 @@ def test_a_signal_saves_exits_with_130_and_resume_finishes(grouper, small, tmp_p
 
 TIDIES = """
 import os, signal, sys, time
-from grouper.cli import main, measure
+from grouper.cli import main, plan
 from grouper.cli.main import _tell
 
 def work(*_, **__):
@@ -86,7 +87,7 @@ def telling(error):
     os.kill(os.getpid(), signal.SIGINT if "int" in sys.argv else signal.SIGTERM)
     return code
 
-measure.plan = work
+plan.plan.callback = work
 sys.modules["grouper.cli.main"]._tell = telling
 main(["plan", "demo"])
 """
@@ -129,9 +130,8 @@ def test_ctrl_c_while_a_library_is_imported_is_no_missing_module(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "interrupted_import", raising=False)
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a process of its own
-    monkeypatch.setattr(
-        cli.commands["bench"], "callback", lambda **_: __import__("interrupted_import")
-    )
+    bench = cli.get_command(click.Context(cli), "bench")
+    monkeypatch.setattr(bench, "callback", lambda **_: __import__("interrupted_import"))
     called = grouper("bench", "demo")
     signal.signal(signal.SIGTERM, before)
     assert (called.code, called.out) == (130, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import re
@@ -17,10 +16,11 @@ import click
 import pytest
 import torch
 
-from grouper.cli.main import TABLE, cli, main
+from grouper.cli.commands import ELSEWHERE
+from grouper.cli.main import COMMANDS, EXAMPLES, cli, main
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = list(TABLE["commands"])
+SECTIONS = ["Train", "Evaluate", "Inspect", "Publish", "Look up"]
 # Whose help is timed: the one with the most options, one that imports torch, and an inner one.
 HELPED = ["run", "eval", "data audit"]
 
@@ -58,16 +58,38 @@ def test_help_answers_at_once(command, most):
 def test_help_imports_nothing_that_a_command_needs():
     program = textwrap.dedent("""
         import sys
-        from grouper.cli.main import _run
-        for arguments in (["--help"], ["run", "--help"], ["data", "audit", "--help"]):
-            assert _run(arguments) == 0
-        heavy = ("torch", "transformers", "pydantic", "rich", "numpy", "datasets", "sympy")
+        from grouper.cli.main import COMMANDS, _run
+        assert _run(["--help"]) == 0
+        # The table is all that the list of commands needs.
+        assert not [name for name in sys.modules if name.startswith("grouper.cli.train")]
+        for name in COMMANDS:
+            assert _run([name, "--help"]) == 0
+        heavy = ("torch", "transformers", "pydantic", "rich", "yaml", "numpy", "datasets", "sympy")
         print(*[name for name in heavy if name in sys.modules], file=sys.stderr)
     """)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stderr.split() == []
+
+
+def test_the_list_of_commands_has_sections_and_fits_a_terminal(grouper, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = grouper("--help").out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert re.findall(r"^([A-Z][a-z ]+):$", printed, re.MULTILINE) == ["Options", *SECTIONS]
+    lines = printed.splitlines()
+    for name, row in COMMANDS.items():
+        assert f"  {name:<14}  {row.help}" in lines
+        above = lines[: lines.index(f"  {name:<14}  {row.help}")]
+        assert [line for line in above if line.endswith(":")][-1] == f"{row.section}:"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_of_a_command_is_its_own_first_sentence(name):
+    command = cli.get_command(click.Context(cli), name)
+    assert command.name == name
+    assert COMMANDS[name].help == command.get_short_help_str(limit=200)
 
 
 @pytest.mark.parametrize(
@@ -152,20 +174,20 @@ def test_every_command_teaches_by_example(grouper, name):
 
 def every_command():
     """(name, command) of every command that does something, those of groups included."""
-    for name, command in cli.commands.items():
+    for name, command in TOP.items():
         if isinstance(command, click.Group):
             yield from ((f"{name} {inner}", c) for inner, c in command.commands.items())
         else:
             yield name, command
 
 
+TOP = {name: cli.get_command(click.Context(cli), name) for name in COMMANDS}
+
+
 @pytest.mark.parametrize(("name", "command"), [*every_command()], ids=str)
-def test_a_row_of_the_table_is_what_its_function_takes(grouper, name, command):
+def test_the_options_of_a_command_are_what_its_function_takes(grouper, name, command):
     """Every option has a help text and a parameter; parameters without an option have a default."""
-    function = getattr(
-        importlib.import_module(f"grouper.cli.{module_of(command)}"), called(command)
-    )
-    parameters = inspect.signature(function).parameters
+    parameters = inspect.signature(command.callback).parameters
     several = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     given = {parameter.name for parameter in command.params}
     assert given <= set(parameters) or several
@@ -210,8 +232,8 @@ def test_a_number_of_an_option_is_one_that_libraries_can_hold(grouper, name, opt
 
 def examples():
     """Every example of a help text, as words after `grouper`; continued lines are one."""
-    texts = [TABLE.get("examples"), *(command.epilog or "" for _, command in every_command())]
-    texts += [group.epilog or "" for group in cli.commands.values()]
+    texts = [EXAMPLES, *(command.epilog or "" for _, command in every_command())]
+    texts += [group.epilog or "" for group in TOP.values()]
     for text in dict.fromkeys(texts):
         for line in re.sub(r"\\\n\s*", " ", text).splitlines():
             bare = re.split(r"\s{3,}(?=[^-\"])", line.strip())[0]
@@ -224,23 +246,15 @@ def examples():
 def test_every_example_of_the_help_parses(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").touch()
-    command = cli.commands[words[0]]
+    command = TOP[words[0]]
     inner = getattr(command, "commands", {}).get(words[1] if len(words) > 1 else "")
     command, rest = (inner, words[2:]) if inner else (command, words[1:])
     context = command.make_context(words[0], list(rest))
     assert context.params.keys() >= {parameter.name for parameter in command.params} - {"help"}
 
 
-def module_of(command):
-    return command.callback.args[0].partition(".")[0]
-
-
-def called(command):
-    return command.callback.args[0].partition(".")[2]
-
-
 def test_the_first_flags_are_those_that_people_use_first(grouper):
-    shown = grouper("run", "--help").out.split("More options:")[0]
+    shown = grouper("run", "--help").out.partition("\nOptions:")[2].partition("More options:")[0]
     assert re.findall(r"^  (--[a-z-]+)", shown, re.MULTILINE) == [
         "--dry-run",
         "--model",
@@ -250,11 +264,11 @@ def test_the_first_flags_are_those_that_people_use_first(grouper):
     ]
 
 
-@pytest.mark.parametrize("other", TABLE["elsewhere"])
+@pytest.mark.parametrize("other", ELSEWHERE)
 def test_a_command_of_another_program_says_what_to_type(grouper, other):
     told = grouper(*other.split(), "x")
     assert told.code == 2
-    assert " ".join(TABLE["elsewhere"][other].split()) in " ".join(told.err.split())
+    assert " ".join(ELSEWHERE[other].split()) in " ".join(told.err.split())
 
 
 @pytest.mark.slow

@@ -38,6 +38,6 @@ def test_a_terminal_shows_that_it_goes_on(grouper, monkeypatch):
     """A large set and a large model take half a minute."""
     out = io.StringIO()
     display = Progress(console=Console(file=out, width=160, force_terminal=True))
-    monkeypatch.setattr("grouper.cli.measure.progress", lambda: display)
+    monkeypatch.setattr("grouper.cli.plan.progress", lambda: display)
     grouper("plan", "demo", "model.new=null", "model.path=no/such-model").refused("no/such-model")
     assert "planning" in out.getvalue()

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from tiny_models import make_rollout
 
-from grouper.cli.measure import _show_rollout
+from grouper.cli.preview import _show_rollout
 from grouper.prompts import FORMATS
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
@@ -44,7 +44,7 @@ def test_a_terminal_shows_that_it_goes_on(grouper, finished_run, monkeypatch):
     """All problems are rendered, of which few are shown: a large set takes a minute."""
     out = io.StringIO()
     display = Progress(console=Console(file=out, width=160, force_terminal=True))
-    monkeypatch.setattr("grouper.cli.measure.progress", lambda quiet: display)
+    monkeypatch.setattr("grouper.cli.preview.progress", lambda quiet: display)
     called = grouper("preview", finished_run, "--problems", "1", "--samples", "2")
     assert called.code in (0, 1), called.err
     assert "preview" in out.getvalue()

@@ -13,9 +13,10 @@ import pytest
 import torch
 from conftest import Grouper
 
+from grouper.cli import launch as launching
 from grouper.cli import train
+from grouper.cli.launch import launch, require_devices
 from grouper.cli.main import HEAD_START
-from grouper.cli.train import launch, require_devices
 from grouper.errors import ConfigError, Interrupted
 from grouper.runs.trackers import CLOSING_SECONDS
 
@@ -121,7 +122,7 @@ def test_more_processes_than_processors_are_refused(
 ) -> None:
     """Two may share one, so that several can be tried anywhere."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(train, "processors", lambda: there)
+    monkeypatch.setattr(launching, "processors", lambda: there)
     require_devices(most, device)
     with pytest.raises(ConfigError, match=f"{most + 1} processes .* Use --nproc {most} or fewer"):
         require_devices(most + 1, device)

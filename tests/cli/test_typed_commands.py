@@ -181,7 +181,7 @@ def resolved(monkeypatch, grouper, tmp_path):
     Path("models/Qwen2.5-0.5B/config.json").write_text("{}")
     monkeypatch.setattr("grouper.cli.train._dry_run", show)
     # The trackers' packages need not be installed.
-    monkeypatch.setattr("grouper.cli.train.check_trackers", lambda _: None)
+    monkeypatch.setattr("grouper.runs.trackers.check_trackers", lambda _: None)
 
     def call(*words: str) -> tuple[dict[str, Any], str]:
         called = grouper(*words, "--dry-run")

@@ -9,13 +9,12 @@ import click
 import pytest
 import yaml
 
-from grouper.cli.main import cli
+from grouper.cli.train import run as run_command
+from grouper.cli.train import sft as sft_command
 from grouper.compat.aliases import aliases
 from grouper.compat.flags import flag_named, flags
 from grouper.config.checks import settings
 from grouper.config.schema import ModelConfig, Recipe
-
-run_command, sft_command = cli.commands["run"], cli.commands["sft"]
 
 CASES: list[tuple[list[str], dict[str, Any]]] = [
     (["--max-steps", "7"], {"sft.steps": 400, "grpo.steps": 7}),

@@ -1,4 +1,4 @@
-"""What each command prints on something small; its help is `cli/commands.yaml` itself.
+"""What each command prints on something small; help texts are not recorded.
 
 `python tests/frozen/outputs.py [ROW...]` records them in `outputs.json`, all or those named.
 """

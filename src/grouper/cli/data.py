@@ -1,34 +1,83 @@
-"""`grouper data`: list sources, show and audit their problems, and write a prepared copy."""
+"""`grouper data`: list sources, show, audit and prepare problems, measure pass rates."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from grouper.cli.measure import progress
-from grouper.cli.recipe_args import require_new
-from grouper.cli.text import definitions, flow, short, some, warn, write_rows
-from grouper.config.checks import validate_json
-from grouper.config.loading import list_recipes, load_recipe, shipped_recipes
-from grouper.config.overrides import as_json
-from grouper.config.schema import Recipe, SourceConfig
-from grouper.data import SOURCES, Overlap, ProblemSet, find_overlap, load_problems
+from grouper.cli import options
+from grouper.cli.commands import Group
+from grouper.cli.text import definitions, flow, progress, short, some, warn, write_rows
 from grouper.errors import ConfigError, did_you_mean, plural
-from grouper.prompts import make_format
+from grouper.files import require_writable
 from grouper.runs.samples import printable
-from grouper.training.problem_sets import MEASURED, PARTS, load_problem_sets
-from grouper.types import Problem
 
 if TYPE_CHECKING:
+    from grouper.config.schema import Recipe, SourceConfig
+    from grouper.data import Overlap, ProblemSet
     from grouper.data.audit import Audit
+    from grouper.types import Problem
+
+EXAMPLES = """
+grouper data list
+grouper data show gsm8k --path ./gsm8k --split test
+grouper data show prompt-response --path ./sft.jsonl only_correct=true
+grouper data prepare openmath-mini numeric_only=true limit=5000
+grouper data audit demo                              every part of a recipe, and its leaks
+grouper data audit math --path ./math --split train --split validation
+grouper data audit mine.jsonl --output quarantine.jsonl
+grouper data difficulty demo                         pass rates for `grpo.difficulty`
+"""
+PREPARE_EXAMPLES = """
+grouper data prepare gsm8k --split train --split test
+grouper data prepare openmath-mini numeric_only=true limit=5000
+grouper data prepare prompt-response --path sft.jsonl only_correct=true unique=128
+grouper data prepare numina-tir validation_share=0.1 --output prepared/numina
+grouper data prepare hub --path owner/name streaming=true limit=20000 shuffle=0
+grouper data prepare ./mine.yaml                       every part of a recipe
+"""
+DIFFICULTY_EXAMPLES = r"""
+grouper data difficulty demo --model outputs/demo/sft/final --samples 8
+grouper run demo name=in-band \
+    "grpo.difficulty={path: outputs/demo/pass_rates.jsonl, band: [0.1, 0.9]}"
+"""
+
+path_of_source = click.option(
+    "--path", metavar="PATH", help="Local copy of the source, or the Hub name for `hub`."
+)
+splits_of_source = click.option(
+    "--split",
+    "splits",
+    multiple=True,
+    metavar="NAME",
+    help="Split to read; several are checked for overlap, the first one as training data.  "
+    "[default: the source's first]",
+)
 
 
-def listed() -> None:
-    """Print every source and its place on the Hub."""
+@click.group("data", cls=Group, examples=EXAMPLES)
+def data() -> None:
+    """List data sources; show, audit and prepare problems.
+
+    SOURCE is a source from the list, a file or folder, or a recipe, which stands for all its
+    parts. Give a file or folder that has the name of a source or recipe as a path (./demo).
+    """
+
+
+@data.command("list")
+def list_sources() -> None:
+    """List the data sources.
+
+    These are the names that `data.*.source` of a recipe and SOURCE accept, with their places on
+    the Hub.
+    """
+    from grouper.data import SOURCES
+
     rows = []
     for name, source in SOURCES.items():
         description = source.description
@@ -40,11 +89,31 @@ def listed() -> None:
     definitions(rows)
 
 
-def show(count: int, **source: Any) -> None:
-    """Print the first problems as they are read."""
+@data.command("show")
+@options.source
+@path_of_source
+@splits_of_source
+@click.option(
+    "-n",
+    "--count",
+    metavar="N",
+    type=options.WholeNumber(1),
+    default=3,
+    show_default=True,
+    help="Number of problems to print.",
+)
+def show(
+    source: str, settings: tuple[str, ...], *, path: str | None, splits: tuple[str, ...], count: int
+) -> None:
+    """Print a few problems as they are read.
+
+    Prints the first problems of SOURCE: question, answer, and the start of the solution.
+
+    Settings are those of data.train, such as numeric_only=true. Only as many rows are read.
+    """
     # Of so few rows none can be held out.
-    source["settings"] = ("data.validation_share=0", *source["settings"])
-    for name, problems in _load(**source, limit=count).items():
+    settings = ("data.validation_share=0", *settings)
+    for name, problems in _load(source, settings, path, splits, limit=count).items():
         _head(name, problems)
         for problem in problems.problems:
             facts = [fact for fact in (problem.subject, problem.level) if fact]
@@ -67,14 +136,44 @@ def _head(name: str, problems: ProblemSet, *facts: str) -> None:
         click.echo(printable(f"  {line}"))
 
 
-def audited(limit: int | None, show: int, output: Path | None, **source: Any) -> None:
-    """Print everything that is wrong with a source, and write it to a file on request."""
-    from grouper.data.audit import audit, quarantine_rows
+@data.command("audit")
+@options.source
+@path_of_source
+@splits_of_source
+@click.option(
+    "--limit", metavar="N", type=options.WholeNumber(1), help="Maximum number of rows to read."
+)
+@options.rows_to_show(5)
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=options.PATH,
+    help="Write every finding as a line of JSON: set, row, id, reason.",
+)
+def audit(
+    source: str,
+    settings: tuple[str, ...],
+    *,
+    path: str | None,
+    splits: tuple[str, ...],
+    limit: int | None,
+    show: int,
+    output: Path | None,
+) -> None:
+    """Find problematic rows of a source.
+
+    Checks SOURCE for reference answers that cannot be read or do not equal themselves, repeated
+    questions, contradictory answers, and problems that training and evaluation share. Counts
+    kinds of answers, and lengths.
+    """
+    from grouper.cli.recipe_args import require_new
+    from grouper.data.audit import audit as audit_problems
+    from grouper.data.audit import quarantine_rows
 
     require_new(output, "--output")
     with progress().within("audit"):
-        sets = _load(**source, limit=limit)
-        audits = {name: audit(problems) for name, problems in sets.items()}
+        sets = _load(source, settings, path, splits, limit=limit)
+        audits = {name: audit_problems(problems) for name, problems in sets.items()}
     for name, source_audit in audits.items():
         _print_audit(name, source_audit, show)
     leaks = _leaks(sets)
@@ -123,6 +222,9 @@ def _print_audit(name: str, audit: Audit, show: int) -> None:
 
 def _leaks(sets: Mapping[str, ProblemSet]) -> tuple[Overlap, ...]:
     """Find the overlap between training and held-out sets: `MEASURED`, else all but the first."""
+    from grouper.data import find_overlap
+    from grouper.training.problem_sets import MEASURED
+
     held_out_names = [name for name in sets if name in MEASURED] or list(sets)[1:]
     trained: list[Problem] = []
     for name, problems in sets.items():
@@ -139,12 +241,40 @@ def _list(noun: str, description: str, findings: Sequence[str], show: int) -> No
     some([short(finding, 300) for finding in findings], show, "    ")
 
 
-def prepared(source: str, output: Path | None, overwrite: bool, **named: Any) -> None:
-    """Write problems that are ready for training, and print what to write in a recipe."""
+@data.command("prepare", examples=PREPARE_EXAMPLES)
+@options.source
+@path_of_source
+@splits_of_source
+@click.option(
+    "--output",
+    metavar="DIR",
+    type=options.PATH,
+    help="Folder to write.  [default: prepared/<source>]",
+)
+@click.option("--overwrite", is_flag=True, help="Replace files that differ.")
+def prepare(
+    source: str,
+    settings: tuple[str, ...],
+    *,
+    path: str | None,
+    splits: tuple[str, ...],
+    output: Path | None,
+    overwrite: bool,
+) -> None:
+    """Read, filter and check problems once, to a folder.
+
+    Reads (or downloads) SOURCE, applies the filters in its settings, checks every reference
+    answer, and writes the remaining problems as JSONL, a file per split, with another file for
+    the rows that could not be used.
+
+    A recipe that gives the folder as `path` needs no network. Settings are those of data.train
+    (`grouper recipes fields data.train`), validation_share and seed.
+    """
     from grouper.data.problems import write_problems
+    from grouper.training.problem_sets import PARTS
 
     with progress().within("prepare"):
-        sets = _load(source, **named)
+        sets = _load(source, settings, path, splits)
     folder = output or Path("prepared") / Path(source).stem
     sources = write_problems(folder.expanduser(), sets, overwrite=overwrite)
     for name, problems in sets.items():
@@ -160,6 +290,68 @@ def prepared(source: str, output: Path | None, overwrite: bool, **named: Any) ->
     for name in sets:
         part = name if name in PARTS else "train"
         click.echo(f"  data.{part}={flow(sources[name])}")
+
+
+@data.command("difficulty", examples=DIFFICULTY_EXAMPLES)
+@options.recipe
+@click.option(
+    "--model",
+    metavar="PATH",
+    help="Model or adapter folder, GGUF file or Hub name.  [default: the model that the run has "
+    "trained]",
+)
+@click.option(
+    "--samples",
+    metavar="N",
+    type=options.WholeNumber(1),
+    default=8,
+    show_default=True,
+    help="Number of samples per problem.",
+)
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=options.PATH,
+    help="File of JSON lines; an unfinished file is continued.  [default: "
+    "<output_dir>/<name>/pass_rates.jsonl]",
+)
+@options.quiet
+def difficulty(
+    recipe: str,
+    overrides: tuple[str, ...],
+    *,
+    model: str | None,
+    samples: int,
+    output: Path | None,
+    quiet: bool,
+) -> None:
+    """Measure pass rates for the difficulty band.
+
+    Samples each training problem of RECIPE several times, as GRPO would, and writes how often it
+    is solved. An interrupted measurement is continued by the same command; `grpo.difficulty.path`
+    reads the file.
+    """
+    from grouper.cli.recipe_args import open_recipe, run_of
+    from grouper.models.folders import require_model_folder
+    from grouper.models.trained import trained_model
+
+    opened = open_recipe(recipe, overrides)
+    run = run_of(recipe, opened)
+    subject = model or trained_model(opened, run, say=warn)
+    require_model_folder(subject, where="--model")
+    path = (output or run / "pass_rates.jsonl").expanduser()
+    require_writable(path)
+
+    from grouper import api
+
+    display = progress(quiet=quiet)
+    with display.within("difficulty"):
+        rates = api.pass_rates(opened, subject, path, samples=samples, display=display)
+    solved = Counter(correct for correct, _ in rates.values())
+    for correct in range(samples + 1):
+        bar = "#" * round(40 * solved[correct] / max(solved.values()))
+        click.echo(f"solved {correct:>3} of {samples}  {solved[correct]:>6,}  {bar}".rstrip())
+    click.echo(f"\n{plural(len(rates), 'problem')}: {path}")
 
 
 # --- the meaning of SOURCE -----------------------------------------------------------------------
@@ -187,6 +379,10 @@ def _load(
         ConfigError: an unknown source or setting.
         DataError: see `load_problems`.
     """
+    from grouper.config.loading import list_recipes, load_recipe, shipped_recipes
+    from grouper.data import SOURCES
+    from grouper.training.problem_sets import PARTS, load_problem_sets
+
     exists = bool(source) and Path(source).expanduser().exists()
     is_source = source in SOURCES
     is_shipped = source in shipped_recipes()
@@ -225,6 +421,10 @@ def _read(
     part: str, source: SourceConfig, recipe: Recipe, *, limit: int | None, format_too: bool = False
 ) -> ProblemSet:
     """Load a part of a recipe as a run does, however many of its rows cannot be used."""
+    from grouper.data import load_problems
+    from grouper.prompts import make_format
+    from grouper.training.problem_sets import MEASURED
+
     limits = [number for number in (limit, source.limit) if number]
     lowest_limit = min(limits, default=None)
     return load_problems(
@@ -239,6 +439,10 @@ def _trained_on(
     rows: dict[str, str | None], splits: Sequence[str], settings: Sequence[str]
 ) -> Iterator[Recipe]:
     """Yield a recipe that trains on it for each split of a source."""
+    from grouper.config.checks import validate_json
+    from grouper.config.overrides import as_json
+    from grouper.config.schema import Recipe
+
     # Settings that are not those of `data.train` -> the section before them.
     sections = {"seed": "", "validation_share": "data.", "data.validation_share": ""}
     overrides = []

@@ -1,92 +1,136 @@
-"""`grouper generate`, `chat` and `synthesize`: a model's answers, to people and to files."""
+"""`grouper generate`: answers to one question, to the questions of a file, or to those typed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.cli.measure import progress
-from grouper.cli.recipe_args import open_recipe, read_rows, require_new, run_of, sampled_by
-from grouper.cli.text import flow, warn, write_rows
-from grouper.data.reading import source_named
+from grouper.cli import options
+from grouper.cli.answers import open_model, show_answer
+from grouper.cli.chat import converse
+from grouper.cli.commands import Command
+from grouper.cli.text import progress, write_rows
 from grouper.errors import DataError, plural
 from grouper.files import append_line, delete, read_errors_as, whole_lines
-from grouper.models.folders import (
-    identity_of,
-    recipe_for,
-    require_model_folder,
-    with_sampling,
-)
-from grouper.models.trained import model_in, trained_model
 from grouper.runs.samples import printable
-from grouper.types import Message
 
 if TYPE_CHECKING:
     from grouper.api import Generator, Solution
     from grouper.config.schema import Recipe
     from grouper.runs.progress import Progress
 
+EXAMPLES = r"""
+grouper generate outputs/demo/grpo/final --question \
+    "Eva has 7 eggs, drops 3 and then sells 2. How many eggs does Eva have?"
+echo "What is 3 + 4?" | grouper generate outputs/demo/grpo/final
+grouper generate ./my-model --format boxed --input in.jsonl --output out.jsonl
+"""
+
 QUESTION_COLUMNS = ("question", "problem", "prompt")
-# What the rows of an output file have beside the columns of the input.
+# What the rows of an output file have in addition to the columns of the input.
 ADDED = ("response", "extracted", "finish_reason", "tokens", "sample")
 Rows = Sequence[Mapping[str, Any]]
 
 
+@click.command("generate", cls=Command, examples=EXAMPLES)
+@click.argument("model", metavar="MODEL")
+@click.option("-Q", "--question", metavar="TEXT", help="A single question.")
+@click.option(
+    "--input",
+    "input_file",
+    metavar="FILE",
+    type=options.EXISTING_FILE,
+    help="File of questions, one JSON object per line, in `question`, `problem` or `prompt`.",
+)
+@click.option(
+    "--output",
+    "output_file",
+    metavar="FILE",
+    type=options.PATH,
+    help="File for the answered rows, with all columns of the input.  [default: standard output]",
+)
+@options.format_name
+@click.option(
+    "--temperature",
+    metavar="X",
+    type=options.Number(0),
+    help="Sampling temperature; 0 is greedy.",
+)
+@options.recipe_of_prompt
+@options.max_new_tokens_of_answer
+@click.option(
+    "--samples",
+    metavar="N",
+    type=options.WholeNumber(1),
+    default=1,
+    show_default=True,
+    help="Number of answers per question.",
+)
+@options.checkpoint
+@options.seed
+@options.engine
+@options.quiet
 def generate(
     model: str,
     *,
-    recipe: str | None,
-    format_name: str | None,
-    question: str | None = None,
-    input_file: Path | None = None,
-    output_file: Path | None = None,
-    engine: str | None = None,
-    checkpoint: str | None = None,
-    quiet: bool = True,
-    converse: bool = False,
-    **sampling: Any,
+    question: str | None,
+    input_file: Path | None,
+    output_file: Path | None,
+    quiet: bool,
+    **settings: Any,
 ) -> None:
-    """Answer one question, a file of them, or those typed; first check all that can be checked."""
+    """Answer one question, a file, or a conversation.
+
+    MODEL (a folder, an adapter, a GGUF file or a Hub name) is prompted exactly as in training,
+    with the same prompt format and stop tokens, and the extracted answer is printed as well.
+
+    The recipe of a model inside a run folder is found there; any other model needs --recipe or
+    --format. Sampling settings default to those of the recipe's evaluation.
+
+    Rows of a file are printed as they are answered. With --output, the file is written when all
+    rows are answered; after an interruption the same command continues.
+    """
     if question is not None and input_file is not None:
         raise click.UsageError("Give --question or --input, not both.")
     if output_file is not None and input_file is None:
         raise click.UsageError("--output belongs to --input.")
     if question is not None and not question.strip():
         raise click.UsageError("--question is empty.")
-    model = model_in(model, checkpoint=checkpoint, say=warn)
-    named_recipe = None if recipe is None else open_recipe(recipe)
-    model_recipe = recipe_for(model, named_recipe, format_name).override(*sampled_by(engine))
-    opened = with_sampling(model_recipe, **sampling)
+    from grouper.cli.recipe_args import require_new
+
+    # All that can be checked is checked before the model is loaded.
+    recipe, folder = open_model(model, **settings)
     require_new(output_file, f"--output {output_file}")
     display = progress(quiet=quiet)
     if input_file is not None:
-        _answer_file(_read_questions(input_file), output_file, opened, model, display)
+        _answer_file(_read_questions(input_file), output_file, recipe, folder, display)
         return
     from grouper.api import Generator
 
-    with Generator(opened, model) as generator:
+    with Generator(recipe, folder) as generator:
         if question is not None:
             _show(question, generator)
-        elif converse or sys.stdin.isatty():
-            _converse(generator)
+        elif sys.stdin.isatty():
+            converse(generator)
         else:
             _read_lines(generator)
 
 
 def _read_questions(path: Path) -> Rows:
-    """The rows of a file.
+    """Return the rows of a file.
 
     Raises:
         DataError: not a file that can be read, no rows, no question in some, or columns of the
             names that would be added.
     """
+    from grouper.cli.recipe_args import read_rows
+
     rows = read_rows(path)
     taken = sorted({name for row in rows for name in row} & set(ADDED))
     if taken:
@@ -122,10 +166,11 @@ def _answer_file(
 ) -> None:
     """Answer the rows of a file in their order, and write each at once.
 
-    Until all are finished, those for `output` are in a partial file beside it, whose name depends
+    Until all are finished, those for `output` are in a partial file next to it, whose name depends
     on model, recipe and rows: after an interruption the same call continues.
     """
     from grouper.api import Generator
+    from grouper.models.folders import identity_of
 
     partial_file = None
     answered: dict[int, list[dict[str, Any]]] = {}
@@ -177,18 +222,10 @@ def _show(question: str, generator: Generator) -> None:
     """Answer one question on standard output."""
     for solution in generator.answer(question):
         click.echo(printable(generator.prepared.format.prefix + solution.response))
-        _show_answer(solution)
+        show_answer(solution)
         if solution.finish_reason == "length":
             limit = generator.params.max_new_tokens
             click.echo(f"(cut off after {plural(limit, 'token')}; see --max-new-tokens)")
-
-
-def _show_answer(solution: Solution) -> None:
-    if solution.answer is None:
-        click.echo(click.style(f"No answer: {solution.reason}.", fg="yellow"))
-    else:
-        answer = printable(f"Answer: {solution.answer}")
-        click.echo(click.style(answer, fg="green", bold=True))
 
 
 def _read_lines(generator: Generator) -> None:
@@ -202,96 +239,3 @@ def _read_lines(generator: Generator) -> None:
             click.echo(error.paragraph(), err=True)
     if not questions:
         click.echo("No question on standard input; see --question and --input.", err=True)
-
-
-# --- grouper chat --------------------------------------------------------------------------------
-
-
-def chat(model: str, **how: Any) -> None:
-    """Converse in the terminal; the reasoning is dimmed, the answer is not."""
-    generate(model, **how, samples=1, converse=True)
-
-
-def _converse(generator: Generator) -> None:
-    """Turn after turn where the model was trained in a chat, else question by question."""
-    from grouper.prompts.rendering import uses_chat
-
-    turns = uses_chat(generator.prepared.format, generator.prepared.tokenizer)
-    note = "" if turns else " This model was trained on single questions: each stands alone."
-    click.echo(f"/stats shows or hides numbers, /new starts over, Ctrl-D ends.{note}", err=True)
-    earlier: list[Message] = []
-    stats = False
-    while True:
-        try:
-            line = input("> ").strip()
-            if line == "/stats":
-                stats = not stats
-            elif line == "/new":
-                earlier.clear()
-            elif line:
-                answer = _say(line, generator, earlier, stats=stats)
-                if turns:
-                    question = Message(role="user", content=line)
-                    earlier += [question, answer]
-        except EOFError:
-            return
-        except DataError as error:
-            # A question that is too long does not end the conversation.
-            click.echo(error.paragraph(), err=True)
-
-
-def _say(
-    question: str, generator: Generator, earlier: Sequence[Message], *, stats: bool
-) -> Message:
-    """Print an answer as it comes, dimmed up to the tag that opens it; returns the turn."""
-    fmt = generator.prepared.format
-    text = ""
-    started = time.perf_counter()
-
-    def show(piece: str) -> None:
-        nonlocal text
-        text += piece
-        thinking = fmt.tags is not None and fmt.tags[2] not in text
-        click.echo(click.style(printable(piece), dim=thinking), nl=False)
-
-    show(fmt.prefix)
-    (solution,) = generator.answer(question, 1, earlier=earlier, on_text=show)
-    seconds = time.perf_counter() - started
-    click.echo()
-    _show_answer(solution)
-    if stats:
-        click.echo(
-            f"{solution.tokens} tokens in {seconds:.1f} s ({solution.tokens / seconds:.0f} "
-            f"per second), ended by {solution.finish_reason}, answer {solution.answer!r}",
-            err=True,
-        )
-    return Message(role="assistant", content=fmt.prefix + solution.response)
-
-
-# --- grouper synthesize --------------------------------------------------------------------------
-
-
-def synthesize(
-    recipe: str,
-    overrides: tuple[str, ...],
-    *,
-    model: str | None,
-    samples: int,
-    output: Path,
-    quiet: bool,
-) -> None:
-    """Write right answers as data for SFT, and print how many there are."""
-    opened = open_recipe(recipe, overrides)
-    subject = model or trained_model(opened, run_of(recipe, opened), say=warn)
-    require_model_folder(subject, where="--model")
-    require_new(output, f"--output {output}")
-    from grouper import api
-
-    display = progress(quiet=quiet)
-    with display.within("synthesize"):
-        rows, drawn = api.synthesize(opened, subject, output, samples=samples, display=display)
-    click.echo(f"{output}: {plural(rows, 'right answer')} of {plural(drawn, 'completion')}.")
-    settings = source_named(str(output))
-    if settings["source"] == "file":
-        settings = settings | {"columns": {"response": "response"}}
-    click.echo(f"Train on them with 'data.sft={flow(settings)}'.")

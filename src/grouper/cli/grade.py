@@ -8,26 +8,32 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.cli.recipe_args import open_recipe, read_rows, require_new
+from grouper.cli import options
+from grouper.cli.commands import Command
 from grouper.cli.text import short, some, warn, warn_of_losses, write_rows
-from grouper.config.schema import GradingConfig, Recipe
-from grouper.data.references import check_references
 from grouper.errors import ConfigError, DataError, GrouperError, plural, require_known
-from grouper.grading import Grader, by_text_alone, extract, extract_lenient
-from grouper.prompts.formats import FORMATS, TURN_MARKERS, make_format
-from grouper.rewards import Group, build_rewards
-from grouper.rewards.attacks import example_prompt
-from grouper.rewards.call import RewardLog
-from grouper.runs.folder import RunFolder
 from grouper.runs.samples import printable
 from grouper.types import AnswerContract, AnswerKind, Completion, FinishReason, Grade, Problem
 
+if TYPE_CHECKING:
+    from grouper.config.schema import GradingConfig, Recipe
+    from grouper.grading import Grader
+
 Row = dict[str, Any]
 Score = Callable[[Sequence[Row], Sequence[Grade]], Iterator[float | None]]
+
+EXAMPLES = r"""
+grouper grade 'so \boxed{0.5}' --answer '\frac12'
+grouper grade '<answer>18 dollars</answer>' --answer 18 --format xml
+grouper grade completions.jsonl --format boxed
+grouper grade outputs/demo                              after an update of the grader
+grouper grade outputs/demo grading.symbolic=false       what the symbolic stage contributes
+grouper grade outputs/demo --recipe ./other.yaml        other rewards for the same rollouts
+"""
 
 # Usual columns of a file, in order: the first present one becomes `completion`, or `answer`.
 TEXTS = ("completion", "text", "response", "prediction", "output")
@@ -36,6 +42,35 @@ ANSWERS = ("answer", "reference", "ground_truth", "gold", "expected_answer")
 OTHERS = {"hashes": AnswerKind.HASHES, "last-number": AnswerKind.LAST_NUMBER}
 
 
+@click.command("grade", cls=Command, examples=EXAMPLES)
+@click.argument("what", metavar="TEXT|FILE|RUN")
+@options.overrides
+@click.option(
+    "--answer", metavar="TEXT", help="Reference answer; for a FILE, the column that holds it."
+)
+@click.option(
+    "--format",
+    "format_name",
+    metavar="NAME",
+    help="Format of the answer: a prompt format, `hashes` or `last-number`.  [default: guessed "
+    "from the text; for a RUN, its own format]",
+)
+@click.option("--recipe", metavar="RECIPE", help="Grade and reward with another recipe.")
+@click.option(
+    "--only",
+    type=click.Choice(["rollouts", "evaluations"]),
+    help="For a RUN, grade only these.",
+)
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=options.PATH,
+    help="Also write every listed row to this file, one JSON object per line.",
+)
+@click.option(
+    "--text", "text_column", metavar="COLUMN", help="For a FILE, the column of completions."
+)
+@options.rows_to_show(20)
 def grade(
     what: str,
     overrides: tuple[str, ...],
@@ -48,7 +83,23 @@ def grade(
     text_column: str | None,
     show: int,
 ) -> None:
-    """Grade a text, a file or a run, whichever `what` is."""
+    """Grade a text or a file, or grade a run again.
+
+    Grades one completion TEXT (`-` for standard input) against --answer, and prints every stage:
+    the answers that strict and lenient extraction find, the stage that decides, the verdict, the
+    reason and the time.
+
+    FILE holds one completion per row, or is a stored file of rollouts or evaluation items. RUN is
+    a run folder: its evaluations and rollouts are graded again with this version of the grader
+    and with the given settings, and rewards of the rollouts are computed again. Every row with a
+    different result is listed (for a file without verdicts, every row that is not correct).
+    Nothing in FILE or RUN is changed.
+    """
+    from grouper.cli.recipe_args import open_recipe, require_new
+    from grouper.config.schema import GradingConfig
+    from grouper.grading import Grader
+    from grouper.runs.folder import RunFolder
+
     require_new(output, "--output")
     path = _existing_path(what)
     if path is not None and path.is_dir():
@@ -100,6 +151,9 @@ def _grade_text(
             where="grouper grade",
             fix="Give it with --answer.",
         )
+    from grouper.data.references import check_references
+    from grouper.grading import Grader, extract, extract_lenient
+
     name = format_name or _looks_like(text)
     contract = _contract(name)
     note = "" if format_name else "  (by the look of the text; --format names another)"
@@ -134,6 +188,8 @@ def _looks_like(text: str) -> str:
 
 
 def _contract(name: str) -> AnswerContract:
+    from grouper.prompts.formats import FORMATS, TURN_MARKERS
+
     if name in OTHERS:
         return AnswerContract(kind=OTHERS[name], turn_markers=TURN_MARKERS)
     require_known("prompt format", name, [*FORMATS, *OTHERS], where="--format")
@@ -145,6 +201,8 @@ def _contract(name: str) -> AnswerContract:
 
 def _rows(file: Path, text: str | None = None, answer: str | None = None) -> list[Row]:
     """Read the rows of a file, with texts as `completion` and references as `answer`."""
+    from grouper.cli.recipe_args import read_rows
+
     rows = read_rows(file)
     columns = {name for row in rows for name in row}
     for chosen, usual in ((text, TEXTS), (answer, ANSWERS)):
@@ -178,6 +236,8 @@ def _grade_rows(
         score: returns their total rewards; None for evaluations, where a reference that cannot be
             read is compared as text.
     """
+    from grouper.grading import by_text_alone
+
     texts = [row["completion"] for row in rows]
     references = [row["answer"] for row in rows]
     grades = grader.grade(texts, references)
@@ -261,6 +321,10 @@ def _equal(first: float | None, second: float | None) -> bool:
 
 def _grade_run(run: Path, chosen: Recipe, only: str | None, show: int) -> list[Row]:
     """Grade every stored file of a run again; answers are extracted by the run's own format."""
+    from grouper.cli.recipe_args import open_recipe
+    from grouper.grading import Grader
+    from grouper.prompts.formats import make_format
+
     run_recipe = open_recipe(str(run))
     folders = ("evaluations", "rollouts") if only is None else (only,)
     differing: list[Row] = []
@@ -284,6 +348,8 @@ def _grade_run(run: Path, chosen: Recipe, only: str | None, show: int) -> list[R
 
 def _rollouts(run: Path, file: Path) -> list[Row]:
     """Read a file of rollouts, and check that it has all columns that rewards need."""
+    from grouper.runs.folder import RunFolder
+
     rows = [*RunFolder(run).shown_rollouts(file)]
     if not rows:
         raise DataError("there are no rows in it", where=str(file), fix="Check the file.")
@@ -295,6 +361,10 @@ def _rollouts(run: Path, file: Path) -> list[Row]:
 
 def _scoring(run_recipe: Recipe, chosen: Recipe) -> Score:
     """Return a function that scores stored rollouts of a run with the rewards of `chosen`."""
+    from grouper.prompts.formats import make_format
+    from grouper.rewards import Group, build_rewards
+    from grouper.rewards.attacks import example_prompt
+    from grouper.rewards.call import RewardLog
     from grouper.training.problem_sets import require_part
 
     fmt = make_format(run_recipe.prompt)

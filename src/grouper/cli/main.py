@@ -1,4 +1,4 @@
-"""`grouper`: the commands of `commands.yaml`, and the one place where errors become exit codes."""
+"""`grouper`: the table of commands, and the one place where errors become exit codes."""
 
 from __future__ import annotations
 
@@ -11,199 +11,141 @@ import os
 import signal
 import sys
 import time
-from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import click
 
+from grouper.cli.commands import Group
 from grouper.cli.text import is_follower
-from grouper.compat.flags import flag_named, hint, normalised
-from grouper.compat.flags import options as flag_options
 from grouper.errors import (
     FULL,
     GrouperError,
     Interrupted,
     ModelError,
-    did_you_mean,
     first_line,
     is_out_of_memory,
 )
-from grouper.files import load_table
 from grouper.models.allocator import prefer_expandable_segments
 
-Row = dict[str, Any]
-
-TABLE: Row = load_table("grouper.cli", "commands.yaml")
-
-# Number of options at the top of a command's help.
-FIRST = 5
 # Exit code of shells for a closed pipe: not 0, since a run may have ended early.
 SIGPIPE_EXIT = 141
 # Seconds that a follower waits before it reports an error: rank 0 with the same one ends them all,
 # once its trackers are closed and its pictures drawn.
 HEAD_START = 20.0
 
-# Keys of an option's row that are ours, not click's.
-_OUR_KEYS = {"name", "type", "least", "most", "choices", "short", "opposite"}
-# Type in the table -> click's type, and the name of such a number in messages.
-RANGES = {"int": (click.IntRange, "whole number"), "float": (click.FloatRange, "number")}
+
+class Row(NamedTuple):
+    """A command in the table: its section of `grouper --help`, its function and its line there."""
+
+    section: str
+    function: str
+    """`module.function` in `grouper.cli`; the module is imported when the command is needed."""
+    help: str
+    """The first sentence of the function's docstring, on one line of 80 columns."""
 
 
-class _Path(click.Path):
-    """A path in which shells may have left a `~`: that of `--output=~/x`."""
+# Name of a command -> its row. `grouper --help` shows this table and imports no command.
+COMMANDS = {
+    "run": Row("Train", "train.run", "Run a recipe: base evaluation, SFT, GRPO and a comparison."),
+    "sft": Row("Train", "train.sft", "Run only the SFT phase of a recipe."),
+    "grpo": Row("Train", "train.grpo", "Run only the GRPO phase of a recipe."),
+    "init": Row("Train", "init.init", "Write a recipe for your own model and problems."),
+    "preview": Row(
+        "Train", "preview.preview", "Check on a few samples whether GRPO can learn from them."
+    ),
+    "plan": Row("Train", "plan.plan", "Plan memory, steps and time without loading weights."),
+    "bench": Row("Train", "bench.bench", "Measure the speed of GRPO steps on this machine."),
+    "synthesize": Row(
+        "Train", "synthesize.synthesize", "Sample problems and save correct answers as SFT data."
+    ),
+    "serve-rollouts": Row(
+        "Train", "serve_rollouts.serve_rollouts", "Serve rollouts for a recipe with vLLM."
+    ),
+    "eval": Row(
+        "Evaluate", "evaluate.evaluate", "Evaluate models on a recipe's problems or on benchmarks."
+    ),
+    "compare": Row(
+        "Evaluate", "compare.compare", "Compare runs or models by their recorded evaluations."
+    ),
+    "grade": Row("Evaluate", "grade.grade", "Grade a text or a file, or grade a run again."),
+    "generate": Row(
+        "Evaluate", "generate.generate", "Answer one question, a file, or a conversation."
+    ),
+    "chat": Row("Evaluate", "chat.chat", "Chat with a trained model in the terminal."),
+    "runs": Row("Inspect", "runs.runs", "List runs with their state, step and accuracy."),
+    "watch": Row("Inspect", "watch.watch", "Follow a run from another terminal."),
+    "report": Row("Inspect", "report.report", "Write runs as one HTML file to read and share."),
+    "show": Row("Inspect", "show.show", "Print completions that a model wrote in training."),
+    "diagnose": Row("Inspect", "diagnose.diagnose", "Find problems of a run in its logs."),
+    "export": Row("Publish", "export.export", "Write a trained model as one folder, LoRA merged."),
+    "push": Row("Publish", "push.push", "Push a trained model and its card to the Hub."),
+    "serve": Row("Publish", "serve.serve", "Serve a trained model with vLLM or transformers."),
+    "recipes": Row("Look up", "recipes.recipes", "List recipes, settings and prompt formats."),
+    "rewards": Row(
+        "Look up", "rewards.rewards", "List rewards, try them on a text, or attack them."
+    ),
+    "data": Row("Look up", "data.data", "List data sources; show, audit and prepare problems."),
+    "env": Row("Look up", "env.env", "Show versions, devices, extras and kernels."),
+}
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        return super().convert(Path(value).expanduser(), param, ctx)
+# Command -> the note after Ctrl-C about its unfinished work.
+KEPT = {
+    "eval": "What was drawn is kept, and the same command goes on.",
+    "generate": "With --output, what was answered is kept, and the same command goes on.",
+    "synthesize": "What was drawn is kept, and the same command goes on.",
+}
 
+# Advice where memory ran out.
+MEMORY = (
+    "`grouper plan RECIPE` says what every part of a run takes, and what would fit: the model's "
+    "size decides about weights and optimizer, sampling.max_slots and sampling.max_new_tokens "
+    "about sampling, tokens_per_micro_batch about the update."
+)
 
-def _option(flag: str, row: Row) -> click.Option:
-    """Make the option of a row; keys that are not in `_OUR_KEYS` are click's own."""
-    settings = {key: value for key, value in row.items() if key not in _OUR_KEYS}
-    is_switch = not {"metavar", "choices"} & row.keys()
-    if "choices" in row:
-        settings["type"] = click.Choice(row["choices"])
-    elif row.get("type") in ("path", "file"):
-        is_file = row["type"] == "file"
-        settings["type"] = _Path(exists=is_file, dir_okay=not is_file, path_type=Path)
-    elif "type" in row:
-        range_type, noun = RANGES[row["type"]]
-        settings["type"] = range_type(min=row.get("least"))
-        settings["type"].name = noun
-        # There is no use for a count beyond a billion.
-        settings["callback"] = partial(_bounded, row.get("most", 10**9))
-    if is_switch and "opposite" not in row:
-        settings["default"] = False
-    spellings = []
-    if "short" in row:
-        spellings.append(row["short"])
-    if "opposite" in row:
-        spellings.append(f"--{flag}/--{row['opposite']}")
-    else:
-        spellings.append(f"--{flag}")
-    parameter_name = row.get("name", flag.replace("-", "_"))
-    return click.Option(
-        [*spellings, parameter_name],
-        is_flag=is_switch or None,
-        show_default="default" in row,
-        **settings,
-    )
-
-
-def _bounded(most: float, _context: click.Context, _option: click.Parameter, value: Any) -> Any:
-    """Return the value, or values, of an option; a number may be at most `most`, and not NaN."""
-    numbers = value if isinstance(value, tuple) else (value,)
-    for number in numbers:
-        if number is not None and not number <= most:
-            raise click.BadParameter(f"{number} is not a number up to {most:,}.")
-    return value
-
-
-def _argument(name: str, metavar: str) -> click.Argument:
-    count = -1 if metavar.endswith("...") else 1
-    is_required = not metavar.startswith("[")
-    return click.Argument([name], nargs=count, required=is_required, metavar=metavar)
-
-
-def _texts(row: Row) -> Row:
-    """Return the settings that commands and groups of commands share."""
-    examples = "".join(f"  {line}\n" for line in row.get("examples", "").splitlines())
-    return {
-        "help": row["about"],
-        "epilog": f"\b\nExamples:\n{examples}" if examples else None,
-        "callback": partial(_call, row["call"]) if "call" in row else None,
-        "context_settings": {
-            "help_option_names": ["-h", "--help"],
-            "max_content_width": 100,
-            # Underscores, and the names that other trainers have.
-            "token_normalize_func": flag_named,
-        },
-    }
+EXAMPLES = """
+grouper run demo                 train a tiny model in a few minutes
+grouper eval outputs/demo        evaluate it again
+grouper generate outputs/demo/grpo/final
+grouper recipes                  list the other recipes
+grouper init FILE                write a recipe for your own model
+grouper COMMAND --help           show details and examples
+"""
 
 
-def _call(path: str, /, **arguments: Any) -> Any:
-    """Import a command's function and call it; a group's own one only without a subcommand."""
-    if click.get_current_context().invoked_subcommand is not None:
-        return None
-    module_name, _, function_name = path.partition(".")
-    module = importlib.import_module(f"grouper.cli.{module_name}")
-    function = getattr(module, function_name)
-    return function(**arguments)
-
-
-class Command(click.Command):
-    """A command of the table; its module is imported when it is called."""
-
-    def __init__(self, name: str, row: Row) -> None:
-        rows = row.get("options", {})
-        self.trains = "from-aliases" in rows.values()
-        if self.trains:
-            rows = rows | flag_options()
-        arguments = [_argument(*argument) for argument in row.get("arguments", {}).items()]
-        params = [*arguments, *(_option(*option) for option in rows.items())]
-        super().__init__(name, params=params, short_help=row["does"], **_texts(row))
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not self.trains:
-            return super().parse_args(ctx, args)
-        try:
-            return super().parse_args(ctx, [*normalised(args)])
-        except click.NoSuchOption as error:
-            if not error.option_name.startswith("--"):
-                raise
-            raise click.UsageError(hint(error.option_name, args), ctx) from error
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        records = []
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
-            if record:
-                records.append(record)
-        # A section of one more option would be no shorter.
-        count = FIRST if len(records) > FIRST + 1 else len(records)
-        for title, rows in (("Options", records[:count]), ("More options", records[count:])):
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
-
-
-class Group(click.Group):
-    """Commands of the table; a mistyped name gets the nearest one."""
-
-    def __init__(self, name: str, row: Row) -> None:
-        commands: dict[str, click.Command] = {}
-        for command_name, command_row in row["commands"].items():
-            command_class = Group if "commands" in command_row else Command
-            commands[command_name] = command_class(command_name, command_row)
-        super().__init__(
-            name,
-            commands=commands,
-            invoke_without_command="call" in row,
-            short_help=row.get("does"),
-            **_texts(row),
-        )
+class CommandTable(Group):
+    """The commands of the table; the module of a command is imported when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(self.commands)
+        return list(COMMANDS)
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        typed = args[0]
-        if typed not in self.commands and not typed.startswith("-"):
-            command = f"{ctx.command_path} {typed}".partition(" ")[2]
-            suggestion = did_you_mean(typed, self.commands)
-            message = f"{ctx.command_path} has no command {typed!r}. {suggestion}"
-            from grouper.config.loading import shipped_recipes
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            module_name, _, function_name = COMMANDS[cmd_name].function.partition(".")
+            module = importlib.import_module(f"grouper.cli.{module_name}")
+            self.commands[cmd_name] = getattr(module, function_name)
+        return super().get_command(ctx, cmd_name)
 
-            if typed.endswith((".yaml", ".yml")) or typed in shipped_recipes():
-                message = f"{typed} is a recipe. Give the command, too: grouper run {typed}"
-            ctx.fail(TABLE["elsewhere"].get(command, message))
-        return super().resolve_command(ctx, args)
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        width = max(map(len, COMMANDS))
+        sections = dict.fromkeys(row.section for row in COMMANDS.values())
+        for section in sections:
+            rows = []
+            for name, row in COMMANDS.items():
+                if row.section == section:
+                    rows.append((name.ljust(width), row.help))
+            with formatter.section(section):
+                formatter.write_dl(rows)
 
 
-cli = Group("grouper", TABLE)
-click.version_option(package_name="grouper-rl", message="grouper %(version)s")(cli)
+@click.group("grouper", cls=CommandTable, examples=EXAMPLES)
+@click.version_option(package_name="grouper-rl", message="grouper %(version)s")
+def cli() -> None:
+    """Train small language models to solve math problems, and measure whether they improved.
+
+    SFT teaches an output format, GRPO with verifiable rewards reinforces correct answers, and an
+    evaluation reports, with statistical tests, whether the model improved. One YAML recipe
+    describes the whole run; override any setting with section.key=value.
+    """
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -291,13 +233,13 @@ def _known_problem(error: BaseException, arguments: list[str]) -> GrouperError |
     """Turn an error of Python or of a library into ours; None if it is a bug."""
     if _comes_from(error, click.exceptions.Abort, KeyboardInterrupt, EOFError):
         command = arguments[0] if arguments else ""
-        return Interrupted("Stopped", fix=TABLE["kept"].get(command, ""))
+        return Interrupted("Stopped", fix=KEPT.get(command, ""))
     if isinstance(error, RuntimeError) and "gloo" in str(error) and "by peer" in str(error):
         # The cause is reported by that process or the launcher; after Ctrl-C none is needed.
         return Interrupted("another process of this run has ended, or is out of reach")
     if is_out_of_memory(error):
         reason = first_line(error).rstrip(".")
-        return ModelError(f"memory ran out ({reason})", fix=TABLE["memory"])
+        return ModelError(f"memory ran out ({reason})", fix=MEMORY)
     return _no_path(error)
 
 

@@ -1,4 +1,7 @@
-"""Open the recipe of a command, its run folder and its model; print dry runs."""
+"""Open the recipe of a command, its run folder and its model; print dry runs.
+
+Commands import this in their functions, because it needs the schema of recipes, which takes time.
+"""
 
 from __future__ import annotations
 

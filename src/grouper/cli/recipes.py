@@ -1,78 +1,103 @@
-"""`grouper recipes` and `init`: shipped recipes, settings by name, import, and a new recipe."""
+"""`grouper recipes`: shipped recipes, settings by name, prompt formats, other trainers' files."""
 
 from __future__ import annotations
 
-import importlib.resources
-import json
-import os
-import re
 import shlex
-import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic.fields import FieldInfo
 
-from grouper.advice.recipe_choice import ENOUGH, HELD_OUT, MOST_TESTED, TEST_SHARE
-from grouper.cli.recipe_args import require_new
-from grouper.cli.text import definitions, flow, short, table, warn
-from grouper.compat.hints import advice, meant
-from grouper.config.checks import settings, validate_json
-from grouper.config.loading import list_recipes, load_recipe, resolved_yaml
-from grouper.config.schema import PromptConfig, Recipe, SourceConfig
-from grouper.errors import (
-    ConfigError,
-    DataError,
-    GrouperError,
-    ModelError,
-    did_you_mean,
-    plural,
-)
+from grouper.cli import options
+from grouper.cli.commands import Group
+from grouper.cli.text import definitions
+from grouper.errors import ConfigError
 from grouper.files import write_atomic
-from grouper.models.folders import local_model, on_this_machine, require_model_folder
 
 if TYPE_CHECKING:
-    from grouper.advice.first_answers import FirstAnswers
-    from grouper.advice.recipe_choice import Choices
-    from grouper.data import ProblemSet
+    from pydantic.fields import FieldInfo
+
+EXAMPLES = """
+grouper recipes show demo > mine.yaml && grouper run ./mine.yaml
+grouper recipes show demo grpo.beta=0.01       with a setting changed
+grouper recipes fields grpo                    every setting of one section
+grouper recipes fields learning rate           settings by name or meaning
+grouper recipes fields num_generations         our name for another trainer's setting
+grouper recipes from trl.yaml -o mine.yaml     import another trainer's file
+"""
 
 
-def listed() -> None:
-    """Print the shipped recipes."""
-    definitions(list_recipes())
+@click.group("recipes", cls=Group, invoke_without_command=True, examples=EXAMPLES)
+@click.pass_context
+def recipes(context: click.Context) -> None:
+    """List recipes, settings and prompt formats.
+
+    Without a command, lists the shipped recipes. A recipe is a YAML file that describes a whole
+    run. Any setting can also be overridden on the command line, as section.key=value.
+    """
+    if context.invoked_subcommand is None:
+        from grouper.config.loading import list_recipes
+
+        definitions(list_recipes())
 
 
+@recipes.command("show")
+@options.recipe
 def show(recipe: str, overrides: tuple[str, ...]) -> None:
-    """Print a whole recipe."""
+    """Print a recipe with every default filled in.
+
+    The output is YAML that can be run.
+    """
+    from grouper.config.loading import load_recipe, resolved_yaml
+
     click.echo(resolved_yaml(load_recipe(recipe, overrides)), nl=False)
 
 
-def formats() -> None:
-    """Print the prompt formats."""
-    from grouper.prompts import FORMATS, make_format
-
-    rows = []
-    for name in FORMATS:
-        fmt = make_format(PromptConfig(format=name))
-        rows.append((name, fmt.description))
-    definitions(rows)
-
-
+@recipes.command("fields")
+@click.argument("words", nargs=-1, metavar="[WORD]...")
 def fields(words: tuple[str, ...]) -> None:
-    """Print the settings of a section, or those that the words find."""
+    """Print every setting with its meaning, or find one.
+
+    Prints type, default and meaning.
+
+    WORD is a section or setting, such as grpo, data.train or grpo.steps. Any other words select
+    the settings that have all of them in their name or meaning, or that another trainer calls by
+    that name, such as num_generations.
+    """
+    from grouper.config.checks import settings
+    from grouper.config.schema import Recipe
+
     all_fields = dict(settings(Recipe))
     section = ".".join(words)
     keys = [key for key in all_fields if _lies_in(key, section)] or _search(words, all_fields)
     definitions([(key.replace("[]", ""), _describe(all_fields[key])) for key in keys])
 
 
-def imported(file: Path | str, output: Path | None, nproc: int) -> None:
-    """Print or write a recipe for another trainer's file."""
+@recipes.command("from")
+@click.argument("file", metavar="FILE")
+@click.option(
+    "-o", "--output", metavar="FILE", type=options.PATH, help="Write the recipe to this file."
+)
+@click.option(
+    "--nproc",
+    metavar="N",
+    type=options.WholeNumber(1),
+    default=1,
+    show_default=True,
+    help="Number of processes that FILE was written for; its batch sizes are per process.",
+)
+def import_file(file: str, output: Path | None, nproc: int) -> None:
+    """Convert another trainer's file into a recipe.
+
+    FILE is YAML or JSON with TRL's settings, Python with its GRPOConfig or SFTConfig (it is read,
+    not run), or YAML of the setups behind math-r1-zero and openmath-dapo. Settings without a
+    counterpart are listed at the top of the recipe with the reason; settings that FILE leaves out
+    have that trainer's defaults. What cannot be trained (num_generations 1) is refused.
+    """
+    from grouper.cli.recipe_args import require_new
     from grouper.compat.importing import import_recipe
     from grouper.data.reading import source_named
     from grouper.rewards import REWARDS
@@ -89,6 +114,22 @@ def imported(file: Path | str, output: Path | None, nproc: int) -> None:
     click.echo(f"Written to {output}: grouper run {path} --dry-run", err=True)
 
 
+@recipes.command("formats")
+def formats() -> None:
+    """List the prompt formats.
+
+    A recipe gives one of these names as `prompt.format`.
+    """
+    from grouper.config.schema import PromptConfig
+    from grouper.prompts import FORMATS, make_format
+
+    rows = []
+    for name in FORMATS:
+        fmt = make_format(PromptConfig(format=name))
+        rows.append((name, fmt.description))
+    definitions(rows)
+
+
 def _lies_in(key: str, section: str) -> bool:
     """Tell whether a key is `section` itself or below it; every key is below the empty one."""
     if not section:
@@ -103,6 +144,8 @@ def _search(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> list[str]:
     Raises:
         ConfigError: there is none.
     """
+    from grouper.compat.hints import advice, meant
+
     _, counterparts = meant("_".join(words), fields)
     keys = []
     for key, field in fields.items():
@@ -144,329 +187,3 @@ def _kind(annotation: Any) -> str:
     if origin is dict:
         return "mapping"
     return "none" if annotation is types.NoneType else str(annotation.__name__)
-
-
-# --- grouper init --------------------------------------------------------------------------------
-
-# Problems that are looked at.
-LOOKED_AT = 100
-# Problems whose lengths are measured for the plan.
-PLANNED = 10_000
-# (gradient checkpointing, tokens of a micro-batch), the fastest first.
-UPDATES = ((False, 8192), (True, 8192), (True, 2048))
-# GB of a common GPU, and the share of its memory that an update may take.
-CARD = 24.0
-SHARE = 0.9
-
-
-def init(
-    file: str | None,
-    *,
-    model: str | None,
-    data: str | None,
-    lora: bool | None,
-    memory: float | None,
-    samples: bool,
-    sample_seconds: float,
-    **columns: str | None,
-) -> None:
-    """Look at model and problems, ask for what is missing, and write a recipe."""
-    target = Path(file or "mine.yaml")
-    require_new(target, "FILE")
-    # Read by the libraries when they are imported.
-    os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
-    asks = sys.stdin.isatty()
-    if not asks and not (model and data):
-        raise click.UsageError("There is no terminal to ask in: give --model and --data.")
-    model = model or str(click.prompt("Model (a folder or a Hub name)"))
-    require_model_folder(model, where="--model")
-    data = data or str(click.prompt("Problems (a file, a folder, a Hub name or a source)"))
-    parts, problems = _look_at_data(data, {ours: name for ours, name in columns.items() if name})
-    if lora is None:
-        lora = not asks or click.confirm("Train an adapter (LoRA), not all weights?", default=True)
-    if memory is None:
-        memory = click.prompt("Memory of the GPU in GB", CARD, type=float) if asks else CARD
-    place = local_model(model)
-    here = on_this_machine(place)
-    choices = _choose(
-        model, place if here else None, problems, seconds=sample_seconds if samples else 0.0
-    )
-    template = importlib.resources.files("grouper.config") / "new_recipe.yaml"
-    text = Template(template.read_text(encoding="utf-8"))
-    fields = {
-        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", target.stem).strip("-._") or "mine",
-        "path": flow(model),
-        "data": _indented(parts),
-        **_of_the_choices(choices, held_out="validation_share" in parts),
-        **_of_the_machine(lora, memory),
-    }
-    tried = UPDATES if here else UPDATES[1:2]
-    for checkpointing, tokens in tried:
-        settings = {"checkpointing": str(checkpointing).lower(), "tokens": tokens}
-        write_atomic(target, text.substitute(fields, **settings).encode())
-        if not here or _fits(target, memory):
-            break
-    else:
-        warn(f"an update does not fit in {memory:g} GB: use a smaller model, or --lora.")
-    if not here:
-        click.echo(f"Model: {model} is not on this machine, so it was not checked.")
-    _say_what_is_next(target, sft=choices.sft)
-
-
-def _name(file: Path) -> str:
-    """A recipe file as it is typed."""
-    return shlex.quote(str(file) if "/" in str(file) else f"./{file}")
-
-
-def _say_what_is_next(target: Path, *, sft: bool) -> None:
-    """Print the commands that come next: first a look at what the recipe would train on."""
-    name = _name(target)
-    why = (
-        "GRPO learns only where the answers to a problem are right at times and wrong at times, "
-        "and preview says whether they are, or why not."
-    )
-    if sft:
-        click.echo(f"Written to {target}. Next, SFT, and then a look at some samples: {why}")
-        commands = [f"grouper sft {name}", f"grouper preview {name}"]
-        training = f"grouper run {name} --resume"
-    else:
-        click.echo(f"Written to {target}. Next, a look at some samples: {why}")
-        commands = [f"grouper preview {name}"]
-        training = f"grouper run {name}"
-    for command in commands:
-        click.echo(f"  {command}")
-    click.echo(f"Then train:\n  {training}")
-
-
-def _indented(settings: Mapping[str, Any]) -> str:
-    """Settings as lines of YAML below a section."""
-    return "\n  ".join(f"{key}: {flow(value)}" for key, value in settings.items())
-
-
-def _of_the_choices(choices: Choices, *, held_out: bool) -> dict[str, Any]:
-    """The fields of the template that depend on what model and problems are like."""
-    return {
-        "format": choices.format,
-        "why_format": choices.reasons["prompt.format"],
-        "skip_sft": str(not choices.sft).lower(),
-        "why_sft": choices.reasons["skip_sft"],
-        "needs_correct": str(choices.needs_correct).lower(),
-        "why_correct": choices.reasons["grpo.require_correct_in_group"],
-        "rewards": "\n".join(f"  - {flow(reward)}" for reward in choices.rewards),
-        "completion": choices.max_new_tokens,
-        "every": 50 if held_out else 0,
-    }
-
-
-def _of_the_machine(lora: bool, memory: float) -> dict[str, Any]:
-    """The fields of the template that depend on what is trained, and on what."""
-    weights: dict[str, Any] = {"compute_dtype": "auto"}
-    if lora:
-        weights = {"dtype": "bfloat16", "lora": {"rank": 32, "alpha": 64.0}}
-    return {
-        "weights": _indented(weights),
-        "trained": "Trains an adapter; without `lora`, all weights."
-        if lora
-        else "Trains all weights.",
-        "prompts": 16 if memory >= 16 else 8,
-        "slots": 128 if memory >= 40 else 64,
-        "rate": flow(1e-5 if lora else 1e-6),
-        "sft_rate": flow(2e-4 if lora else 2e-5),
-    }
-
-
-def _choose(
-    model: str, place: str | None, problems: ProblemSet | None, *, seconds: float
-) -> Choices:
-    """Choose format, phases and rewards, and print why.
-
-    Args:
-        model: as the user named it.
-        place: where it is on this machine; None: it is not.
-        problems: the first ones; None where they are not on this machine.
-        seconds: that the model's answers may take; 0: it is not asked.
-    """
-    from grouper.advice.recipe_choice import CANDIDATES, DataKind, choose, kind_of
-
-    kind = kind_of(model, None, here=False)
-    if place is not None:
-        from grouper.advice.first_answers import look_at_model
-
-        try:
-            kind = look_at_model(place)
-        except ModelError as error:
-            # Perhaps only its configuration is here; a run will say the same.
-            warn(f"the model is judged by its name: {error.paragraph()}")
-            place = None
-    click.echo(f"Model: {model} is {kind}.")
-    first = () if problems is None else problems.problems
-    known = DataKind(
-        problems=len(first),
-        solutions=any(problem.solution for problem in first),
-        r1_prompts=any(p.response and p.prompt is None for p in first),
-    )
-    formats = ("r1-zero",) if known.r1_prompts else CANDIDATES
-    answers: list[FirstAnswers] = []
-    if seconds and place is not None and problems is not None:
-        answers = _ask(place, problems, formats, seconds)
-    choices = choose(kind, known, [one.observation for one in answers])
-    for setting, why in choices.reasons.items():
-        click.echo(f"  {setting}: {why}")
-    return choices
-
-
-def _ask(
-    place: str, problems: ProblemSet, formats: Sequence[str], seconds: float
-) -> list[FirstAnswers]:
-    """Let the model answer a few problems in each format, where it is small; print a table."""
-    from grouper.advice.first_answers import MOST_BYTES, PROBLEMS, ask, stored_bytes
-    from grouper.runs.progress import Progress
-
-    size = stored_bytes(place)
-    if size is None or size > MOST_BYTES:
-        why = "its weights are not here" if size is None else "it is large"
-        click.echo(f"It was not asked anything, since {why}: choices follow from what it is.")
-        return []
-    click.echo(
-        f"It answers {PROBLEMS} problems now, in about {seconds:g} s after loading "
-        "(--no-samples leaves this out)."
-    )
-    display = Progress()
-    with display.track("first answers", PROBLEMS) as task:
-        try:
-            answers = ask(
-                place,
-                problems,
-                formats,
-                seconds=seconds,
-                progress=lambda _, done, total: task(done, total),
-            )
-        except GrouperError as error:
-            # A recipe can be written without it, and the run will say the same.
-            warn(f"the model could not be asked: {error.paragraph()}")
-            return []
-    rows = [
-        (
-            one.observation.format,
-            str(one.observation.answers),
-            str(one.observation.held),
-            str(one.observation.right),
-            str(one.observation.answers - one.observation.ended),
-            str(one.observation.tokens),
-        )
-        for one in answers
-    ]
-    if rows:
-        columns = ("format", "answers", "in the format", "right", "truncated", "tokens (median)")
-        table(columns, rows, lines=True)
-        click.echo(f"One of them: {short(answers[0].examples[0])}")
-    else:
-        click.echo(
-            "This machine is too slow for that, so choices follow from what the model is; "
-            "--sample-seconds gives it more time."
-        )
-    return answers
-
-
-def _fits(file: Path, memory: float) -> bool:
-    """Tell whether an update of the new recipe fits on the GPU, as `grouper plan` counts it."""
-    from grouper.runs.progress import Progress
-
-    # `grouper plan` measures the longest rows of all problems. So does this, but for sets whose
-    # reading takes minutes: the two name the same figure.
-    recipe = load_recipe(file, [f"data.train.limit={PLANNED}", "data.test_share=0"])
-    with Progress().track("planning an update"):  # importing torch takes as long as the plan
-        from grouper.advice.plan import GIB, plan_run
-
-        plan = plan_run(recipe, device="cuda", with_cards=False)
-    peaks = [memory_row.peak for memory_row in plan.memory[: len(recipe.phases)]]
-    update = max(peaks) / GIB
-    click.echo(
-        f"Model: {recipe.model.path}, {plan.parameters:,} parameters, {plan.trainable:,} of them "
-        f"trained. An update takes {update:.2f} GiB of a GPU of {memory:g} GB"
-        f"{' with gradient checkpointing' if recipe.model.gradient_checkpointing else ''} "
-        f"(`grouper plan {_name(file)} --device cuda` shows of what)."
-    )
-    return update <= SHARE * memory
-
-
-def _look_at_data(data: str, columns: dict[str, str]) -> tuple[dict[str, Any], ProblemSet | None]:
-    """The settings of `data`, and the first problems where they are here; prints about them.
-
-    Raises:
-        ConfigError: there is nothing of this name.
-        DataError: it holds no problems.
-    """
-    from grouper.data import SOURCES, load_problems
-    from grouper.data.problems import is_numeric
-
-    parts = _sources(data, columns)
-    text = json.dumps({**parts["train"], "limit": LOOKED_AT})
-    config = validate_json(SourceConfig, text, where="--data")
-    source = SOURCES[config.source]
-    if config.path is None and "test" in source.splits:
-        parts["test"] = {**parts["train"], "split": "test"}
-    try:
-        problems = load_problems(config, seed=0)
-    except DataError as error:
-        if source.hub is None and config.source != "hub":
-            hint = "Here, --question and --answer name them." if "column" in error.what else ""
-            raise DataError(error.what, where=error.where, fix=f"{error.fix} {hint}") from error
-        click.echo(f"Data: {data} was not checked: {error.what}.")
-        return parts | ({} if "test" in parts else {"test_share": TEST_SHARE}), None
-    first = problems.problems[0]
-    numbers = sum(is_numeric(problem.answer) for problem in problems.problems)
-    click.echo(
-        f"Data: {data} ({', '.join(first.columns) or 'made here'}). Plain numbers among the "
-        f"first {plural(len(problems), 'answer')}: {numbers}."
-    )
-    solved = sum(problem.solution is not None for problem in problems.problems)
-    click.echo(f"  Worked solutions: {solved} of {len(problems)}.")
-    shown = f"Question: {short(first.question)}", f"Answer: {short(first.answer)}"
-    for line in (*shown, *problems.notes):
-        click.echo(f"  {line}")
-    if len(problems) < ENOUGH:
-        del parts["validation_share"]
-        if "test" not in parts:
-            click.echo(f"  No test problems: of fewer than {ENOUGH}, none are held out.")
-    elif "test" not in parts:
-        parts["test_share"] = share = _test_share(Path(config.path or "").expanduser())
-        click.echo(
-            f"  No test problems beside it: {share:.1%} are held out as data.test_share, chosen by "
-            "the words of their questions, and never trained on."
-        )
-    return parts, problems
-
-
-def _test_share(file: Path) -> float:
-    """The share of the problems to hold out for the test, less of a file of very many rows."""
-    if file.suffix != ".jsonl" or not file.is_file():
-        return TEST_SHARE
-    with file.open("rb") as opened:
-        rows = sum(1 for _ in opened)
-    return min(TEST_SHARE, round(MOST_TESTED / max(rows, 1), 4))
-
-
-def _sources(data: str, columns: dict[str, str]) -> dict[str, Any]:
-    """The settings of `data`: where to train, and the test problems that lie beside."""
-    from grouper.data import SOURCES
-    from grouper.data.reading import READERS, source_named
-
-    train = source_named(data)
-    path = Path(data).expanduser()
-    if train["source"] == "hub" and (data.count("/") != 1 or path.suffix in READERS):
-        file_names = [file.name for file in Path().iterdir() if file.suffix in READERS]
-        fix = did_you_mean(data, [*SOURCES, *file_names])
-        raise ConfigError(f"there is no file, folder or source {data!r}", where="--data", fix=fix)
-    if columns:
-        if train["source"] == "prompt-response":
-            train |= {"columns": columns, "source": "file"}
-        else:
-            train |= {"columns": columns}
-    parts: dict[str, Any] = {"train": train, "validation_share": HELD_OUT}
-    beside = path.parent / f"test{path.suffix}"  # `.` has no name that could be replaced
-    if any([*path.glob("test[.-]*"), *path.glob("data/test[.-]*"), *path.glob("test/")]):
-        parts["test"] = {**train, "split": "test"}
-    elif path.stem == "train" and beside.is_file():
-        parts["test"] = {**train, "path": str(beside)}
-    return parts

@@ -5,30 +5,52 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
-import yaml
 
-from grouper.cli.recipe_args import open_recipe
+from grouper.cli import options
+from grouper.cli.commands import Group
 from grouper.cli.text import definitions, table
-from grouper.config.overrides import PREFIX, STACKS
-from grouper.config.schema import GradingConfig, PromptConfig, RewardConfig, stack
 from grouper.errors import RewardError, did_you_mean
-from grouper.grading import Grader
-from grouper.prompts import make_format
-from grouper.rewards import REWARDS, build_rewards, probe
-from grouper.rewards.attacks import ProbeResult, score_texts
 from grouper.runs.samples import describe_reward
 from grouper.types import AnswerFormat, Problem
 
+if TYPE_CHECKING:
+    from grouper.config.schema import GradingConfig, RewardConfig
+    from grouper.rewards.attacks import ProbeResult
 
-def listed() -> None:
-    """Print the first line of each reward, and the stacks."""
-    rewards = []
+EXAMPLES = """
+grouper rewards show dapo_answer               what it rewards, its parameters, its source
+grouper rewards show gsm8k-xml                 the entries of a stack, ready to copy
+grouper rewards try demo "<answer>4</answer>" --answer 4
+grouper rewards probe demo                     attack the rewards of a recipe
+grouper rewards probe stack:openmath-dapo      attack the rewards of a stack
+"""
+
+
+@click.group("rewards", cls=Group, examples=EXAMPLES)
+def rewards() -> None:
+    """List rewards, try them on a text, or attack them.
+
+    A recipe lists its rewards by name, each with a weight; the total is the weighted sum.
+    """
+
+
+@rewards.command("list")
+def list_rewards() -> None:
+    """List the built-in rewards and the named stacks.
+
+    A recipe gives these names in `rewards[].name`.
+    """
+    from grouper.config.overrides import PREFIX, STACKS
+    from grouper.rewards import REWARDS
+
+    rows = []
     for name, builder in REWARDS.items():
         first_line = _doc(builder).split("\n")[0]
-        rewards.append((name, first_line))
-    definitions(rewards, "Rewards (rewards[].name)")
+        rows.append((name, first_line))
+    definitions(rows, "Rewards (rewards[].name)")
     stacks = [(f"{PREFIX}{name}", stack.description) for name, stack in STACKS.items()]
     definitions(stacks, "Stacks (several rewards by one name)")
 
@@ -37,8 +59,17 @@ def _doc(builder: object) -> str:
     return inspect.getdoc(builder) or ""
 
 
+@rewards.command("show")
+@click.argument("name", metavar="NAME")
 def show(name: str) -> None:
-    """Print the documentation of a reward, or a stack as YAML."""
+    """Show what a reward does, or the entries of a stack.
+
+    Prints the documentation and the parameters of a reward (`dapo_answer`), or the entries of a
+    stack (`gsm8k-xml`) as YAML.
+    """
+    from grouper.config.overrides import PREFIX, STACKS
+    from grouper.rewards import REWARDS
+
     key = name.removeprefix(PREFIX)
     if key in STACKS:
         _show_stack(key)
@@ -61,29 +92,56 @@ def show(name: str) -> None:
 
 def _show_stack(name: str) -> None:
     """Print a stack as YAML, with its totals and weaknesses as comments."""
+    import yaml
+
+    from grouper.config.overrides import STACKS
+    from grouper.config.schema import PromptConfig, stack
+    from grouper.prompts import make_format
+    from grouper.rewards import build_rewards
+
     row = STACKS[name]
-    rewards = stack(name)
+    entries = stack(name)
     fmt = make_format(PromptConfig(format=row.format))
-    low, high = build_rewards(rewards, fmt).bounds or (0, 0)
+    low, high = build_rewards(entries, fmt).bounds or (0, 0)
     click.echo(f"# {name}: {row.description}")
     click.echo(f"# Made for prompt.format: {row.format}. Total: {low:g} to {high:g}.")
     click.echo(f"# Probes it fails: {', '.join(row.fails) or 'none'}.")
-    entries = [reward.model_dump(mode="json", exclude_defaults=True) for reward in rewards]
-    click.echo(yaml.safe_dump({"rewards": entries}, sort_keys=False), nl=False)
+    settings = [reward.model_dump(mode="json", exclude_defaults=True) for reward in entries]
+    click.echo(yaml.safe_dump({"rewards": settings}, sort_keys=False), nl=False)
 
 
-def tried(
+@rewards.command("try")
+@click.argument("recipe", metavar="RECIPE")
+@click.argument("text", metavar="TEXT")
+@options.overrides
+@click.option("--answer", metavar="TEXT", required=True, help="Reference answer.")
+@click.option(
+    "--question",
+    metavar="TEXT",
+    default="(none was given)",
+    show_default=True,
+    help="Question, for rewards that read it.",
+)
+def try_rewards(
     recipe: str, text: str, overrides: tuple[str, ...], *, answer: str, question: str
 ) -> None:
-    """Print the rewards of a text."""
+    """Show the rewards of a recipe for a text, and why.
+
+    RECIPE is a recipe, or stack:NAME. TEXT is what the model wrote after the prompt, or `-` for
+    standard input.
+    """
+    from grouper.grading import Grader
+    from grouper.rewards import build_rewards
+    from grouper.rewards.attacks import score_texts
+
     if not answer.strip():
         raise click.UsageError("--answer is empty.")
-    fmt, rewards, grading = _open(recipe, overrides)
+    fmt, entries, grading = _open(recipe, overrides)
     if text == "-":
         text = sys.stdin.read()
     problem = Problem(id="try/0", question=question, answer=answer, source="try")
     with Grader(fmt.contract, grading) as grader:
-        stack = build_rewards(rewards, fmt)
+        stack = build_rewards(entries, fmt)
         ((grade, reward),) = score_texts(stack, fmt, grader, problem, [text])
     opening = f", opened by {fmt.prefix!r}" if fmt.prefix else ""
     click.echo(f"format      {fmt.name}{opening}")
@@ -97,11 +155,23 @@ def tried(
     click.echo(f"total       {total}{note}")
 
 
-def probed(recipe: str, overrides: tuple[str, ...], *, texts: bool) -> int:
-    """Print the reward of each attack; 1 if one pays."""
-    fmt, rewards, grading = _open(recipe, overrides)
+@rewards.command("probe")
+@options.recipe
+@click.option("--texts", is_flag=True, help="Print the completions that earned too much.")
+def probe(recipe: str, overrides: tuple[str, ...], *, texts: bool) -> int:
+    """Attack the rewards of a recipe.
+
+    RECIPE is a recipe, or stack:NAME. Each probe writes completions that deserve no reward and
+    compares the one with the highest reward to an honest wrong answer: well-formed, of usual
+    length, with one wrong number. The exit code is 1 if cheating pays.
+    """
+    from grouper.grading import Grader
+    from grouper.rewards import build_rewards
+    from grouper.rewards import probe as probe_rewards
+
+    fmt, entries, grading = _open(recipe, overrides)
     with Grader(fmt.contract, grading) as grader:
-        results = probe(build_rewards(rewards, fmt), fmt, grader)
+        results = probe_rewards(build_rewards(entries, fmt), fmt, grader)
     columns = ("probe", "", "earned", "honest", "graded", "what it tries")
     rows = []
     for result in results:
@@ -136,14 +206,19 @@ def _open(
     name: str, overrides: Sequence[str]
 ) -> tuple[AnswerFormat, tuple[RewardConfig, ...], GradingConfig]:
     """Return format, rewards and grading of a recipe, or of a stack in its own format."""
+    from grouper.cli.recipe_args import open_recipe
+    from grouper.config.overrides import PREFIX, STACKS
+    from grouper.config.schema import GradingConfig, PromptConfig, stack
+    from grouper.prompts import make_format
+
     if not name.startswith(PREFIX):
         recipe = open_recipe(name, overrides)
         return make_format(recipe.prompt), recipe.rewards, recipe.grading
     key = name.removeprefix(PREFIX)
-    rewards = stack(key)
+    entries = stack(key)
     if overrides:
         raise RewardError(
             "a stack has no settings to override", where=name, fix="Give a recipe that names it."
         )
     fmt = make_format(PromptConfig(format=STACKS[key].format))
-    return fmt, rewards, GradingConfig()
+    return fmt, entries, GradingConfig()

@@ -1,4 +1,7 @@
-"""Output that several commands share: warnings, tables, JSON and short texts."""
+"""Output that several commands share: warnings, progress, tables, JSON and short texts.
+
+Modules of commands import what needs time, such as rich, in their functions, so that help is fast.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
 from grouper.files import dumps, write_atomic
 from grouper.runs.samples import printable
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from grouper.runs.folder import RunFolder
+    from grouper.runs.progress import Progress
 
 
 def is_follower() -> bool:
@@ -38,7 +41,6 @@ def warn(text: str) -> None:
 
 def warn_of_losses(folder: RunFolder) -> None:
     """Name the records that a run has lost, so that nothing is missing without a word."""
-    # Here, because help has no time to import them.
     from grouper.config.loading import load_recipe
     from grouper.errors import ConfigError
     from grouper.models.folders import RECIPE_FILE
@@ -56,6 +58,20 @@ def warn_of_losses(folder: RunFolder) -> None:
             f"{folder.path} has lost {loss}: restore the files from a backup; what is shown goes "
             "without."
         )
+
+
+def progress(*, quiet: bool = False, **settings: Any) -> Progress:
+    """Return a progress display, which log messages go to as well; only rank 0 shows one.
+
+    Args:
+        quiet: show results and warnings alone.
+        settings: others of `Progress`.
+    """
+    from grouper.runs.progress import Progress, setup_logging
+
+    display = Progress(quiet=quiet or is_follower(), **settings)
+    setup_logging(None, console=None if is_follower() else display.console)
+    return display
 
 
 def definitions(rows: Iterable[tuple[str, str]], title: str = "") -> None:
@@ -136,6 +152,8 @@ def short(text: str | None, length: int = 200) -> str:
 
 def flow(value: Any) -> str:
     """Return a setting as YAML on one line."""
+    import yaml
+
     text = yaml.safe_dump(
         value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10_000
     )

@@ -3,43 +3,171 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from grouper.cli.measure import progress, show_results, stages
-from grouper.cli.recipe_args import open_recipe, read_recipe, run_folder_of, show_plan
-from grouper.cli.text import is_follower, show, warn
-from grouper.compat.flags import CommandLine, spelled_out
-from grouper.config.loading import recipe_hash, resolved_yaml, shipped_recipes
-from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, Interrupted, plural
-from grouper.files import processors
-from grouper.models.folders import RECIPE_FILE
-from grouper.rewards.user_code import load_hook
-from grouper.runs.folder import RunFolder
-from grouper.runs.trackers import check_trackers
+from grouper.cli import options
+from grouper.cli.commands import TrainingCommand
+from grouper.cli.launch import launch, require_devices
+from grouper.cli.results import show_results, stages
+from grouper.cli.text import is_follower, progress, show, warn
+from grouper.errors import ConfigError
 from grouper.tables import Line
 
 if TYPE_CHECKING:
+    from grouper.config.schema import Recipe
     from grouper.training.pipeline import RunResult
 
-# Seconds that the other processes have to end where one has failed.
-GRACE = 30
 # Linux: a signal when the parent process dies.
 PR_SET_PDEATHSIG = 1
 
+RUN_EXAMPLES = """
+grouper run demo                                 a few minutes on a laptop
+grouper run demo --seeds 3                       three runs, and a comparison over them
+grouper run demo --dry-run                       validate without loading a model
+grouper run demo seed=1 name=demo-1 grpo.steps=20
+grouper run ./mine.yaml --resume
+grouper run --resume demo-1                      resume a run by its name
+grouper run --config mine.yaml --nproc 2         one process per GPU
+grouper run gsm8k-lite --model ./models/mine --max-steps 20 --tracker wandb --project math
+grouper run r1-zero-numina --rewards accuracy,format --logging-steps 1 --save-steps 50
+"""
+SFT_EXAMPLES = """
+grouper sft demo --steps 200 && grouper grpo demo --resume sft.steps=200
+"""
+GRPO_EXAMPLES = """
+grouper grpo demo grpo.start_from=./my-model name=from-mine
+"""
 
+
+def _training_options(function: options.Function) -> options.Function:
+    """Add the options of the three commands that come before those of `run` alone."""
+    decorators = (
+        options.dry_run,
+        options.first_trainer_flags,
+        click.option(
+            "--resume",
+            is_flag=True,
+            help="Resume the run in the folder, if there is one. RECIPE may then be the name of "
+            "the run.",
+        ),
+        click.option(
+            "--nproc",
+            metavar="N",
+            type=options.WholeNumber(1),
+            default=1,
+            show_default=True,
+            help="Number of processes on this machine, one per GPU; for several machines use "
+            "torchrun -m grouper.",
+        ),
+        click.option(
+            "--config",
+            metavar="FILE",
+            help="Another way to give RECIPE: a file or a name.",
+        ),
+        click.option(
+            "--allow-changes",
+            is_flag=True,
+            help="With --resume, continue although recipe, data or code changed; the changes are "
+            "recorded.",
+        ),
+        click.option("--overwrite", is_flag=True, help="Delete the run in the folder first."),
+        options.quiet,
+        click.option(
+            "-v",
+            "--verbose",
+            is_flag=True,
+            help="Print every metric of each step, in one long line.",
+        ),
+    )
+    # Decorators nearest to the function come last in help.
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
+@click.command("run", cls=TrainingCommand, examples=RUN_EXAMPLES)
+@options.optional_recipe
+@_training_options
+@click.option(
+    "--skip-sft", is_flag=True, help="Start GRPO from the run's sft/final or the base model."
+)
+@click.option("--skip-grpo", is_flag=True, help="Stop after SFT.")
+@click.option(
+    "--seeds",
+    metavar="N",
+    type=options.WholeNumber(1),
+    default=1,
+    show_default=True,
+    help="Run with the recipe's seed and the N-1 seeds after it, one run after another, and "
+    "compare them.",
+)
+@options.trainer_flags
 def run(
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    *,
+    skip_sft: bool,
+    skip_grpo: bool,
+    seeds: int,
+    **settings: Any,
+) -> None:
+    """Run a recipe: base evaluation, SFT, GRPO and a comparison.
+
+    All are evaluated on the same problems. RECIPE is a shipped name (see `grouper recipes`) or a
+    YAML file. Override any setting on the command line with section.key=value; `grouper recipes
+    fields` lists the settings.
+
+    Everything is written to <output_dir>/<name>: the resolved recipe, metrics, every rollout,
+    evaluations with each item, checkpoints, the final models, report.html, curves.png. Ctrl-C
+    saves a checkpoint before the run stops, and --resume continues it.
+    """
+    if skip_sft:
+        overrides = (*overrides, "skip_sft=true")
+    if skip_grpo:
+        overrides = (*overrides, "skip_grpo=true")
+    _run_phases(("sft", "grpo"), recipe, overrides, seeds=seeds, **settings)
+
+
+@click.command("sft", cls=TrainingCommand, examples=SFT_EXAMPLES)
+@options.optional_recipe
+@_training_options
+@options.trainer_flags
+def sft(recipe: str | None, overrides: tuple[str, ...], **settings: Any) -> None:
+    """Run only the SFT phase of a recipe.
+
+    The same as `grouper run RECIPE --skip-grpo`.
+
+    The trained model is saved in <output_dir>/<name>/sft/final; `grouper grpo RECIPE --resume`
+    continues from it.
+    """
+    _run_phases(("sft",), recipe, (*overrides, "skip_grpo=true"), **settings)
+
+
+@click.command("grpo", cls=TrainingCommand, examples=GRPO_EXAMPLES)
+@options.optional_recipe
+@_training_options
+@options.trainer_flags
+def grpo(recipe: str | None, overrides: tuple[str, ...], **settings: Any) -> None:
+    """Run only the GRPO phase of a recipe.
+
+    The same as `grouper run RECIPE --skip-sft`.
+
+    Training starts from `grpo.start_from` if the recipe sets it, else from the run's sft/final,
+    else from the base model, and the output names which.
+    """
+    _run_phases(("grpo",), recipe, (*overrides, "skip_sft=true"), **settings)
+
+
+def _run_phases(
+    phases: tuple[str, ...],
     recipe: str | None,
     overrides: tuple[str, ...],
     *,
@@ -51,16 +179,32 @@ def run(
     dry_run: bool,
     quiet: bool,
     verbose: bool,
+    seeds: int = 1,
     **flags: Any,
 ) -> None:
-    """Train the phases of the command: `sft`, `grpo`, or both if they are not skipped.
+    """Train the phases of a command, as far as the recipe does not skip them.
 
-    Flags are spellings of overrides, so that the resolved recipe shows them.
+    Args:
+        phases: `sft`, `grpo`, or both.
+        recipe: RECIPE as typed.
+        overrides: `section.key=value`, those that skip the phases of other commands among them.
+        config: RECIPE as an option.
+        resume: continue the run.
+        allow_changes: continue it although something changed.
+        overwrite: delete the run first.
+        nproc: number of processes on this machine.
+        dry_run: validate only.
+        quiet: print the result only.
+        verbose: print every metric.
+        seeds: number of runs.
+        flags: flags of other trainers, which spell overrides, so that the resolved recipe shows
+            them.
     """
-    context = click.get_current_context()
-    phases = tuple(phase for phase in ("sft", "grpo") if context.info_name in ("run", phase))
-    seeds = flags.pop("seeds", 1)
-    skips = _skips(flags, phases)
+    from grouper.cli.recipe_args import open_recipe, read_recipe
+    from grouper.compat.flags import CommandLine, spelled_out
+    from grouper.rewards.user_code import load_hook
+    from grouper.runs.trackers import check_trackers
+
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
     if resume and overwrite:
         raise click.UsageError("--resume continues the run, --overwrite deletes it: give one.")
@@ -69,7 +213,6 @@ def run(
     name, overrides = _named(recipe, config, overrides)
     if resume:
         name = _run_of_that_name(name, overrides, flags["output_dir"])
-    overrides = (*overrides, *skips)
     line = CommandLine(
         name=name,
         overrides=overrides,
@@ -100,19 +243,6 @@ def run(
         show_results(stages(folders), parts=False)
 
 
-def _skips(flags: dict[str, Any], phases: Sequence[str]) -> list[str]:
-    """Take the flags that skip a phase, and return them as overrides.
-
-    A command without these flags skips the phases that are not its own.
-    """
-    skips = []
-    for phase in ("sft", "grpo"):
-        is_skipped = flags.pop(f"skip_{phase}", phase not in phases)
-        if is_skipped:
-            skips.append(f"skip_{phase}=true")
-    return skips
-
-
 def _print_notes(notes: Sequence[str]) -> None:
     """Print notes on standard error, once for all processes of a run."""
     if is_follower():
@@ -123,6 +253,8 @@ def _print_notes(notes: Sequence[str]) -> None:
 
 def _require_same_folder(name: str, opened: Recipe) -> None:
     """Raise `ConfigError` if NAME is a run folder and its recipe names another one."""
+    from grouper.cli.recipe_args import run_folder_of
+
     folder = run_folder_of(name)
     if folder is not None and folder.resolve() != opened.run_folder.resolve():
         problem = f"the recipe of the run in this folder names another one, {opened.run_folder}"
@@ -134,6 +266,9 @@ def _run_all(
     runs: Sequence[Recipe], intent: dict[str, bool], *, nproc: int, quiet: bool, verbose: bool
 ) -> None:
     """Run recipes one after another, each in `nproc` processes."""
+    from grouper.config.loading import recipe_hash, resolved_yaml
+    from grouper.runs.folder import RunFolder
+
     if not is_follower():
         # Mistakes are reported before torch is imported and data are read.
         for recipe in runs:
@@ -197,6 +332,10 @@ def _named(
 
 def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dirs: tuple[str, ...]) -> str:
     """Return the folder of the run of that name; the name of a recipe is returned unchanged."""
+    from grouper.config.loading import shipped_recipes
+    from grouper.config.schema import Recipe
+    from grouper.models.folders import RECIPE_FILE
+
     if "/" in name or Path(name).suffix or name in shipped_recipes():
         return name
     output_dir = str(Recipe.model_fields["output_dir"].default)
@@ -211,6 +350,7 @@ def _run_of_that_name(name: str, overrides: tuple[str, ...], output_dirs: tuple[
 
 def _dry_run(recipe: Recipe, intent: dict[str, bool]) -> None:
     from grouper.advice.dry_run import make_plan
+    from grouper.cli.recipe_args import show_plan
 
     with progress().within("reading and preparing the data"):
         plan = make_plan(recipe, **intent)
@@ -242,147 +382,3 @@ def _report(recipe: Recipe, result: RunResult) -> None:
         show("")
     show(f"Run folder: {result.path}", f"Report:     {result.path / 'report.html'}")
     show(f"By subject, level and length: grouper compare {result.path}")
-
-
-# --- several processes ---------------------------------------------------------------------------
-
-
-def require_devices(processes: int, device: str) -> None:
-    """Raise `ConfigError` if the processes of a run would have to share devices or processors.
-
-    On a CPU two may share a single processor, to try out what several do.
-
-    Args:
-        processes: how many will be started on this machine.
-        device: as in a recipe.
-    """
-    import torch
-
-    gpus = torch.cuda.device_count() if device in {"auto", "cuda"} else 0
-    if 0 < gpus < processes:
-        raise ConfigError(
-            f"{processes} processes were asked for, one per GPU, and this machine has {gpus}",
-            where="--nproc",
-            fix=f"Use --nproc {gpus} or fewer, or device=cpu.",
-        )
-    most = max(2, processors())
-    if gpus == 0 and processes > most:
-        raise ConfigError(
-            f"{processes} processes were asked for, and {plural(processors(), 'processor')} may "
-            "be used here: they would only wait for each other",
-            where="--nproc",
-            fix=f"Use --nproc {most} or fewer.",
-        )
-
-
-def launch(processes: int, arguments: Sequence[str]) -> int:
-    """Run `grouper ARGUMENTS` as several processes on this machine; returns the exit code.
-
-    Like `torchrun --standalone --nproc-per-node N -m grouper ...`, with three differences. A signal
-    is passed on, and the processes may finish their step however long it takes; torchrun kills them
-    after 30 seconds. A process that was killed is named. No other summary is printed.
-
-    Args:
-        processes: how many.
-        arguments: of the command; each process finds that it is one of several.
-    """
-    from torch.distributed.elastic.utils.distributed import create_c10d_store
-
-    # The processes share the processors, or each would start as many threads as there are cores.
-    threads = max(1, processors() // processes)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    # The processes meet on a port that the system has given to this launch alone.
-    store = create_c10d_store(True, "127.0.0.1", wait_for_workers=False)
-    shared_environment = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_RUN_ID": str(os.getpid()),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-    }
-    # -P: the working folder may hold a random.py.
-    command = [sys.executable, "-P", "-m", "grouper", *arguments]
-    children: list[subprocess.Popen[bytes]] = []
-    signals: list[int] = []
-
-    def pass_on(number: int, _: object) -> None:
-        # The third Ctrl-C does not wait.
-        is_third_interrupt = number == signal.SIGINT and signals.count(number) > 1
-        signals.append(signal.SIGKILL if is_third_interrupt else number)
-        for child in children:
-            child.send_signal(signals[-1])
-
-    handlers = {}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A signal that is ignored, as under `nohup`, stays ignored.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            handlers[number] = signal.signal(number, pass_on)
-    try:
-        for rank in range(processes):
-            if signals:
-                break
-            environment = {**os.environ, **shared_environment}
-            environment["RANK"] = str(rank)
-            environment["LOCAL_RANK"] = str(rank)
-            child = subprocess.Popen(command, env=environment, start_new_session=True)
-            children.append(child)
-        return _ended(children, signals)
-    finally:
-        for child in children:
-            child.kill()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def _ended(children: Sequence[subprocess.Popen[bytes]], signals: Sequence[int]) -> int:
-    """Wait for all processes, `GRACE` seconds after one has failed; returns the exit code.
-
-    Args:
-        children: the processes.
-        signals: the signals that were passed on to them so far.
-    """
-    failure = 0
-    deadline = math.inf
-    while True:
-        codes = [child.poll() for child in children]
-        if not failure:
-            failure = _failure(codes, signals)
-            if failure:
-                deadline = time.monotonic() + GRACE
-                _report_signal(failure, codes)
-                for child in children:
-                    child.terminate()
-        if None not in codes:
-            break
-        if time.monotonic() > deadline:
-            for child in children:
-                child.kill()
-        time.sleep(0.1)
-    if not failure and any(codes):
-        return Interrupted.exit_code
-    # Shells add 128 to the number of a signal.
-    return 128 - failure if failure < 0 else failure
-
-
-def _failure(codes: Sequence[int | None], signals: Sequence[int]) -> int:
-    """Return the first exit code that is a failure, or 0."""
-    expected = {Interrupted.exit_code}
-    expected.update(-number for number in signals)
-    for code in codes:
-        if code and code not in expected:
-            return code
-    return 0
-
-
-def _report_signal(code: int, codes: Sequence[int | None]) -> None:
-    """Print which process a signal has ended: it could not say so itself."""
-    if code > 0:
-        return
-    number = -code
-    name = signal.Signals(number).name
-    rank = f"rank {codes.index(code)} of {len(codes)}"
-    message = f"error: {rank} was ended by {name}, and the others with it."
-    if number == signal.SIGKILL:
-        message += " If nobody sent it, the system did: memory ran out (see `dmesg`)."
-    click.echo(f"{message} Continue with the same command and --resume.", err=True)

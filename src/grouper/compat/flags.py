@@ -92,7 +92,10 @@ def _flag_of() -> dict[str, str]:
 
 
 def options() -> dict[str, Settings]:
-    """Return every flag as a row of options, with all its values; those without help are hidden."""
+    """Return the settings of click's option for every flag; flags without a help text are hidden.
+
+    A flag may be given several times: `CommandLine.values` refuses values that differ.
+    """
     rows = {}
     for flag, row in flags().items():
         rows[flag] = {

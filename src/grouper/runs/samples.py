@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from grouper.types import Reward, RolloutGroup
+if TYPE_CHECKING:
+    from grouper.types import Reward, RolloutGroup
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # Number of last characters of a completion that are displayed: the answer is at the end.

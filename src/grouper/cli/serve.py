@@ -1,4 +1,4 @@
-"""`grouper export`, `push`, `serve` and `serve-rollouts`: a model for others, and for runs."""
+"""`grouper serve`: a trained model behind an OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -18,49 +18,14 @@ from typing import Any
 
 import click
 
-from grouper.cli.measure import progress
-from grouper.cli.recipe_args import chosen_model, open_recipe, require_new, run_of
+from grouper.cli import options
+from grouper.cli.commands import Command
 from grouper.cli.text import warn
-from grouper.errors import ConfigError, ModelError, register_secret, require_vllm
-from grouper.files import cache_folder
-from grouper.models.folders import EXPORT_FILE, export_record, require_on_this_machine
-from grouper.models.folders import run_of as run_of_model
-from grouper.models.trained import model_in
+from grouper.errors import ConfigError, ModelError, register_secret
 
-
-def export(
-    source: str, target: str, *, checkpoint: str | None, dtype: str, adapter: bool, **how: Any
-) -> None:
-    """Write a model folder, and print how closely it matches its source."""
-    model = model_in(source, where="SOURCE", checkpoint=checkpoint, say=warn)
-    place = Path(target).expanduser()
-    require_new(place, "TARGET")
-    from grouper.publish.export import export_model
-
-    progress()
-    done = export_model(model, place, dtype=dtype, adapter=adapter, **how)
-    checked = f" Checked: log-probs differ by at most {done.gap:.2g}."
-    click.echo(f"{model} -> {place} ({done.dtype}).{'' if adapter else checked}")
-    if done.larger:
-        click.echo(
-            "The base is stored in bfloat16: this folder has twice its size, and --dtype bfloat16 "
-            "halves it, which rounds small changes away."
-        )
-    if not done.prompts_alone:
-        click.echo("Its chat template does not write the prompt of training: see its README.md.")
-
-
-def push(source: str, repo: str, *, checkpoint: str | None, public: bool, **how: Any) -> None:
-    """Push a model, and print where it is."""
-    model = model_in(source, where="SOURCE", checkpoint=checkpoint, say=warn)
-    from grouper.publish.hub import export_and_push
-
-    progress()
-    address = export_and_push(model, repo, private=not public, **how)
-    click.echo(f"{model} -> {address}")
-
-
-# --- grouper serve -------------------------------------------------------------------------------
+EXAMPLES = """
+grouper serve outputs/demo --dry-run
+"""
 
 # Program -> the package that it serves with, what installs it, and what `python -m` calls.
 SERVERS = {
@@ -68,11 +33,39 @@ SERVERS = {
     "transformers": ("uvicorn", "transformers[serving]", "transformers.cli.transformers serve"),
 }
 
-
 # The environment variable that holds the key which a server asks for.
 API_KEY = "GROUPER_API_KEY"
 
 
+@click.command("serve", cls=Command, examples=EXAMPLES)
+@click.argument("model", metavar="MODEL")
+@click.option(
+    "--engine",
+    type=click.Choice(["vllm", "transformers"]),
+    help="Program that serves.  [default: the first one that is installed]",
+)
+@click.option(
+    "--host",
+    metavar="NAME",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; any other address is open to other machines.",
+)
+@click.option("--unprotected", is_flag=True, help="Allow other machines without a key.")
+@click.option(
+    "--port",
+    metavar="N",
+    type=options.PORT,
+    default=8000,
+    show_default=True,
+    help="Port to listen on.",
+)
+@options.checkpoint
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the commands and a request; load and start nothing.",
+)
 def serve(
     model: str,
     *,
@@ -83,7 +76,19 @@ def serve(
     unprotected: bool,
     dry_run: bool,
 ) -> int:
-    """Serve a model with another program until that ends; returns its exit code."""
+    """Serve a trained model with vLLM or transformers.
+
+    MODEL is a run folder or a model folder. `vllm` serves it if it is installed, else
+    `transformers serve`, through an OpenAI-compatible API, with the chat template and the stop
+    tokens of training. First, a curl command to try it is printed.
+
+    A --host that is open to other machines requires a key in the environment variable
+    GROUPER_API_KEY, and `vllm`, which checks the key of requests.
+    """
+    from grouper.models.folders import EXPORT_FILE, require_on_this_machine
+    from grouper.models.folders import run_of as run_of_model
+    from grouper.models.trained import model_in
+
     source = model_in(model, checkpoint=checkpoint, say=warn)
     require_on_this_machine(source)
     chosen = engine or ("vllm" if find_spec("vllm") else "transformers")
@@ -121,7 +126,10 @@ def serve(
         click.echo(_curl(folder, request, host, port, with_key=with_key))
         # Not in its arguments, which every user of the machine can see.
         environment = {**os.environ, **({"VLLM_API_KEY": str(key)} if with_key else {})}
-        return 0 if dry_run else subprocess.run(words, check=False, env=environment).returncode
+        if dry_run:
+            return 0
+        # The exit code is that of the other program.
+        return subprocess.run(words, check=False, env=environment).returncode
 
 
 def _is_this_machine(host: str) -> bool:
@@ -143,7 +151,9 @@ def _require_key(engine: str, key: str | None, host: str) -> None:
 
 
 def _exported_settings(folder: Path) -> dict[str, Any]:
-    """How an exported model is sampled: part of a request."""
+    """Return how an exported model is sampled: part of a request."""
+    from grouper.models.folders import export_record
+
     record = export_record(str(folder)) or {}
     if "prompt" not in record:  # a checkpoint on the Hub has only its recipe
         return {}
@@ -151,7 +161,7 @@ def _exported_settings(folder: Path) -> dict[str, Any]:
 
 
 def _settings_of(source: str) -> dict[str, Any]:
-    """The same of a model that has not been exported; nothing of one whose recipe is not known."""
+    """Return the same for a model that has not been exported; nothing if its recipe is unknown."""
     from grouper.publish.export import recipe_of
     from grouper.training.prepare import Prepared
     from grouper.training.problem_sets import ProblemSets
@@ -171,7 +181,7 @@ def _request(sampling: Mapping[str, Any], stop: Sequence[str]) -> dict[str, Any]
 def _curl(
     folder: Path, settings: Mapping[str, Any], host: str, port: int, *, with_key: bool
 ) -> str:
-    """A curl command that asks the server, with the model's stops where they are known."""
+    """Return a curl command for the server, with the model's stops where they are known."""
     messages = [{"role": "user", "content": "What is 3 + 4?"}]
     body = {"model": str(folder), "messages": messages, **settings}
     header = "-H 'Content-Type: application/json'"
@@ -180,45 +190,3 @@ def _curl(
     return (
         f"curl http://{host}:{port}/v1/chat/completions {header} -d {shlex.quote(json.dumps(body))}"
     )
-
-
-# --- grouper serve-rollouts ----------------------------------------------------------------------
-
-
-def serve_rollouts(
-    recipe: str,
-    overrides: tuple[str, ...],
-    *,
-    model: str | None,
-    host: str,
-    port: int,
-    dry_run: bool,
-) -> None:
-    """Become vLLM's server for models of the recipe's shape; the run brings the weights."""
-    opened = open_recipe(recipe, (*overrides, "sampling.engine=vllm", "sampling.vllm.mode=server"))
-
-    from grouper.models.device import find_device, on_device
-    from grouper.models.loading import shape_of, weightless_policy
-    from grouper.sampling.vllm.server import server_command, shared_secret
-    from grouper.training.prepare import Prepared
-    from grouper.training.problem_sets import ProblemSets, load_problem_sets
-
-    version = require_vllm()
-    shared_secret()
-    subject = chosen_model(model, opened, run_of(recipe, opened))
-    sets = load_problem_sets(opened) if subject is None else ProblemSets()
-    folder = cache_folder() / "rollouts" / str(port)
-    device = find_device(opened.device).type
-    folder.mkdir(parents=True, exist_ok=True)
-    with Prepared(opened, sets, model=subject, quiet=True) as prepared:
-        computed = on_device(opened.model, device).compute_dtype
-        # LoRA may part the tied ends of a model.
-        path = prepared.model_path
-        policy = weightless_policy(opened.model, shape_of(path), path=path)
-        name, arguments = prepared.samplers.served(policy, folder, computed=computed, device=device)
-    command, environment = server_command(folder, name, arguments, host=host, port=port)
-    click.echo(f"vLLM {version} serves {name} on http://{host}:{port}; Ctrl-C ends it.", err=True)
-    if dry_run:
-        click.echo(" ".join(command))
-    else:
-        os.execvpe(command[0], command, environment)  # noqa: S606 - it becomes the server

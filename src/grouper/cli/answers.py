@@ -1,0 +1,52 @@
+"""The model that answers in `grouper generate` and `chat`, and how an answer is printed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from grouper.cli.text import warn
+from grouper.runs.samples import printable
+
+if TYPE_CHECKING:
+    from grouper.api import Solution
+    from grouper.config.schema import Recipe
+
+
+def open_model(
+    model: str,
+    *,
+    recipe: str | None,
+    format_name: str | None,
+    checkpoint: str | None,
+    engine: str | None = None,
+    **sampling: Any,
+) -> tuple[Recipe, str]:
+    """Return the recipe that prompts a model, and the model's folder or name.
+
+    Args:
+        model: a model, or a run folder.
+        recipe: another recipe than the model's own.
+        format_name: another prompt format than the recipe's.
+        checkpoint: of a run folder.
+        engine: another sampling engine than the recipe's.
+        sampling: other sampling settings than those of the recipe's evaluation; None: as there.
+    """
+    from grouper.cli.recipe_args import open_recipe, sampled_by
+    from grouper.models.folders import recipe_for, with_sampling
+    from grouper.models.trained import model_in
+
+    model = model_in(model, checkpoint=checkpoint, say=warn)
+    named_recipe = None if recipe is None else open_recipe(recipe)
+    model_recipe = recipe_for(model, named_recipe, format_name).override(*sampled_by(engine))
+    return with_sampling(model_recipe, **sampling), model
+
+
+def show_answer(solution: Solution) -> None:
+    """Print the extracted answer, or why there is none."""
+    if solution.answer is None:
+        click.echo(click.style(f"No answer: {solution.reason}.", fg="yellow"))
+    else:
+        answer = printable(f"Answer: {solution.answer}")
+        click.echo(click.style(answer, fg="green", bold=True))

@@ -1,0 +1,72 @@
+"""`grouper env`: the facts about this machine for a bug report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib.metadata import requires, version
+
+import click
+
+from grouper.cli import options
+from grouper.cli.commands import Command
+from grouper.cli.text import definitions, show_json
+from grouper.errors import installed
+from grouper.files import processors
+
+EXAMPLES = """
+grouper env
+grouper env --json
+"""
+
+
+@click.command("env", cls=Command, examples=EXAMPLES)
+@options.as_json
+def env(*, as_json: bool) -> None:
+    """Show versions, devices, extras and kernels.
+
+    Shows what Grouper finds on this machine: versions of the packages that its numbers depend on,
+    processors and GPUs with their memory, the optional extras, and the kernels. Include it in bug
+    reports.
+    """
+    facts = _environment()
+    if as_json:
+        show_json(facts)
+        return
+    for title, rows in facts.items():
+        definitions(rows.items(), title.capitalize())
+
+
+def _environment() -> dict[str, dict[str, str]]:
+    import torch
+
+    from grouper.kernels.cpu.library import kernels_in_use
+    from grouper.models.device import machine_memory
+
+    versions = {"grouper-rl": version("grouper-rl"), "python": platform.python_version()}
+    extras: dict[str, str] = {}
+    for requirement in requires("grouper-rl") or ():
+        package = re.findall(r"^[\w-]+", requirement)[0]
+        package_version = installed(package)
+        extra_match = re.search(r"extra == \W(\w+)", requirement)
+        if extra_match is None:
+            versions[package] = package_version
+            continue
+        extra = extra_match[1]
+        if extra == "dev":
+            continue
+        text = f"{package} {package_version}"
+        extras[extra] = f"{extras[extra]}, {text}" if extra in extras else text
+    devices = {
+        "system": platform.platform(),
+        "cpu": f"{processors()} of {os.cpu_count()} processors, {torch.get_num_threads()} threads",
+        "memory": f"{machine_memory() / 2**30:.1f} GiB",
+    }
+    for number in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(number)
+        devices[f"cuda:{number}"] = f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB"
+    if torch.backends.mps.is_available():
+        devices["mps"] = "shares the memory"
+    kernels = {"cpu": kernels_in_use()}
+    return {"versions": versions, "devices": devices, "extras": extras, "kernels": kernels}
