@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import Grouper
+from cli.conftest import Grouper
 from gguf_files import TinyGguf
 
 from grouper.models.folders import gguf_folder

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Grouper
+from cli.conftest import Grouper
 
 from grouper.cli import init
 from grouper.config.loading import load_recipe

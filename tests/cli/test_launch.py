@@ -11,7 +11,7 @@ from threading import Timer
 
 import pytest
 import torch
-from conftest import Grouper
+from cli.conftest import Grouper
 
 from grouper.cli import launch as launching
 from grouper.cli import train

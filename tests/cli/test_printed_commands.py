@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 import pytest
 import yaml
-from conftest import SMALL, Called, Grouper, call
+from cli.conftest import SMALL, Called, Grouper, call
 from gates import SHARED_DATA, missing
 
 from grouper.cli.main import cli
