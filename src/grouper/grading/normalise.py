@@ -91,15 +91,6 @@ def _script(run: re.Match[str]) -> str:
     return f"{'_' if run[0] >= '₀' else '^'}{{{unicodedata.normalize('NFKC', run[0])}}}"
 
 
-def tidy_reference(text: str) -> str:
-    r"""A reference without typesetting; its author may mark it as an approximation.
-
-    >>> tidy_reference(r"\approx 8.24 \text{ mph}")
-    '8.24 mph'
-    """
-    return tidy(text).removeprefix(r"\approx").lstrip()
-
-
 # The end of a line, or a gap as wide as between two equations.
 _BREAK = re.compile(r"(?:\n|\\\\(?:\[[^\]]*\])?|\\newline(?![A-Za-z])|\\q?quad(?![A-Za-z]))[\s&]*")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|leq|geq|neq|lt|gt)(?![A-Za-z])")

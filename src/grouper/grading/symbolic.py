@@ -34,17 +34,13 @@ from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no t
     latex2sympy2 as parser,
 )
 
-from grouper.grading.equivalence import Comparison, Equivalence, Outcome, bare_value, congruence_of
-from grouper.grading.normalise import braced, tidy, tidy_reference, unmixed
-from grouper.grading.numbers import (
-    ROUNDED_FROM,
-    TooLargeError,
-    is_number,
-    matched,
-    read_number,
-    split_unit,
-)
-from grouper.grading.shapes import Chain, atoms_of, candidates, chain_of, variables, without_builder
+from grouper.grading.answers import Statement, read, read_reference
+from grouper.grading.chains import Chain
+from grouper.grading.equivalence import Comparison, Equivalence, Outcome
+from grouper.grading.normalise import braced, unmixed
+from grouper.grading.numbers import ROUNDED_FROM, TooLargeError, matched
+from grouper.grading.shapes import Node, without_builder
+from grouper.grading.values import Value
 from grouper.types import Verdict
 
 
@@ -64,14 +60,15 @@ def judge(prediction: str, reference: str) -> Equivalence:
     >>> judge(r"\frac{1}{\sqrt{n}}", r"\sqrt{1/n}").verdict.value
     'correct'
     """
-    left, right = tidy(prediction), tidy_reference(reference)
+    answer = read(prediction).statement
+    expected = read_reference(reference).statement
     comparison = _Symbolic()
     try:
-        if comparison.answers(left, right):
+        if comparison.statements(answer, expected):
             return Equivalence(Verdict.CORRECT, "symbolic", comparison.reason)
     except (TooLargeError, RecursionError):
-        return _unread(left, "a number too large to write down, or nested too deeply")
-    return _refusal(comparison, left, right)
+        return _unread(answer.text, "a number too large to write down, or nested too deeply")
+    return _refusal(comparison, answer.text, expected.text)
 
 
 def _refusal(comparison: _Symbolic, prediction: str, reference: str) -> Equivalence:
@@ -97,52 +94,52 @@ class _Symbolic(Comparison):
         super().__init__()
         self.unread: set[str] = set()
 
-    def atoms(self, prediction: str, reference: str) -> bool | None:
+    def chains(self, answer: Chain, reference: Chain) -> bool | None:
         try:
-            return super().atoms(prediction, reference)
+            return super().chains(answer, reference)
         except UnreadError as error:
             self.unread.add(error.text)
             return False
 
-    def values(self, prediction: str, reference: str) -> Outcome:
-        outcome, reason = super().values(prediction, reference)
+    def values(self, answer: Value, reference: Value) -> Outcome:
+        outcome, reason = super().values(answer, reference)
         if outcome is not None:
             return outcome, reason
-        left, right = split_unit(prediction)[0], split_unit(reference)[0]
-        if refused := _refused(left, right):
+        if refused := _refused(answer.core, reference.core):
             return False, refused
-        return _same_expressions(prediction, reference)
+        return _same_expressions(answer, reference)
 
-    def sides(self, prediction: str, reference: str) -> bool | None:
+    def sides(self, value: Value, known_value: Value) -> bool | None:
         r"""Where a constant may be rounded, too: `25\pi = 78.5`.
 
         A constant side is false only if that is certain: not if it cannot be read, nor in
         `\sin 30 = 0.5`, which omits its degrees.
         """
-        same = super().sides(prediction, reference)
+        same = super().sides(value, known_value)
         if same is not None:
             return same
-        constant = not variables(prediction)
-        if constant and _CONVENTION.search(prediction):
+        constant = not value.variables
+        if constant and _CONVENTION.search(value.text):
             return True
         try:
             rounded_from = 1 if constant else ROUNDED_FROM
-            return _same_expressions(prediction, reference, rounded_from)[0]
+            return _same_expressions(value, known_value, rounded_from)[0]
         except UnreadError:
             return constant
 
-    def equations(self, prediction: Chain, reference: Chain) -> Outcome:
+    def equations(self, answer: Chain, reference: Chain) -> Outcome:
         """Whether each pair of neighbouring sides has the difference of its pair, or a multiple."""
-        given, expected = prediction.sides, reference.sides
-        if len(given) != len(expected):
+        sides = answer.sides
+        expected = reference.sides
+        if len(sides) != len(expected):
             return False, "an equation of another number of sides"
-        pairs = zip(given, given[1:], expected, expected[1:], strict=False)
+        pairs = zip(sides, sides[1:], expected, expected[1:], strict=False)
         # The least of them is one that differs, if any does.
         return min(_in_proportion(*map(expression_of, pair)) for pair in pairs)
 
-    def regions(self, prediction: str, reference: str) -> bool:
+    def regions(self, answer: Statement, reference: Statement) -> bool:
         try:
-            same, reason = _same_regions(prediction, reference)
+            same, reason = _same_regions(answer.text, reference.text)
         except UnreadError as error:
             self.unread.add(error.text)
             return False
@@ -177,17 +174,17 @@ _UNEVALUATED = re.compile(
 )
 
 
-def _refused(prediction: str, reference: str) -> str | None:
+def _refused(answer: Value, reference: Value) -> str | None:
     r"""Why an answer is wrong whatever its value: `\sum_{k=1}^{10} k` for 55, `19+0\pi` for 19."""
-    if _QUESTION.search(prediction) and not _QUESTION.search(reference):
+    if _QUESTION.search(answer.text) and not _QUESTION.search(reference.text):
         return "a sum, integral, limit or the like is left to be worked out"
-    if _NAMES.search(prediction) or _NAMES.search(reference):
+    if _NAMES.search(answer.text) or _NAMES.search(reference.text):
         return "names and bases are compared as text"
-    number = read_number(reference)
-    if variables(reference) or (number and number.decimals >= ROUNDED_FROM):
+    number = reference.number
+    if reference.variables or (number and number.decimals >= ROUNDED_FROM):
         return None
-    undone = number and (_UNEVALUATED.search(braced(prediction)) or variables(prediction))
-    if not undone and (_FUNCTION.search(reference) or not _FUNCTION.search(prediction)):
+    undone = number and (_UNEVALUATED.search(braced(answer.text)) or answer.variables)
+    if not undone and (_FUNCTION.search(reference.text) or not _FUNCTION.search(answer.text)):
         return None
     return "the reference is a number; the answer has a variable, a function or arithmetic"
 
@@ -197,20 +194,22 @@ def _refused(prediction: str, reference: str) -> str | None:
 
 def why_unreadable(reference: str) -> str | None:
     """Why a reference cannot be read; None if it can. Only its spelling counts, never the time."""
-    if congruence_of(bare_value(reference)):
+    statement = read_reference(reference).statement.bare
+    if statement.congruence:
         return None
-    nodes = candidates(bare_value(reference))
-    reasons = [next(filter(None, map(_problem, atoms_of(node))), None) for node in nodes]
-    return reasons[0] if all(reasons) else None
+    problems = [_problem(node) for node in statement.readings]
+    return problems[0] if all(problems) else None
 
 
-def _problem(atom: str) -> str | None:
-    for value in chain_of(atom).values:
-        if not is_number(value) and not _is_prose(value):
-            try:
-                _require_grammar(split_unit(value)[0])
-            except UnreadError as error:
-                return f"{error.text[:80]!r} cannot be read as mathematics"
+def _problem(reading: Node) -> str | None:
+    """Why the first value of a reading that the parser refuses cannot be read; or None."""
+    for chain in reading.chains:
+        for value in chain.values:
+            if not value.is_number and not _is_prose(value.text):
+                try:
+                    _require_grammar(value.core.text)
+                except UnreadError as error:
+                    return f"{error.text[:80]!r} cannot be read as mathematics"
     return None
 
 
@@ -356,19 +355,25 @@ def _with_radians(latex: str, text: str) -> str:
 
 
 def _same_expressions(
-    prediction: str, reference: str, rounded_from: int = ROUNDED_FROM
+    answer: Value, reference: Value, rounded_from: int = ROUNDED_FROM
 ) -> tuple[bool, str]:
-    """Two texts without labels; a decimal reference may be rounded from so many decimals on."""
-    (left, given_unit), (right, expected_unit) = split_unit(prediction), split_unit(reference)
-    number = read_number(right)
-    given, expected = expression_of(left), expression_of(right)
-    if _is_region(expected) or _is_region(given):
-        return _same_regions(left, right)
-    if given_unit and expected_unit and (units := matched(given_unit, expected_unit)):
-        given *= sympy.Rational(units[0].factor / units[1].factor)
+    """Compare values as expressions; a decimal reference may be rounded from so many decimals on.
+
+    Raises:
+        UnreadError: one of them cannot be read.
+        TooLargeError: one of them is a number too large to write down.
+    """
+    number = reference.core.number
+    expression = expression_of(answer.core.text)
+    expected = expression_of(reference.core.text)
+    if _is_region(expected) or _is_region(expression):
+        return _same_regions(answer.core.text, reference.core.text)
+    units = answer.unit and reference.unit and matched(answer.unit, reference.unit)
+    if units:
+        expression *= sympy.Rational(units[0].factor / units[1].factor)
     decimals = number.decimals if number and number.decimals >= rounded_from else -1
-    agreed = _agree(given, expected, decimals)
-    if agreed is False and _is_printed(left, expected):
+    agreed = _agree(expression, expected, decimals)
+    if agreed is False and _is_printed(answer.core, expected):
         return True, "equal to 12 digits or more"
     if agreed is None:
         return False, "no values to compare"
@@ -379,9 +384,9 @@ def _same_expressions(
 _PRINTED = 12
 
 
-def _is_printed(prediction: str, reference: Any) -> bool:
+def _is_printed(answer: Value, reference: Any) -> bool:
     """Whether a decimal is a constant to all of its 12 or more digits, rounded or cut."""
-    number = read_number(prediction)
+    number = answer.number
     if number is None or number.decimals <= 0 or not isinstance(reference, sympy.Expr):
         return False
     digits = len(str(abs(int(number.value * 10**number.decimals))))
