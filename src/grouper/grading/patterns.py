@@ -34,7 +34,10 @@ _BRACKET = r"[()\[\]{}]"
 _INEQUALITY = r"[<>]=?|\\(?:le|ge|lt|gt|ne)(?![A-Za-z])"
 _FUNCTION = r"\\?(?:arc)?(?:sin|cos|tan|cot|sec|csc|det|dim|deg|log|ln)h?"
 _ARGUMENT = r"(?:\((?:[^()]|\([^()]*\)){1,60}\)|\[[^\[\]]{1,60}\])"
+# What LaTeX takes for an argument without braces.
+_UNBRACED = r"(\d|[A-Za-z]|\\pi(?![A-Za-z]))"
 _SIMPLE_FRACTION = r"\\frac ?(?:\d\d|(?:\{(?:[^{}]|\{\w*\})*\} ?){2})|\d+/\d+"
+_TRIG = "(?:sin|cos|tan|cot|sec|csc)"
 _DOTTED_DIGITS = r"\\dot\{?\d\}?(?:(?:\d|\\dot\{?\d\}?)*\\dot\{?\d\}?)?"
 
 # --- whole answers -------------------------------------------------------------------------------
@@ -334,6 +337,207 @@ _NUMBERS = (
     Row("product sign", r"\\(?:times|cdot)(?![A-Za-z])|(?<!\*)\*(?!\*)", r"2 \times 3", r"\times"),
 )
 
+# --- typesetting ---------------------------------------------------------------------------------
+
+_TYPESETTING = (
+    Row("command", r"\\([A-Za-z]+)((?<=left)\.|(?<=right)\.)?", r"\left.", flags=_UNICODE),
+    # Exponents and indices as characters of their own.
+    Row("script characters", "[²³¹⁰ⁱ⁴-ⁿ]+|[₀-ₜ]+", "10¹²", "¹²", _UNICODE),
+    # A digit with a line or a dot above, which repeats.
+    Row("marked digit", "([0-9])[\u0305\u0307]", "0.3\u0307", "3\u0307", _UNICODE),
+    Row("typeset", r"[\\~*{<]|[)\]] ?U", r"\frac12", "\\", _UNICODE),
+    Row("delimiter", r"(?<!\\)\\[()\[\]]", r"\( 5 \)", r"\(", _UNICODE),
+    # The end of a line, or a gap as wide as between two equations.
+    Row(
+        "break",
+        r"(?:\n|\\\\(?:\[[^\]]*\])?|\\newline(?![A-Za-z])|\\q?quad(?![A-Za-z]))[\s&]*",
+        r"a=1 \quad b=2",
+        r"\quad ",
+        _UNICODE,
+    ),
+    Row(
+        "relation sign",
+        r"[=<>]|\\(?:le|ge|ne|leq|geq|neq|lt|gt)(?![A-Za-z])",
+        r"x \leq 5",
+        r"\leq",
+        _UNICODE,
+    ),
+    # What joins two equations at the end of one line or the beginning of the next.
+    Row(
+        "joint",
+        r"\s*(?:[,;&]|\b(?:and)|\\(?:text|mbox)\s*\{\W*(?:and)?\W*\})\s*\Z"
+        r"|\A\s*(?:[,;]|(?:and)\b|\\(?:text|mbox)\s*\{\W*(?:and)\W*\})",
+        "x = 1 and",
+        " and",
+    ),
+    Row(
+        "system",
+        r"(?:\\left\s*\\\{)?\s*\\begin\s*\{(cases|aligned|align\*?|gathered|split)\}(.*)"
+        r"\\end\s*\{\1\}(?:\s*\\right\s*\.)?",
+        r"\begin{cases} x = 1 \\ y = 2 \end{cases}",
+        flags=re.DOTALL,
+    ),
+    # The whole text, or in stars a part of it that stands apart: `2**3**2` has none.
+    Row(
+        "emphasized",
+        r"(\*{1,3}|_{1,2}|`{1,3})(?=[^\s*_`])([^*_`]*[^\s*_`])\1([.,;:!]?)",
+        "**16**.",
+        flags=re.DOTALL,
+    ),
+    Row(
+        "bold",
+        r"(?<![\w)}\]*])\*\*(?=[^\s*])([^*]*[^\s*])\*\*(?![\w({\[*])",
+        "**16** apples",
+        "**16**",
+        _UNICODE,
+    ),
+    # A backslash of JSON or Python.
+    Row(
+        "doubled backslash",
+        r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|pi|text|mbox|math(?:rm|bf|bb)|left|right|cdot|times"
+        r"|infty|circ|begin|end|angle|overline|boxed|quad|theta|alpha|beta|cup|cap|pm|sin|cos|tan"
+        r"|log|ln|leq?|geq?|neq?)(?![A-Za-z])|[{}])",
+        r"\\frac{1}{2}",
+        "\\\\",
+        _UNICODE,
+    ),
+    Row("box", r"\\(?:frame|f)?box(?:ed)?\s*\{", r"\boxed{5}", r"\boxed{", _UNICODE),
+    Row("brace", r"\\.|[{}]", r"\{1}", r"\{", re.DOTALL),
+    # A single dollar before a number is money.
+    Row("money", r"(?:^|[\s(+-])\$\s*[-+]?\.?\d", "$70,000", "$7", _UNICODE),
+    Row(
+        "gap",
+        r"(?<=\d) (?!\d)|(?<![A-Za-z\d]) | (?![A-Za-z\d])|(?<=[A-Za-z]) (?=\d)",
+        "2 x",
+        " ",
+    ),
+    Row(
+        "script",
+        r"([\^_]) ?(-?\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+)(?![^{}]*\\begin)",
+        "x^12",
+        "^12",
+    ),
+    # LaTeX takes one digit for the exponent: this is a product.
+    Row("power beside a power", r"\^ ?(\d)([1-9]\d*)(?= ?\^)", "2^33^2", "^33"),
+    Row(
+        "first argument",
+        rf"(\\(?:frac|binom)) ?{_UNBRACED} ?(?=[\dA-Za-z{{]|\\pi(?![A-Za-z]))",
+        r"\frac12",
+        r"\frac1",
+    ),
+    Row(
+        "second argument",
+        rf"(\\(?:frac|binom) ?\{{[^{{}}]*\}}) ?{_UNBRACED}",
+        r"\frac{1}2",
+    ),
+    Row("unbraced root", r"\\sqrt(\[\d+\])? *(\d+|[A-Za-z])", r"\sqrt[3]5"),
+    Row(
+        "mixed number",
+        r"(?<![\w.}])(?<!\d )(\d+) ?\\frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}",
+        r"1\frac{1}{2}",
+    ),
+)
+
+# --- expressions, for the symbolic stage ---------------------------------------------------------
+
+_EXPRESSIONS = (
+    # Degrees or radians, and a logarithm to what base.
+    Row(
+        "convention",
+        rf"(?<![A-Za-z])(?:{_TRIG}(?![A-Za-z])(?!.*(?:\\circ|\\pi))|log(?! ?_))",
+        r"\sin 30",
+        "sin",
+        _UNICODE,
+    ),
+    # Letters of words and of figures, which the parser would multiply; the base of a number, which
+    # it drops; and vectors, which have two products.
+    Row(
+        "name or base",
+        r"(?<![\\A-Za-z])(?!theta|infinity|sqrt|arc|deg)[A-Za-z]{4,}(?![A-Za-z({^])"
+        r"|\\(?:angle|triangle|odot|parallel|perp|cong|sim)(?![A-Za-z])"
+        r"|(?<![A-Za-z_\\\d{])\d+ ?_|\\(?:vec|overrightarrow).*\\(?:times|cdot)(?![A-Za-z])",
+        r"204_{six}",
+        "204_",
+        _UNICODE,
+    ),
+    # What problems ask for; repeating it is not an answer.
+    Row(
+        "question",
+        r"\\(?:sum|prod|i*int|oint|lim|gcd|lcm|max|min|lfloor|lceil|floor|ceil|b?mod|pmod|det)"
+        r"(?![A-Za-z])|(?<![A-Za-z\\])(?:gcd|lcm|max|min|floor|ceil|mod|det)(?![A-Za-z])"
+        r"|\\frac ?\{d\}",
+        r"\sum_{k=1}^{10} k",
+        r"\sum",
+        _UNICODE,
+    ),
+    # Functions, which do not belong in a constant where the reference has none.
+    Row(
+        "function",
+        rf"(?<![A-Za-z])(?:(?:arc)?{_TRIG}h?|log|ln|lg|exp|cis|e)(?![A-Za-z])",
+        r"\arcsin 1",
+        "arcsin",
+        _UNICODE,
+    ),
+    # Arithmetic, which does not belong in a number. A sign is one of arithmetic unless a bracket,
+    # another sign or nothing stands before it.
+    Row(
+        "unevaluated",
+        r"[^\s({\[^*/+-] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\("
+        r"|[)}!] ?\d|\d \d|[\d)}] ?\\frac|[\d)}|] ?\|.*\|",
+        r"19+0\pi",
+        "9+",
+        _UNICODE,
+    ),
+    # Words, clock times and ordinals: the text stage is all they need.
+    Row(
+        "prose",
+        r"(?<!\\)(?<![A-Za-z])[A-Za-z]{3,}(?![A-Za-z({^])",
+        "red",
+    ),
+    Row(
+        "time or ordinal",
+        r"\d{1,2}:\d\d.*|\d{1,2} ?[apAP]\.? ?[mM]\.?|\d+(?:st|nd|rd|th)",
+        "9 a.m.",
+    ),
+    Row("formula sign", r"[\\^_=+*<>|{}\[\]]", "x+1", "+", _UNICODE),
+    # Functions and names as on a calculator.
+    Row(
+        "plain function",
+        r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sqrt|pi|sin|cos|tan|cot|sec|csc|ln|log|exp|infinity"
+        r"|theta)(?![A-Za-z])",
+        "sqrt(2)",
+        "sqrt",
+        _UNICODE,
+    ),
+    Row(
+        "argument in parentheses",
+        r"(\\sqrt|\^) ?\((?=([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*)\))\2\)",
+        "x^(1/2)",
+        "^(1/2)",
+        _UNICODE,
+    ),
+    # The parser drops an index or a prime after anything but a name, as if it were not there.
+    Row("dropped index", r"[)\]}\d] ?[_']", "(x+1)_2", ")_", _UNICODE),
+    Row(
+        "angular function",
+        rf"\\(?:arc)?{_TRIG}(?![A-Za-z])|cis|e ?\^|\\exp|\\pi",
+        r"\tan 15^\circ",
+        r"\tan",
+        _UNICODE,
+    ),
+    Row(
+        "degree sign",
+        r"((?:\d+ ?)?\\frac\{[^{}]*\}\{[^{}]*\}|\d+(?:\.\d+)?|\.\d+|\\?[A-Za-z]+|\([^()]*\)"
+        r"|\{[^{}]*\})?"
+        r"(?: ?\^ ?\{? ?\\circ ?\}?|\\circ(?![A-Za-z])| ?(?<=[\d)}\s])deg(?:rees?)?\b)",
+        r"\tan 15^\circ",
+        r"15^\circ",
+        _UNICODE,
+    ),
+    # `x \in [1, 2]`: the variable of a region.
+    Row("member", r"^([A-Za-z]) *\\in(?![A-Za-z])", r"x \in [1, 2]", r"x \in"),
+)
+
 TABLE: tuple[Row, ...] = (
     *_ANSWERS,
     *_SEPARATORS,
@@ -342,6 +546,8 @@ TABLE: tuple[Row, ...] = (
     *_WORDS,
     *_UNITS,
     *_NUMBERS,
+    *_TYPESETTING,
+    *_EXPRESSIONS,
 )
 
 PATTERNS: dict[str, re.Pattern[str]] = {

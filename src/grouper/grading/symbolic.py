@@ -39,6 +39,7 @@ from grouper.grading.chains import Chain
 from grouper.grading.equivalence import Comparison, Equivalence, Outcome
 from grouper.grading.normalise import braced, unmixed
 from grouper.grading.numbers import ROUNDED_FROM, TooLargeError, matched
+from grouper.grading.patterns import PATTERNS
 from grouper.grading.shapes import Node, without_builder
 from grouper.grading.values import Value
 from grouper.types import Verdict
@@ -149,36 +150,18 @@ class _Symbolic(Comparison):
 
 # --- what is not compared as values, though the parser reads it ----------------------------------
 
-_TRIG = "(?:sin|cos|tan|cot|sec|csc)"
-# Degrees or radians, and a logarithm to what base.
-_CONVENTION = re.compile(rf"(?<![A-Za-z])(?:{_TRIG}(?![A-Za-z])(?!.*(?:\\circ|\\pi))|log(?! ?_))")
-# Letters of words and of figures, which the parser would multiply; the base of `204_{six}`, which
-# it drops; and vectors, which have two products.
-_NAMES = re.compile(
-    r"(?<![\\A-Za-z])(?!theta|infinity|sqrt|arc|deg)[A-Za-z]{4,}(?![A-Za-z({^])"
-    r"|\\(?:angle|triangle|odot|parallel|perp|cong|sim)(?![A-Za-z])"
-    r"|(?<![A-Za-z_\\\d{])\d+ ?_|\\(?:vec|overrightarrow).*\\(?:times|cdot)(?![A-Za-z])"
-)
-# What problems ask for; repeating it is not an answer.
-_QUESTION = re.compile(
-    r"\\(?:sum|prod|i*int|oint|lim|gcd|lcm|max|min|lfloor|lceil|floor|ceil|b?mod|pmod|det)"
-    r"(?![A-Za-z])|(?<![A-Za-z\\])(?:gcd|lcm|max|min|floor|ceil|mod|det)(?![A-Za-z])|\\frac ?\{d\}"
-)
-# Functions, which do not belong in a constant where the reference has none.
-_FUNCTION = re.compile(rf"(?<![A-Za-z])(?:(?:arc)?{_TRIG}h?|log|ln|lg|exp|cis|e)(?![A-Za-z])")
-# Arithmetic, which does not belong in a number. A sign is one of arithmetic unless a bracket,
-# another sign or nothing stands before it.
-_UNEVALUATED = re.compile(
-    r"[^\s({\[^*/+-] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\("
-    r"|[)}!] ?\d|\d \d|[\d)}] ?\\frac|[\d)}|] ?\|.*\|"
-)
+_CONVENTION = PATTERNS["convention"]
+_NAME_OR_BASE = PATTERNS["name or base"]
+_QUESTION = PATTERNS["question"]
+_FUNCTION = PATTERNS["function"]
+_UNEVALUATED = PATTERNS["unevaluated"]
 
 
 def _refused(answer: Value, reference: Value) -> str | None:
     r"""Why an answer is wrong whatever its value: `\sum_{k=1}^{10} k` for 55, `19+0\pi` for 19."""
     if _QUESTION.search(answer.text) and not _QUESTION.search(reference.text):
         return "a sum, integral, limit or the like is left to be worked out"
-    if _NAMES.search(answer.text) or _NAMES.search(reference.text):
+    if _NAME_OR_BASE.search(answer.text) or _NAME_OR_BASE.search(reference.text):
         return "names and bases are compared as text"
     number = reference.number
     if reference.variables or (number and number.decimals >= ROUNDED_FROM):
@@ -213,14 +196,16 @@ def _problem(reading: Node) -> str | None:
     return None
 
 
-_PROSE = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{3,}(?![A-Za-z({^])", re.ASCII)
-_TIME = re.compile(r"\d{1,2}:\d\d.*|\d{1,2} ?[apAP]\.? ?[mM]\.?|\d+(?:st|nd|rd|th)", re.ASCII)
-_FORMULA = re.compile(r"[\\^_=+*<>|{}\[\]]")
+_PROSE = PATTERNS["prose"]
+_TIME_OR_ORDINAL = PATTERNS["time or ordinal"]
+_FORMULA_SIGN = PATTERNS["formula sign"]
 
 
 def _is_prose(text: str) -> bool:
     """Words, clock times and ordinals: the text stage is all they need."""
-    return bool(_TIME.fullmatch(text) or (_PROSE.search(text) and not _FORMULA.search(text)))
+    return bool(
+        _TIME_OR_ORDINAL.fullmatch(text) or (_PROSE.search(text) and not _FORMULA_SIGN.search(text))
+    )
 
 
 # --- LaTeX to sympy ------------------------------------------------------------------------------
@@ -279,15 +264,14 @@ def _read(text: str, read: Callable[[str], Any]) -> Any:
         raise UnreadError(text) from error
 
 
-_PLAIN_FUNCTION = re.compile(
-    r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sqrt|pi|sin|cos|tan|cot|sec|csc|ln|log|exp|infinity"
-    r"|theta)(?![A-Za-z])"
-)
-_OPENER = re.compile(r"(\\sqrt|\^) ?\((?=([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*)\))\2\)")
+_PLAIN_FUNCTION = PATTERNS["plain function"]
+_ARGUMENT_IN_PARENTHESES = PATTERNS["argument in parentheses"]
 _SPELLED_OUT = tuple(
     (re.compile(pattern, re.ASCII), replacement)
     for pattern, replacement in (
+        # A point without decimals: `5.` is `5`.
         (r"(?<=\d)\.(?![\d.])", ""),
+        # A factorial is raised to a power as a whole: `3!^2`.
         (r"(\d+|(?<![A-Za-z\\])[A-Za-z])! ?(?=\^)", r"(\1!)"),
         # `1/2 x` is half of x, `4/3\pi` a multiple of `\pi`, and `2/5i` one of the imaginary unit;
         # the parser divides by all that stands beside the number below.
@@ -299,12 +283,12 @@ _SPELLED_OUT = tuple(
         # The parser takes `2(3)` for two and three where nothing follows, `i(5)` for a function.
         (r"(?<![\w.\\_^])(\d+(?:\.\d+)?) ?(?=\()", r"\1\\cdot "),
         (r"(?<![A-Za-z\\_{])([ie]) ?(?=\()", r"\1\\cdot "),
+        # Primes are part of a name: `y''` and `y'`.
         (r"([A-Za-z])''", r"\1_{pprime}"),
         (r"([A-Za-z])'", r"\1_{prime}"),
     )
 )
-# The parser drops an index or a prime after anything but a name, as if it were not there.
-_DROPPED = re.compile(r"[)\]}\d] ?[_']")
+_DROPPED_INDEX = PATTERNS["dropped index"]
 
 
 def latex_of(text: str) -> str:
@@ -320,22 +304,18 @@ def latex_of(text: str) -> str:
     """
     latex = _PLAIN_FUNCTION.sub(r"\\\1 ", text).replace(r"\infinity", r"\infty")
     latex = latex.replace("**", "^").replace("*", r"\cdot ")
-    while (opened := _OPENER.sub(r"\1{\2}", latex)) != latex:
+    while (opened := _ARGUMENT_IN_PARENTHESES.sub(r"\1{\2}", latex)) != latex:
         latex = opened
     latex = _with_radians(unmixed(braced(latex)), text)
     for pattern, replacement in _SPELLED_OUT:
         latex = pattern.sub(replacement, latex)
-    if _DROPPED.search(latex):
+    if _DROPPED_INDEX.search(latex):
         raise UnreadError(text)
     return latex
 
 
-_ANGULAR = re.compile(rf"\\(?:arc)?{_TRIG}(?![A-Za-z])|cis|e ?\^|\\exp|\\pi")
-_DEGREE = re.compile(
-    r"((?:\d+ ?)?\\frac\{[^{}]*\}\{[^{}]*\}|\d+(?:\.\d+)?|\.\d+|\\?[A-Za-z]+|\([^()]*\)"
-    r"|\{[^{}]*\})?"
-    r"(?: ?\^ ?\{? ?\\circ ?\}?|\\circ(?![A-Za-z])| ?(?<=[\d)}\s])deg(?:rees?)?\b)"
-)
+_ANGULAR_FUNCTION = PATTERNS["angular function"]
+_DEGREE_SIGN = PATTERNS["degree sign"]
 
 
 def _with_radians(latex: str, text: str) -> str:
@@ -348,7 +328,7 @@ def _with_radians(latex: str, text: str) -> str:
         angle = match[1][1:-1] if match[1][0] == "{" else match[1]
         return rf"\left(\frac{{\left({angle}\right)\pi}}{{180}}\right)"
 
-    return _DEGREE.sub(radians, latex) if _ANGULAR.search(latex) else latex
+    return _DEGREE_SIGN.sub(radians, latex) if _ANGULAR_FUNCTION.search(latex) else latex
 
 
 # --- values --------------------------------------------------------------------------------------
@@ -589,7 +569,7 @@ def _with_real_roots(expression: Any) -> Any:
 
 # --- regions -------------------------------------------------------------------------------------
 
-_MEMBER = re.compile(r"^([A-Za-z]) *\\in(?![A-Za-z])", re.ASCII)
+_MEMBER = PATTERNS["member"]
 
 
 def _stated(*regions: Any) -> Any:
@@ -598,7 +578,8 @@ def _stated(*regions: Any) -> Any:
     return sympy.Union(*regions) if both.is_empty else both
 
 
-# Outside the brackets of an interval a comma is followed by another condition.
+# `x < 1 or x > 3`; `x > 1 and x < 3`; and `x > 1, x < 3`: outside the brackets of an interval a
+# comma is followed by another condition.
 _JOINTS = (
     (re.compile(r",? or (?=\S)|\\cup(?![A-Za-z])"), sympy.Union),
     (re.compile(r",? and (?=\S)|\\cap(?![A-Za-z])"), sympy.Intersection),
