@@ -17,9 +17,8 @@ from typing import Any
 from grouper.data.overlap import Overlap, question_words
 from grouper.data.problems import ProblemSet
 from grouper.grading import grade
-from grouper.grading.normalise import tidy
+from grouper.grading.answers import read
 from grouper.grading.numbers import Number, TooLargeError, read_number
-from grouper.grading.shapes import candidates
 from grouper.types import AnswerContract, AnswerKind, Problem
 
 _TAG = AnswerContract(kind=AnswerKind.TAG, open="<answer>", close="</answer>")
@@ -156,8 +155,8 @@ def answer_type(answer: str) -> str:
     """
     if is_sentence(answer):
         return "prose"
-    tidied = tidy(answer)
-    node = candidates(tidied)[0]
+    statement = read(answer).statement
+    node = statement.readings[0]
     if node.kind == "tuple":
         return "tuple" if node.text == "()" else "interval"
     if node.kind != "atom":
@@ -169,7 +168,7 @@ def answer_type(answer: str) -> str:
         return "integer"  # a power too large to write down
     if number is not None:
         return _number_type(number)
-    return _other_type(tidied, is_equation=bool(equals))
+    return _other_type(statement.text, is_equation=bool(equals))
 
 
 def _number_type(number: Number) -> str:

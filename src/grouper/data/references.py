@@ -22,7 +22,7 @@ from grouper.data.sources import BOXED
 from grouper.errors import GradingError, RunFolderError, installed
 from grouper.files import cache_folder, processors, write_atomic
 from grouper.grading import Grader, require_symbolic
-from grouper.grading.equivalence import unreadable
+from grouper.grading.answers import read_reference
 from grouper.grading.normalise import tidy
 from grouper.grading.numbers import is_number
 
@@ -47,7 +47,9 @@ def check_references(answers: Iterable[str]) -> Verdicts:
     >>> check_references(["1,234", r"\frac{1}{2"])
     {'1,234': None, '\\frac{1}{2': 'unbalanced braces'}
     """
-    verdicts: Verdicts = {answer: unreadable(answer) for answer in dict.fromkeys(answers)}
+    verdicts: Verdicts = {
+        answer: read_reference(answer).defect for answer in dict.fromkeys(answers)
+    }
     unparsed = [
         answer
         for answer, reason in verdicts.items()

@@ -11,6 +11,8 @@ import re
 import unicodedata
 from pathlib import Path
 
+from grouper.grading.patterns import PATTERNS
+
 _DATA = json.loads(Path(__file__).with_name("spelling.json").read_text("utf-8"))
 _TABLE = str.maketrans(
     {
@@ -26,31 +28,42 @@ _COMMANDS: dict[str, str] = {
 # Letters in Greek that stand for something, and names that do not.
 GREEK: frozenset[str] = frozenset(_DATA["variables"].split())
 CONSTANTS: frozenset[str] = frozenset(_DATA["constants"].split())
-_COMMAND = re.compile(r"\\([A-Za-z]+)((?<=left)\.|(?<=right)\.)?")
+_COMMAND = PATTERNS["command"]
 _RULES = tuple(
     (re.compile(pattern, re.ASCII), replacement)
     for pattern, replacement in (
         # Unmistakable thousands: 1,\!000 and 1{,}000.
         (r"(?<=\d)(?:,\s*\\!|\{,\}\s*(?:\\!)?)\s*(?=\d{3}(?!\d))", ""),
+        # Colors and gaps: `\color{red} 5`.
         (r"\\!|\\(?:hspace|(?:text)?color)(?![A-Za-z])\s*(?:\{[^{}]*\})?", ""),
+        # What is not shown: `\phantom{0}5`.
         (r"\\[hv]?phantom(?![A-Za-z])\s*(?:\{[^{}]*\}|[^{\\])", ""),
-        # A box means nothing; its braces stay, as they group.
+        # A box means nothing; its braces stay, as they group: `2\boxed{5}`.
         (r"\\(?:frame|f)?box(?:ed)?\s*(?=\{)", ""),
+        # Spaces: `3,\,5`.
         (r"(?<!\\)\\[,;:> ]|~|\s+", " "),
+        # Fonts: `5 \text{ cm}`.
         (r"\\(?:text(?:rm|bf|it|normal)?|mbox|math(?:rm|bf|it|sf|tt))\s*\{([^{}]*)\}", r" \1 "),
+        # Functions: `\operatorname{lcm}(4, 6)`.
         (r"\\operatorname\*?\s*\{([a-z]+)\}", r"\\\1 "),
+        # Emphasis that the rules above have laid bare: `\!**5**`.
         (r"^\*\*(.*)\*\*$", r"\1"),
+        # Percent: `5\%`.
         (r"\\%", "%"),
+        # Ordinals: `5^{th}`.
         (r"(?<=\d) ?\^ ?\{? ?(st|nd|rd|th) ?\}?$", r" \1"),
+        # Unequal: `x \not= 5`.
         (r"\\not\s*=", r"\\ne "),
-        (r"^ ?(?:\\left)? ?<([^<>]+,[^<>]+?)(?:\\right)? ?> ?$", r"(\1)"),  # a vector
-        (r"(?<=[)\]]) ?U ?(?=[(\[][^()\[\]]*,)", r"\\cup "),  # between intervals
+        # A vector: `<1, 2>`.
+        (r"^ ?(?:\\left)? ?<([^<>]+,[^<>]+?)(?:\\right)? ?> ?$", r"(\1)"),
+        # A union of intervals: `(0, 1) U (2, 3)`.
+        (r"(?<=[)\]]) ?U ?(?=[(\[][^()\[\]]*,)", r"\\cup "),
     )
 )
-_SCRIPTS = re.compile("[²³¹⁰ⁱ⁴-ⁿ]+|[₀-ₜ]+")
-_MARKED_DIGIT = re.compile("([0-9])[\u0305\u0307]")
-_TYPESET = re.compile(r"[\\~*{<]|[)\]] ?U")
-_DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
+_SCRIPT_CHARACTERS = PATTERNS["script characters"]
+_MARKED_DIGIT = PATTERNS["marked digit"]
+_TYPESET = PATTERNS["typeset"]
+_DELIMITER = PATTERNS["delimiter"]
 _LEFT_EDGE = " ,;:="
 _RIGHT_EDGE = " .,;:\\"
 
@@ -66,7 +79,9 @@ def tidy(text: str) -> str:
     '\\$70,000'
     """
     if not text.isascii():
-        text = _SCRIPTS.sub(_script, _MARKED_DIGIT.sub(r"\\dot{\1}", text)).translate(_TABLE)
+        text = _SCRIPT_CHARACTERS.sub(_script, _MARKED_DIGIT.sub(r"\\dot{\1}", text)).translate(
+            _TABLE
+        )
         text = unicodedata.normalize("NFKC", text)  # other spaces, full-width forms, fonts
     text = text.strip()
     if text and (text[0] in "*_`" or "**" in text):
@@ -74,9 +89,9 @@ def tidy(text: str) -> str:
     text = _without_box(_without_dollars(text))
     if _BREAK.search(text):
         # Backslashes are doubled where a text went through JSON or Python.
-        text = _separated(_DOUBLED.sub(r"\\", text))
+        text = _separated(_DOUBLED_BACKSLASH.sub(r"\\", text))
     if _TYPESET.search(text):
-        text = _DELIMITERS.sub(" ", text)
+        text = _DELIMITER.sub(" ", text)
         for pattern, replacement in _RULES:
             text = pattern.sub(replacement, text)
         text = _COMMAND.sub(lambda m: _COMMANDS.get(m[1], m[0]), text)
@@ -91,28 +106,10 @@ def _script(run: re.Match[str]) -> str:
     return f"{'_' if run[0] >= '₀' else '^'}{{{unicodedata.normalize('NFKC', run[0])}}}"
 
 
-def tidy_reference(text: str) -> str:
-    r"""A reference without typesetting; its author may mark it as an approximation.
-
-    >>> tidy_reference(r"\approx 8.24 \text{ mph}")
-    '8.24 mph'
-    """
-    return tidy(text).removeprefix(r"\approx").lstrip()
-
-
-# The end of a line, or a gap as wide as between two equations.
-_BREAK = re.compile(r"(?:\n|\\\\(?:\[[^\]]*\])?|\\newline(?![A-Za-z])|\\q?quad(?![A-Za-z]))[\s&]*")
-_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|leq|geq|neq|lt|gt)(?![A-Za-z])")
-_JOINT = re.compile(
-    r"\s*(?:[,;&]|\b(?:and)|\\(?:text|mbox)\s*\{\W*(?:and)?\W*\})\s*\Z"
-    r"|\A\s*(?:[,;]|(?:and)\b|\\(?:text|mbox)\s*\{\W*(?:and)\W*\})",
-    re.ASCII,
-)
-_SYSTEM = re.compile(
-    r"(?:\\left\s*\\\{)?\s*\\begin\s*\{(cases|aligned|align\*?|gathered|split)\}(.*)\\end\s*\{\1\}"
-    r"(?:\s*\\right\s*\.)?",
-    re.DOTALL,
-)
+_BREAK = PATTERNS["break"]
+_RELATION_SIGN = PATTERNS["relation sign"]
+_JOINT = PATTERNS["joint"]
+_SYSTEM = PATTERNS["system"]
 # Characters; a longer text is a solution, not a system of equations.
 _MAX_SYSTEM = 2_000
 
@@ -137,15 +134,12 @@ def _separated(text: str) -> str:
 
 def _is_statement(text: str) -> bool:
     """Whether a text holds a relation with something on both sides."""
-    first, *rest = _RELATION.split(text)
+    first, *rest = _RELATION_SIGN.split(text)
     return bool(rest and first.strip() and rest[-1].strip())
 
 
-# The whole text, or in stars a part of it that stands apart: `2**3**2` has none.
-_EMPHASIZED = re.compile(
-    r"(\*{1,3}|_{1,2}|`{1,3})(?=[^\s*_`])([^*_`]*[^\s*_`])\1([.,;:!]?)", re.DOTALL
-)
-_BOLD = re.compile(r"(?<![\w)}\]*])\*\*(?=[^\s*])([^*]*[^\s*])\*\*(?![\w({\[*])")
+_EMPHASIZED = PATTERNS["emphasized"]
+_BOLD = PATTERNS["bold"]
 
 
 def _without_emphasis(text: str) -> str:
@@ -159,14 +153,10 @@ def _without_emphasis(text: str) -> str:
     return _BOLD.sub(r"\1", text)
 
 
-_DOUBLED = re.compile(
-    r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|pi|text|mbox|math(?:rm|bf|bb)|left|right|cdot|times|infty"
-    r"|circ|begin|end|angle|overline|boxed|quad|theta|alpha|beta|cup|cap|pm|sin|cos|tan|log|ln|leq?"
-    r"|geq?|neq?)(?![A-Za-z])|[{}])"
-)
+_DOUBLED_BACKSLASH = PATTERNS["doubled backslash"]
 
 
-_BOX = re.compile(r"\\(?:frame|f)?box(?:ed)?\s*\{")
+_BOX = PATTERNS["box"]
 
 
 def _without_box(text: str) -> str:
@@ -179,7 +169,7 @@ def _without_box(text: str) -> str:
     return text
 
 
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BRACE = PATTERNS["brace"]
 
 
 def closing_brace(text: str, start: int) -> int:
@@ -196,25 +186,24 @@ def closing_brace(text: str, start: int) -> int:
     return -1
 
 
+_MONEY = PATTERNS["money"]
+
+
 def _without_dollars(text: str) -> str:
     r"""Maths-mode dollars removed; a single one before a number is money and becomes `\$`."""
     if "$" not in text:
         return text
     bare = text.replace(r"\$", "\0")
-    if bare.count("$") == 1 and re.search(r"(?:^|[\s(+-])\$\s*[-+]?\.?\d", bare):
+    if bare.count("$") == 1 and _MONEY.search(bare):
         bare = bare.replace("$", "\0")
     return bare.replace("$", " ").replace("\0", r"\$").strip()
 
 
-_SCRIPT = re.compile(r"([\^_]) ?(-?\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+)(?![^{}]*\\begin)", re.ASCII)
-# LaTeX takes one digit for the exponent: `2^33^2` is a product.
-_POWER_BESIDE = re.compile(r"\^ ?(\d)([1-9]\d*)(?= ?\^)", re.ASCII)
-_ARGUMENT = r"(\d|[A-Za-z]|\\pi(?![A-Za-z]))"
-_FIRST = re.compile(
-    rf"(\\(?:frac|binom)) ?{_ARGUMENT} ?(?=[\dA-Za-z{{]|\\pi(?![A-Za-z]))", re.ASCII
-)
-_SECOND = re.compile(rf"(\\(?:frac|binom) ?\{{[^{{}}]*\}}) ?{_ARGUMENT}", re.ASCII)
-_SQRT = re.compile(r"\\sqrt(\[\d+\])? *(\d+|[A-Za-z])", re.ASCII)
+_SCRIPT = PATTERNS["script"]
+_POWER_BESIDE_A_POWER = PATTERNS["power beside a power"]
+_FIRST_ARGUMENT = PATTERNS["first argument"]
+_SECOND_ARGUMENT = PATTERNS["second argument"]
+_UNBRACED_ROOT = PATTERNS["unbraced root"]
 
 
 def braced(text: str) -> str:
@@ -224,14 +213,14 @@ def braced(text: str) -> str:
     ('\\frac{1}{2} x^{2}', '\\sqrt{5}')
     """
     if "\\" in text:
-        text = _SECOND.sub(r"\1{\2}", _FIRST.sub(r"\1{\2}", text))
-        text = _SQRT.sub(r"\\sqrt\1{\2}", text)
+        text = _SECOND_ARGUMENT.sub(r"\1{\2}", _FIRST_ARGUMENT.sub(r"\1{\2}", text))
+        text = _UNBRACED_ROOT.sub(r"\\sqrt\1{\2}", text)
     if "^" in text:
-        text = _POWER_BESIDE.sub(r"^{\1}\2", text)
+        text = _POWER_BESIDE_A_POWER.sub(r"^{\1}\2", text)
     return _SCRIPT.sub(r"\1{\2}", text) if "^" in text or "_" in text else text
 
 
-_MIXED = re.compile(r"(?<![\w.}])(?<!\d )(\d+) ?\\frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}", re.ASCII)
+_MIXED_NUMBER = PATTERNS["mixed number"]
 
 
 def unmixed(text: str) -> str:
@@ -245,14 +234,10 @@ def unmixed(text: str) -> str:
         whole, top, bottom = mixed.groups()
         return rf"({whole}+\frac{{{top}}}{{{bottom}}})" if int(top) < int(bottom) else mixed[0]
 
-    return _MIXED.sub(summed, text)
+    return _MIXED_NUMBER.sub(summed, text)
 
 
-_GAPS = re.compile(
-    # A space matters only between two words, two digits, or a command and a letter.
-    r"(?<=\d) (?!\d)|(?<![A-Za-z\d]) | (?![A-Za-z\d])|(?<=[A-Za-z]) (?=\d)",
-    re.ASCII,
-)
+_GAP = PATTERNS["gap"]
 
 
 def canonical(tidied: str) -> str:
@@ -261,4 +246,4 @@ def canonical(tidied: str) -> str:
     >>> canonical(tidy(r"2 x^2 + \frac 12")) == canonical(tidy(r"2x^{2}+\dfrac{1}{2}"))
     True
     """
-    return _GAPS.sub("", braced(tidied))
+    return _GAP.sub("", braced(tidied))

@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import operator
-import re
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grouper.grading.normalise import braced, unmixed
+from grouper.grading.patterns import PATTERNS
 
 _DATA = json.loads(Path(__file__).with_name("units.json").read_text("utf-8"))
 
@@ -82,8 +82,9 @@ _SCALES: dict[str, int] = _DATA["scales"]
 # Words that turn "18 ..." into a sentence, another number or a choice rather than a quantity.
 NOT_UNITS = frozenset([*_DATA["not units"].split(), *_WORDS, *_SCALES])
 _MAX_WORDS = 4
-_PER = re.compile(r" ?/ ?| per ", re.IGNORECASE)
-_RAISED = re.compile(r"(.*?) ?\^ ?\{? ?([23]|-[1-3]) ?\}?")
+_MARK_IN_A_UNIT = PATTERNS["mark in a unit"]
+_PER = PATTERNS["per"]
+_RAISED_UNIT = PATTERNS["raised unit"]
 
 
 def find_unit(phrase: str) -> Unit | None:
@@ -110,7 +111,7 @@ def _named(name: str) -> Unit | None:
     """Find a unit that is not a rate, with its power (`m^2`, `square m`)."""
     power = 1
     words = name.split()
-    raised = _RAISED.fullmatch(name)
+    raised = _RAISED_UNIT.fullmatch(name)
     if raised:
         power = int(raised[2])
         words = raised[1].split()
@@ -168,25 +169,22 @@ def _is_unit_phrase(phrase: str, *, spaced: bool) -> bool:
     alphabet = "abcdefghijklmnopqrstuvwxyz"
     has_word = False
     for word in words:
-        letters = re.sub(r"[/.']", "", word)
+        letters = _MARK_IN_A_UNIT.sub("", word)
         if len(letters) < 2 or not letters.isalpha() or not letters.isascii():
             return False
-        longest = max(re.split(r"[/.']", word), key=len)
+        longest = max(_MARK_IN_A_UNIT.split(word), key=len)
         has_word = has_word or (len(longest) > 2 and longest not in alphabet)
     return has_word
 
 
-_DEGREES = re.compile(
-    r"(?<=[\d})]) ?(?:\^ ?\{? ?(?:\\circ|o\b) ?\}?|\\circ(?![A-Za-z])) ?(?=[A-Za-z]*$)"
-)
-_IN_PARENTHESES = re.compile(r"\A(.*[0-9})!%]) ?\(([A-Za-z][A-Za-z /.'-]*)\)\Z", re.DOTALL)
-_WITH_WORDS = re.compile(
-    r"(.*?(?:[\d})!]|(?<![A-Za-z])pi))(\s*)"
-    r"((?!pi\b)[A-Za-z€£¥₹][A-Za-z/.' -]*(?:\s*\^\s*\{?\s*(?:[23]|-[1-3])\s*\}?)?)",
-    re.DOTALL | re.ASCII,
-)
+_DEGREES = PATTERNS["degrees"]
+_UNIT_IN_PARENTHESES = PATTERNS["unit in parentheses"]
+_WITH_WORDS = PATTERNS["with words"]
+_LETTER = PATTERNS["letter"]
+_VARIABLE = PATTERNS["variable"]
 
 
+@lru_cache(maxsize=8192)
 def split_unit(text: str) -> tuple[str, Unit | None]:
     r"""Split an expression into itself and the unit after it, None where that is not a known one.
 
@@ -194,7 +192,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     ('12\\sqrt{13}', ('2 \\sin x', None))
     """
     with_degrees = _DEGREES.sub(" degrees ", text).strip()
-    match = _WITH_WORDS.fullmatch(_IN_PARENTHESES.sub(r"\1 \2", with_degrees))
+    match = _WITH_WORDS.fullmatch(_UNIT_IN_PARENTHESES.sub(r"\1 \2", with_degrees))
     if match is None:
         return text, None
     expression, space, name = match.groups()
@@ -202,9 +200,9 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
     if not _is_unit_phrase(phrase, spaced=bool(space)):
         return text, None
     unit = find_unit(name)
-    if unit and unit.kind == "angle" and re.search("[A-Za-z]", expression.replace("frac", "")):
+    if unit and unit.kind == "angle" and _LETTER.search(expression.replace("frac", "")):
         return text, None  # `\cos 58 degrees` is not `\cos 58`
-    if len(phrase) == 1 and re.search(r"(?<![\\A-Za-z])[A-Za-z]", expression):
+    if len(phrase) == 1 and _VARIABLE.search(expression):
         return text, None  # `\pi r^2 h` is no number of hours
     return expression, unit
 
@@ -228,25 +226,17 @@ class Number(NamedTuple):
 
 _MAX_DIGITS = 1_000
 _MAX_EXPONENT = 2_000
-_PLAIN = re.compile(r"[-+]?(\d*)(?:\.(\d*))?(?:[eE]([-+]?\d+))?", re.ASCII)
-_THOUSANDS = re.compile(
-    r"[-+]?[1-9]\d{0,2}(?:(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d+)?"
-    r"|(?P<european>(?:\.\d{3}){2,}(?:,\d+)?|\.\d{3},\d+))",
-    re.ASCII,
-)
-_GROUPED = re.compile(r"(?<![\d.])(?<!\d,)[1-9]\d{0,2}(?:,\d{3})+(?!,?\d)", re.ASCII)
-_REPEATING = re.compile(
-    r"([-+]?)(\d*)\.(\d*?)(?:\\(?:overline|bar)\{?(\d+)\}?|\((\d+)\)|(\\dot\{?\d\}?(?:(?:\d|\\dot\{?\d\}?)*"
-    r"\\dot\{?\d\}?)?))",
-    re.ASCII,
-)
-_BASED = re.compile(
-    r"(-?)([0-9A-Za-z]+)(?:\.([0-9A-Za-z]+))? ?_ ?(?:\{? ?(\d{1,2}|[a-z]{3,7}) ?\}?)", re.ASCII
-)
-# One sign and one currency: what comes after them is read by another call.
-_SIGN = re.compile(r"(?:negative|minus)\s+(?!negative|minus|[-+−])", re.IGNORECASE)
-_CURRENCY = re.compile(r"([-+]?)\s*\\?([$€£¥₹])\s*([^$€£¥₹]*)")
-_PERCENT = re.compile(r"(.*?)\s*(?:%|percent|per cent|pct)", re.DOTALL | re.IGNORECASE)
+_PLAIN_NUMBER = PATTERNS["plain number"]
+_THOUSANDS = PATTERNS["thousands"]
+_GROUPED_DIGITS = PATTERNS["grouped digits"]
+_REPEATING_DECIMAL = PATTERNS["repeating decimal"]
+_NO_DIGIT = PATTERNS["no digit"]
+_NUMBER_WITH_BASE = PATTERNS["number with base"]
+_SIGN_IN_WORDS = PATTERNS["sign in words"]
+_CURRENCY = PATTERNS["currency"]
+_PERCENT = PATTERNS["percent"]
+_PER_IN_AN_AMOUNT = PATTERNS["per in an amount"]
+_SPOKEN_WORD = PATTERNS["spoken word"]
 
 
 @lru_cache(maxsize=8192)
@@ -263,7 +253,7 @@ def read_number(text: str) -> Number | None:
     >>> read_number("x+1") is None
     True
     """
-    sign = _SIGN.match(text)
+    sign = _SIGN_IN_WORDS.match(text)
     if sign:
         number = read_number(text[sign.end() :])
         return number and number._replace(value=-number.value)
@@ -276,7 +266,7 @@ def read_number(text: str) -> Number | None:
     if currency:
         before, symbol, rest = currency.groups()
         # "$5 dollars" is as good as "$5", and "$5/hour" is "$5 per hour".
-        amount = re.sub(r" ?/ ?(?=[A-Za-z]{2})", " per ", rest)
+        amount = _PER_IN_AN_AMOUNT.sub(" per ", rest)
         number = read_number(before + amount)
         return number and number._replace(unit=find_unit(symbol))
     percent = _PERCENT.fullmatch(text)
@@ -305,7 +295,7 @@ def _in_words(text: str) -> tuple[int | None, list[str]]:
     >>> _in_words("one hundred and twenty-one"), _in_words("two lines"), _in_words("twenty twelve")
     ((121, []), (2, ['lines']), (20, ['twelve']))
     """
-    words = re.findall(r"[^\s-]+", text.lower())
+    words = _SPOKEN_WORD.findall(text.lower())
     if len(words) > 1 and words[0] == "a" and words[1] in _SCALES:
         words[0] = "one"
     # In "two thousand and five", 2,000 is the total once "thousand" has been read.
@@ -337,7 +327,7 @@ def _fits(tens: int, ones: int) -> bool:
 
 
 def _plain(text: str) -> Number | None:
-    match = _PLAIN.fullmatch(text)
+    match = _PLAIN_NUMBER.fullmatch(text)
     if match is None:
         return None
     whole, part, exponent = match.groups()
@@ -368,7 +358,7 @@ def _with_words(text: str) -> Number | None:
 
 
 def _based(text: str) -> Number | None:
-    match = _BASED.fullmatch(text)
+    match = _NUMBER_WITH_BASE.fullmatch(text)
     if match is None:
         return None
     sign, whole, part, written = match.groups("")
@@ -390,10 +380,10 @@ def _bare(text: str) -> Number | None:
     plain = _plain(text)
     if plain:
         return plain
-    repeating = _REPEATING.fullmatch(text)
+    repeating = _REPEATING_DECIMAL.fullmatch(text)
     if repeating:
         sign, whole, fixed, *blocks = repeating.groups("")
-        block = re.sub(r"\D", "", "".join(blocks))
+        block = _NO_DIGIT.sub("", "".join(blocks))
         scale = 10 ** len(fixed)
         value = Fraction(int((whole or "0") + fixed), scale)
         value += Fraction(int(block), scale * (10 ** len(block) - 1))
@@ -413,7 +403,7 @@ def ungrouped(text: str) -> str:
     >>> ungrouped("1,234 + 5,000 = 6,234"), ungrouped("(1, 234)"), ungrouped("0,125")
     ('1234 + 5000 = 6234', '(1, 234)', '0,125')
     """
-    return _GROUPED.sub(lambda match: match[0].replace(",", ""), text)
+    return _GROUPED_DIGITS.sub(lambda match: match[0].replace(",", ""), text)
 
 
 # --- the same number -----------------------------------------------------------------------------
@@ -482,26 +472,15 @@ _MAX_BITS = 40_000
 _MAX_FACTORIAL = 3_000
 _MAX_DEPTH = 40
 _MAX_TOKENS = 400
-_TOKEN = re.compile(r"\s*(\\[A-Za-z]+|\d+(?:\.\d*)?|\.\d+|\*\*|[-+*/^!(){}\[\]])", re.ASCII)
+_TOKEN = PATTERNS["token"]
+_SPACED_MIXED_NUMBER = PATTERNS["spaced mixed number"]
+_JUXTAPOSED = PATTERNS["juxtaposed"]
+_ARITHMETIC = PATTERNS["arithmetic"]
+_PRODUCT_SIGN = PATTERNS["product sign"]
 _PYTHON = {
     "^": "**", "{": "(", "}": ")", "!": "[0]", r"\times": "*", r"\cdot": "*", r"\div": "/",
     r"\frac": "frac", r"\sqrt": "sqrt",
 }  # fmt: skip
-_SPACED_MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)", re.ASCII)
-# What multiplies without a sign: a bracket, and a number or root beside a power (`2^{3} 3^{2}`).
-_JUXTAPOSED = re.compile(
-    r"(?<=[\d)}!]) ?(?=\()|(?<=[)}]) ?(?=\\frac)|(?<=\d) (?=\d+ ?(?:\^|\*\*))"
-    r"|(?P<power>(?:\^|\*\*) ?(?:\{ ?-?\d+ ?\}|\( ?-?\d+ ?\)|\d+(?= ))) ?(?=\d|\\sqrt)",
-    re.ASCII,
-)
-# A sum, two quotients or factorials, a power of a power or root, a zeroth or first power of
-# anything but ten (`6.2*10^1` is a number).
-_ARITHMETIC = re.compile(
-    r"[\d.)}\]!] ?[-+]|\\div(?![A-Za-z])|(?:!|/|\\frac).*(?:!|/|\\frac)"
-    r"|(?:\^|\\sqrt)[^()]*\) ?(?:\^|\*\*)|(?<!\b10)(?:\^|\*\*) ?[{(]* ?\+?[01](?![\d.])",
-    re.ASCII,
-)
-_PRODUCT = re.compile(r"\\(?:times|cdot)(?![A-Za-z])|(?<!\*)\*(?!\*)", re.ASCII)
 
 
 class TooLargeError(Exception):
@@ -548,7 +527,7 @@ class _Arithmetic(NamedTuple):
 
 
 def _arithmetic_of(text: str) -> _Arithmetic | None:
-    with_fractions = _SPACED_MIXED.sub(r"\1\\frac{\2}{\3}", text)
+    with_fractions = _SPACED_MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", text)
     text = _JUXTAPOSED.sub(r"\g<power>*", with_fractions)
     spelled = unmixed(text)
     tokens = _TOKEN.findall(spelled)
@@ -568,7 +547,7 @@ def _arithmetic_of(text: str) -> _Arithmetic | None:
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
     # `3*2^5` and `1.5*10^3` are ways to write a number; `6*7` and `6*7*1^2` are left to be done.
-    product = len(_PRODUCT.findall(text)) > text.count("^") + text.count("**")
+    product = len(_PRODUCT_SIGN.findall(text)) > text.count("^") + text.count("**")
     return _Arithmetic(tree, bool(product or _ARITHMETIC.search(text)))
 
 

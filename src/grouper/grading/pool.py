@@ -31,10 +31,10 @@ from typing import Any
 from grouper.config.schema import GradingConfig
 from grouper.errors import GradingError
 from grouper.files import processors
+from grouper.grading.answers import read, read_reference
 from grouper.grading.equivalence import Equivalence, exact
 from grouper.grading.extract import extract
 from grouper.grading.lenient import extract_lenient
-from grouper.grading.normalise import canonical, tidy, tidy_reference
 from grouper.types import AnswerContract, Grade, Verdict
 
 # Seconds to wait, on however busy a machine: for a worker's start, for a reference to be read
@@ -439,9 +439,10 @@ def by_text_alone(grade: Grade, reference: str) -> Grade:
     """
     if grade.verdict is not Verdict.NOT_SCORED or grade.extracted is None:
         return grade
-    same = canonical(tidy(grade.extracted)) == canonical(tidy_reference(reference))
-    verdict = Verdict.CORRECT if same else Verdict.INCORRECT
-    reason = f"{grade.reason}; {'the same text' if same else 'another text'}"
+    answer = read(grade.extracted).statement
+    is_same = answer.canonical == read_reference(reference).statement.canonical
+    verdict = Verdict.CORRECT if is_same else Verdict.INCORRECT
+    reason = f"{grade.reason}; {'the same text' if is_same else 'another text'}"
     return replace(grade, verdict=verdict, stage=TEXT_ALONE, reason=reason)
 
 

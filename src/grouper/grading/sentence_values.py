@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from grouper.grading.equivalence import MAX_ANSWER
+from grouper.grading.answers import MAX_ANSWER
+from grouper.grading.brackets import EQUALS, split
+from grouper.grading.chains import is_label
 from grouper.grading.normalise import GREEK, tidy
 from grouper.grading.numbers import TooLargeError, find_unit, ungrouped
 from grouper.grading.sentences import MATHS, Prose, Span
-from grouper.grading.shapes import EQUALS, is_label, split
 
 
 class Value(NamedTuple):

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from grouper.grading.normalise import CONSTANTS, GREEK
-from grouper.grading.numbers import (
-    TooLargeError,
-    Unit,
-    is_number,
-    read_number,
-    split_unit,
-    ungrouped,
-)
+from grouper.grading.brackets import CONJUNCTION, MAX_NESTING, depths, split
+from grouper.grading.chains import Chain, chain_of, is_label, same_label
+from grouper.grading.lazy import once
+from grouper.grading.numbers import TooLargeError, Unit, is_number, read_number, ungrouped
+from grouper.grading.patterns import PATTERNS
+from grouper.grading.values import variables
 
-AtomTest = Callable[[str, str], bool | None]
-"""(prediction, reference) -> equal, not equal, or not decided here."""
+ChainTest = Callable[[Chain, Chain], bool | None]
+"""(answer, reference) -> equal, not equal, or not decided here."""
 
 
 Kind = Literal["atom", "list", "set", "quantity", "tuple", "matrix"]
@@ -38,7 +35,12 @@ r"""What an answer is made of, and whether order counts.
 """
 
 
-class Node(NamedTuple):
+_SET_LIKE = PATTERNS["set-like"]
+_ITEM_LABEL = PATTERNS["item label"]
+
+
+@dataclass(frozen=True)
+class Node:
     """An answer or a part of one; `text` is an atom's tidy text or a tuple's brackets."""
 
     kind: Kind
@@ -47,98 +49,73 @@ class Node(NamedTuple):
     label: str = ""
     """The name before a set or tuple: the `A` of `A = (1, 2)`."""
 
+    @once
+    def chain(self) -> Chain:
+        """The equal sides of an atom."""
+        return chain_of(self.text)
 
-def atoms_of(node: Node) -> Iterator[str]:
-    """The single values of a shape, in order."""
-    if node.kind == "atom":
-        yield node.text
-    for item in node.items:
-        yield from atoms_of(item)
+    @once
+    def chains(self) -> tuple[Chain, ...]:
+        """The chains of all atoms in a shape, in order."""
+        if self.kind == "atom":
+            return (self.chain,)
+        chains: list[Chain] = []
+        for item in self.items:
+            chains += item.chains
+        return tuple(chains)
 
+    @once
+    def is_set_like(self) -> bool:
+        """Whether an atom may describe a set: an inequality, a union."""
+        return _SET_LIKE.search(self.text) is not None
 
-_MAX_PARTS = 60
-# Brackets in brackets; parsing time grows with the depth, and no answer needs as many.
-MAX_NESTING = 16
-_BRACKETS = r"[()\[\]{}]"
+    @once
+    def names_each_item(self) -> bool:
+        """Whether each value has a name of its own, so that the order of bare values counts.
 
+        It has in `x = 1, y = 2`, and not with the two roots `x_1` and `x_2`.
+        """
+        labels = set()
+        for item in self.items:
+            match = _ITEM_LABEL.match(item.text)
+            if match:
+                labels.add(match[1])
+        return len(labels) == len(self.items) > 1
 
-def depths(text: str) -> tuple[int, int]:
-    """Return the (lowest, deepest) nesting of brackets.
-
-    The lowest is negative if one closes before it opens.
-    """
-    depth = 0
-    lowest = 0
-    deepest = 0
-    for match in re.finditer(_BRACKETS, text):
-        if match.group() in "([{":
-            depth += 1
-        else:
-            depth -= 1
-        lowest = min(lowest, depth)
-        deepest = max(deepest, depth)
-    return lowest, deepest
-
-
-def _outside_brackets(separator: str) -> re.Pattern[str]:
-    return re.compile(rf"{_BRACKETS}|{separator}", re.ASCII)
-
-
-_CONJUNCTION = _outside_brackets(r",? (?:and|or) (?=\S)|(?<=[)\]}]) ?(?:and|or) ?(?=[(\[{\\])|[,;]")
-EQUALS = _outside_brackets("=")
-COLON = _outside_brackets(":")
-LISTED = _outside_brackets("[,;]")
-
-
-def split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """Split at separators outside brackets: not at the comma of `f(x, y)`."""
-    parts = []
-    depth = 0
-    start = 0
-    for match in separator.finditer(text):
-        if match.group() in ("(", "[", "{"):
-            depth += 1
-        elif match.group() in (")", "]", "}"):
-            depth -= 1
-        elif depth == 0:
-            parts.append(text[start : match.start()])
-            start = match.end()
-    return [*parts, text[start:]]
+    @once
+    def as_tuple(self) -> Node:
+        """A matrix of one row or one column as a tuple; any other shape itself."""
+        if self.kind == "matrix" and len(self.items) == 1:
+            return self.items[0]
+        if self.kind == "matrix" and all(len(row.items) == 1 for row in self.items):
+            return Node("tuple", "()", tuple(row.items[0] for row in self.items))
+        return self
 
 
 # --- reading -------------------------------------------------------------------------------------
 
 _OPENERS = ("(", "[", "{", r"\{")
-_GROUP_OF_ZERO = re.compile(r"(?<=\d), (?=0\d\d(?!\d))", re.ASCII)
-_DECIMAL_COMMA = re.compile(r"([-+]?\d+),(\d+)", re.ASCII)
-_PREAMBLE = re.compile(
-    r"^(?:(?:so |thus |hence |therefore,? )?(?:the |our |my )?(?:final |correct )?(?:answer|result|"
-    r"solution|root|value)s?(?: (?:is|are)(?::| )| ?:)|(?!not |wrong)[a-z]{3,}(?: [a-z]+){0,4}: )",
-    re.IGNORECASE,
-)
-# `a = 1 b = 2`: two equations with nothing between them.
-_SPACED = re.compile(
-    r"(?<=[\d)\]}]) (?=(?:[A-Za-z]|[A-Z]{2,3}|\\(?!pi ?=)[a-z]+)(?:_(?:\{[^{}]*\}|\w))?"
-    r"(?:\([\w, ]*\))? ?=)",
-    re.ASCII,
-)
-_INEQUALITY = re.compile(r"[<>]=?|\\(?:le|ge|lt|gt|ne)(?![A-Za-z])")
-_RELATION = re.compile(_INEQUALITY.pattern + "|=")
-# A fraction may stand before it.
-_MATRIX = re.compile(
-    r"(?:(-? ?(?:\\frac ?(?:\d\d|(?:\{(?:[^{}]|\{\w*\})*\} ?){2})|\d+/\d+)) ?(?:\\cdot )?)?"
-    r"\\begin ?\{(?:[pbB]?(?:small)?matrix\}|array\}(?: ?\{[clr| ]*\})?)(.*)"
-    r"\\end ?\{(?:[pbB]?(?:small)?matrix|array)\}",
-    re.DOTALL,
-)
-_BUILDER = re.compile(
-    r"\\\{ ?([A-Za-z]) ?(?:\\in ?\\mathbb ?\{ ?R ?\} ?|\\in ?R )?"
-    r"(?:\\mid(?![A-Za-z])|\||:)(.+)\\\}",
-    re.ASCII,
-)
+_MAX_PARTS = 60
+
+_GROUP_OF_ZERO = PATTERNS["group of zero"]
+_DECIMAL_COMMA = PATTERNS["decimal comma"]
+_COMMA_IN_BRACKETS = PATTERNS["comma in brackets"]
+_PREAMBLE = PATTERNS["preamble"]
+_SPACED_EQUATIONS = PATTERNS["spaced equations"]
+_AND_OR = PATTERNS["and or"]
+_DIGIT_OR_BACKSLASH = PATTERNS["digit or backslash"]
+_INEQUALITY = PATTERNS["inequality"]
+_RELATION = PATTERNS["relation"]
+_REGION_JOINT = PATTERNS["region joint"]
+_NAMED = PATTERNS["named"]
+_MATRIX = PATTERNS["matrix"]
+_END_OF_ROW = PATTERNS["end of row"]
+_PAIR_OF_BRACKETS = PATTERNS["pair of brackets"]
+_BUILDER = PATTERNS["builder"]
+_BUILDER_BAR = PATTERNS["builder bar"]
+_PLUS_OR_MINUS = PATTERNS["plus or minus"]
 
 
-@lru_cache(maxsize=8192)
 def candidates(text: str) -> tuple[Node, ...]:
     r"""Read a tidy text, in several ways where commas are ambiguous; the most likely comes first.
 
@@ -156,14 +133,14 @@ def candidates(text: str) -> tuple[Node, ...]:
     if "," in text and not text.startswith(_OPENERS):
         plain = ungrouped(text)  # of `x = 1,234`; a number may have commas of other kinds, too
         number = is_number(text)
-        has_other_commas = "," in plain or re.search(r"[(\[{][^)\]}]*,", text)
+        has_other_commas = "," in plain or _COMMA_IN_BRACKETS.search(text)
         if number or not has_other_commas:
             readings = (Node("atom", text),) if number else candidates(plain)
             if ",0" in text:
                 return readings
-            as_list = _listed(split(text, _CONJUNCTION))
+            as_list = _listed(split(text, CONJUNCTION))
             return (*readings, as_list)
-    spaced = _SPACED.split(text)
+    spaced = _SPACED_EQUATIONS.split(text)
     if 1 < len(spaced) == text.count("="):
         return _listed(spaced), _parse(text)
     parsed = _parse(text)
@@ -173,30 +150,32 @@ def candidates(text: str) -> tuple[Node, ...]:
     return parsed, Node("atom", ".".join(decimal.groups()))
 
 
-def paired(prediction: str, reference: str) -> Iterator[tuple[Node, Node]]:
-    """Yield every reading of one with every reading of the other, but not two unlikely ones.
+def pair_readings(
+    readings: Sequence[Node], reference_readings: Sequence[Node]
+) -> Iterator[tuple[Node, Node]]:
+    """Yield every reading of an answer with every one of the reference, but not two unlikely ones.
 
     `2,6` may mean 2.6, and so may `2,60`, but that does not make them equal. Of `A = 2 h = 6` both
     readings are likely.
     """
-    for i, right in enumerate(candidates(reference)):
-        for j, left in enumerate(candidates(prediction)):
+    for i, right in enumerate(reference_readings):
+        for j, left in enumerate(readings):
             if i == 0 or j == 0 or ("=" in left.text and "=" in right.text):
                 yield left, right
 
 
 def _parse(text: str) -> Node:
     text = without_builder(text.strip())
-    if " and " in text and not re.search(r"[\d\\]", text) and is_number(text):
+    if " and " in text and not _DIGIT_OR_BACKSLASH.search(text) and is_number(text):
         return Node("atom", text)  # `one hundred and one`
-    joined = re.split(" or | and ", text)
+    joined = _AND_OR.split(text)
     are_relations = len(joined) > 1 and all(map(_RELATION.search, joined))
     if are_relations and _INEQUALITY.search(text):
         return Node("atom", text)  # `x < -1 or x > 3` is one region
     # `1,000, 2,000` separates its items with a space; only then are bare commas thousands.
     is_spaced = ", " in text and not text.startswith(_OPENERS)
     listed = ungrouped(text) if is_spaced else text
-    parts = [part for part in split(listed, _CONJUNCTION) if part.strip()]
+    parts = [part for part in split(listed, CONJUNCTION) if part.strip()]
     if len(parts) > 1:
         return _listed(parts)
     return _enclosed(text) or _plus_minus(text) or Node("atom", text)
@@ -215,6 +194,7 @@ def without_builder(text: str) -> str:
     if not _INEQUALITY.search(condition) or r"\}" in condition:
         return text
     if variables(condition) == {variable}:
+        # The variable alone, and not as a letter of a command.
         condition = re.sub(rf"(?<![A-Za-z\\]){variable}(?![A-Za-z])", "x", condition)
     return condition.strip()
 
@@ -225,7 +205,7 @@ def is_unsolved(text: str) -> bool:
     >>> [is_unsolved(text) for text in ("2x + 4 > 14", "|x-3| < 5", r"1 < x \le 2 or x > 3", "x=2")]
     [True, True, False, False]
     """
-    for statement in re.split(r",| or | and |\\cup|\\cap", without_builder(text)):
+    for statement in _REGION_JOINT.split(without_builder(text)):
         sides = [side.strip() for side in _INEQUALITY.split(statement)]
         if len(sides) > 1 and not any(map(is_label, sides)):
             return True
@@ -257,8 +237,20 @@ def _enclosed(text: str) -> Node | None:
     if len(value) < len(text):
         inner = _bracketed(value)
         if inner is not None and inner.kind != "atom":
-            return inner._replace(label=label)
+            return replace(inner, label=label)
     return _bracketed(text)
+
+
+def _without_label(text: str) -> tuple[str, str]:
+    """Split a text into its label, if that can contradict another one, and the rest."""
+    match = _NAMED.fullmatch(text)
+    if match is None:
+        return "", text
+    label, sign, value = match.groups()
+    if not is_label(label.strip()):
+        return "", text
+    # Any words may stand before a colon; they contradict nothing.
+    return "" if sign == ":" else label, value
 
 
 def _bracketed(text: str) -> Node | None:
@@ -266,7 +258,7 @@ def _bracketed(text: str) -> Node | None:
     if matrix:
         fraction, content = matrix.groups()
         rows = []
-        for row in re.split(r"\\\\(?:\[[^\]]*\])?", content):
+        for row in _END_OF_ROW.split(content):
             if row.strip():
                 cells = tuple(_parse(_times(fraction, cell)) for cell in row.split("&"))
                 rows.append(Node("tuple", "()", cells))
@@ -274,11 +266,11 @@ def _bracketed(text: str) -> Node | None:
     escaped = text.startswith(r"\{") and text.endswith(r"\}")
     inside = text[2:-2] if escaped else text[1:-1]
     brackets = "{}" if escaped else text[:1] + text[-1:]
-    if not re.fullmatch(r"[(\[{][)\]}]", brackets) or depths(inside)[0] < 0:
+    if not _PAIR_OF_BRACKETS.fullmatch(brackets) or depths(inside)[0] < 0:
         return None
-    parts = split(inside, _CONJUNCTION)
+    parts = split(inside, CONJUNCTION)
     if brackets == "{}" and (escaped or len(parts) > 1):
-        if not inside.strip() or re.search(r"\||\\mid(?![A-Za-z])|:", inside):
+        if not inside.strip() or _BUILDER_BAR.search(inside):
             return None  # empty, or set-builder notation
         return _collection("set", "", parts)
     if len(parts) > 1:
@@ -319,103 +311,75 @@ def _plus_minus(text: str) -> Node | None:
         return None
     values = []
     for sign in "+-":
-        value = re.sub(r"\\pm(?![A-Za-z]) ?", sign, text)
+        value = _PLUS_OR_MINUS.sub(sign, text)
         values.append(Node("atom", value.strip().lstrip("+")))
     return Node("list", "", tuple(values))
 
 
 # --- comparing -----------------------------------------------------------------------------------
 
-# An atom with one of these may describe a set, so it may equal an interval or a list.
-_SET_LIKE = re.compile(
-    r"[<>|]|\\\{|\\(?:le|ge|lt|gt|in|cup|cap|setminus|mathbb|mid|ne)(?![A-Za-z])"
-)
 
-
-def compare(prediction: Node, reference: Node, same: AtomTest) -> bool | None:
+def compare(answer: Node, reference: Node, same: ChainTest) -> bool | None:
     """Return whether two shapes hold the same parts; None if a part or the shape is not decided.
 
-    >>> same = lambda p, r: p == r
+    >>> same = lambda chain, other: chain == other
     >>> compare(candidates("2, 1")[0], candidates("1, 2")[0], same)
     True
     >>> compare(candidates("[1, 2]")[0], candidates("(1, 2)")[0], same)
     False
     """
-    kinds = {prediction.kind, reference.kind}
+    kinds = {answer.kind, reference.kind}
     if kinds == {"atom"}:
-        return same(prediction.text, reference.text)
-    label = prediction.label
-    expected_label = reference.label
-    if label and expected_label:
-        # `A = (1, 2)` for `B = (1, 2)`; but `P` and `(x, y)` may name the same point.
-        are_alike = label.startswith("(") == expected_label.startswith("(")
-        if are_alike and not same_label(label, expected_label):
-            return False
-    if kinds <= {"list", "set"} or kinds == {"quantity"}:
-        if _named_apart(prediction) != _named_apart(reference):
-            return _in_order(prediction.items, reference.items, same)
-        return _any_order(prediction.items, reference.items, same)
-    if "atom" in kinds:
-        atoms = [node.text for node in (prediction, reference) if node.kind == "atom"]
-        return None if all(map(_SET_LIKE.search, atoms)) else False
-    if kinds == {"matrix", "tuple"}:
-        prediction = _as_tuple(prediction)
-        reference = _as_tuple(reference)
-    # A list may be a tuple without its parentheses, which an interval needs.
-    is_bare = kinds == {"list", "tuple"} and "()" in (prediction.text, reference.text)
-    is_alike = prediction.kind == reference.kind and prediction.text == reference.text
-    return (is_bare or is_alike) and _in_order(prediction.items, reference.items, same)
-
-
-_ITEM_LABEL = re.compile(r"(\\?[A-Za-z]+)(?:_\{?\w+\}?)? ?=", re.ASCII)
-
-
-def _named_apart(node: Node) -> bool:
-    """Return whether each value has a name of its own, so that the order of bare values counts.
-
-    It does for `x = 1, y = 2`, and not for the two roots `x_1` and `x_2`.
-    """
-    labels = set()
-    for item in node.items:
-        match = _ITEM_LABEL.match(item.text)
-        if match:
-            labels.add(match[1])
-    return len(labels) == len(node.items) > 1
-
-
-def _as_tuple(node: Node) -> Node:
-    """Return a matrix of one row or one column as a tuple."""
-    if node.kind == "matrix" and len(node.items) == 1:
-        return node.items[0]
-    if node.kind == "matrix" and all(len(row.items) == 1 for row in node.items):
-        return Node("tuple", "()", tuple(row.items[0] for row in node.items))
-    return node
-
-
-def _in_order(
-    predictions: Sequence[Node], references: Sequence[Node], same: AtomTest
-) -> bool | None:
-    if len(predictions) != len(references):
+        return same(answer.chain, reference.chain)
+    if _are_named_differently(answer, reference):
         return False
-    outcomes = [compare(p, r, same) for p, r in zip(predictions, references, strict=True)]
+    if kinds <= {"list", "set"} or kinds == {"quantity"}:
+        is_ordered = answer.names_each_item != reference.names_each_item
+        compare_items = _in_order if is_ordered else _any_order
+        return compare_items(answer.items, reference.items, same)
+    if "atom" in kinds:
+        atoms = [node for node in (answer, reference) if node.kind == "atom"]
+        return None if all(atom.is_set_like for atom in atoms) else False
+    if kinds == {"matrix", "tuple"}:
+        answer = answer.as_tuple
+        reference = reference.as_tuple
+    # A list may be a tuple without its parentheses, which an interval needs.
+    is_bare = kinds == {"list", "tuple"} and "()" in (answer.text, reference.text)
+    is_alike = answer.kind == reference.kind and answer.text == reference.text
+    return (is_bare or is_alike) and _in_order(answer.items, reference.items, same)
+
+
+def _are_named_differently(answer: Node, reference: Node) -> bool:
+    """Whether labels contradict: `A = (1, 2)` for `B = (1, 2)`."""
+    label = answer.label
+    expected_label = reference.label
+    if not label or not expected_label:
+        return False
+    # `P` and `(x, y)` may name the same point.
+    are_alike = label.startswith("(") == expected_label.startswith("(")
+    return are_alike and not same_label(label, expected_label)
+
+
+def _in_order(answers: Sequence[Node], references: Sequence[Node], same: ChainTest) -> bool | None:
+    if len(answers) != len(references):
+        return False
+    outcomes = [compare(a, r, same) for a, r in zip(answers, references, strict=True)]
     if False in outcomes:
         return False
     return None if None in outcomes else True
 
 
-def _any_order(
-    predictions: Sequence[Node], references: Sequence[Node], same: AtomTest
-) -> bool | None:
+def _any_order(answers: Sequence[Node], references: Sequence[Node], same: ChainTest) -> bool | None:
     """Match each part with an unused one; equality is transitive, so the first match will do.
 
     A part without a match must have something that it may still equal.
     """
-    if len(predictions) != len(references):
+    if len(answers) != len(references):
         return False
     unused = list(range(len(references)))
     outcome: bool | None = True
-    for prediction in predictions:
-        row = [compare(prediction, reference, same) for reference in references]
+    for answer in answers:
+        row = [compare(answer, reference, same) for reference in references]
         match = next((at for at in unused if row[at]), None)
         if match is not None:
             unused.remove(match)
@@ -424,143 +388,3 @@ def _any_order(
         else:
             return False
     return outcome
-
-
-# --- labels --------------------------------------------------------------------------------------
-
-_MARKS = re.compile(
-    r"\\(?:angle|triangle|overline|widehat|hat|vec|bar|tilde|d?dot|overrightarrow|arc)(?![a-z]) ?"
-    r"|_(?:\{[^{}]*\}|\w|\\[A-Za-z]+)|'+|\^\{?(?:\\prime|\\ast|\*)\}?|\^(?:\{-1\}|-1|\{\(\w\)\})"
-    r"|\\?\||[{}]",
-    re.ASCII,
-)
-_ARGUMENT = r"(?:\((?:[^()]|\([^()]*\)){1,60}\)|\[[^\[\]]{1,60}\])"
-_FUNCTION = r"\\?(?:arc)?(?:sin|cos|tan|cot|sec|csc|det|dim|deg|log|ln)h?"
-_LABEL = re.compile(
-    rf"(?:{_FUNCTION}(?:\^\d)? ?)?\(?(?:\\?[A-Za-z]+|[A-Za-z ]+)\)?"  # x, AB, \sin A, the area
-    rf"|(?:[fghFGHPENn]|\\?[A-Za-z]{{3,}}|\([A-Za-z] ?\\circ ?[A-Za-z]\)) ?{_ARGUMENT}"  # f(x+1)
-    r"|\\?[A-Za-z] ?\([\w, ]*\)|\([\\A-Za-z, ]+\)|\[[A-Z]{3,}\]|[A-Za-z]{1,3}/[A-Za-z]{1,3}",
-    re.ASCII,
-)
-_MAX_LABEL = 120
-
-
-def is_label(text: str) -> bool:
-    r"""Return whether a side is a name rather than a value.
-
-    >>> [is_label(t) for t in ("x", "f^{-1}(x)", r"\sin A", "AB:CD", r"\frac{V_1}{V_2}", "a_n")]
-    [True, True, True, True, True, True]
-    >>> [is_label(t) for t in ("7", r"\pi", "2x", "x+y", r"\sin 30", "x(x+1)", "x^2")]
-    [False, False, False, False, False, False, False]
-    """
-    if not text or len(text) > _MAX_LABEL or text[0].isdigit():
-        return False
-    parts = split(text, COLON)
-    if len(parts) > 1:
-        return all(is_label(part.strip()) for part in parts)
-    bare = _MARKS.sub("", text).strip()
-    if _LABEL.fullmatch(bare) is None:
-        return False
-    return len(text) == 1 or bool(variables(text))
-
-
-_UNSAID = re.compile(r"^m ?(?=\(?\\angle)|[\s{}()\\]")
-# `AB`, `BA`, `|AB|` and `\overline{AB}` are one length.
-_SEGMENT = re.compile(r"(?:overline|\|)?([A-Z]{2})\|?")
-
-
-def same_label(prediction: str, reference: str) -> bool:
-    r"""Return whether two labels are the same, but for typesetting and the `m` of `m\angle A`."""
-    return _key(prediction) == _key(reference)
-
-
-def _key(label: str) -> str:
-    bare = _UNSAID.sub("", label)
-    segment = _SEGMENT.fullmatch(bare)
-    return "".join(sorted(segment[1])) if segment else bare
-
-
-_NAMED = re.compile(r"([^=:]*?)\s*(=|\\in(?![A-Za-z])|:(?!\d))\s*(.*)", re.DOTALL)
-
-
-def _without_label(text: str) -> tuple[str, str]:
-    """Split a text into its label, if that can contradict another one, and the rest."""
-    match = _NAMED.fullmatch(text)
-    if match is None:
-        return "", text
-    label, sign, value = match.groups()
-    if not is_label(label.strip()):
-        return "", text
-    # Any words may stand before a colon; they contradict nothing.
-    return "" if sign == ":" else label, value
-
-
-def variables(text: str) -> set[str]:
-    r"""Return the variables in a tidy text: not the letters of a unit or a function.
-
-    >>> sorted(variables(r"2x\theta")), variables(r"2\sqrt{3} cm"), variables("e")
-    (['\\theta', 'x'], set(), set())
-    """
-    if is_number(text):
-        return set()
-    expression, _ = split_unit(text)
-    found = set()
-    for name in re.findall(r"\\?[A-Za-z]+", expression):
-        if name in CONSTANTS:
-            continue
-        if name[0] != "\\":
-            found.update(name)  # a product of one-letter variables
-        if name[1:] in GREEK:
-            found.add(name)
-    return found
-
-
-# --- equations -----------------------------------------------------------------------------------
-
-
-_NO_CHAIN = re.compile(r"[!:]=|" + _INEQUALITY.pattern)
-
-
-class Chain(NamedTuple):
-    """The sides of one answer, `label = value = ... = value`."""
-
-    label: str
-    """What the values are equal to by name; may be empty."""
-    values: tuple[str, ...]
-    """At least one; the last is the answer."""
-
-    @property
-    def sides(self) -> tuple[str, ...]:
-        """All sides, the label first."""
-        return (self.label, *self.values) if self.label else self.values
-
-    @property
-    def is_equation(self) -> bool:
-        """`2x + 3y = 6`, where neither side is the value of the other."""
-        return not self.label and len(self.values) > 1 and any(map(variables, self.values))
-
-
-@lru_cache(maxsize=8192)
-def chain_of(text: str) -> Chain:
-    r"""Return the sides of a tidy text, reversed if the label comes last.
-
-    What follows `\approx` is dropped, unless only a label comes before it.
-
-    >>> chain_of(r"k = \frac12 = 0.5")
-    Chain(label='k', values=('\\frac12', '0.5'))
-    >>> chain_of("5 = x").label, chain_of("7 = 11a+c").label, chain_of("x+1").values
-    ('x', '', ('x+1',))
-    """
-    before, sign, after = text.partition(r"\approx")
-    exact = before.strip()
-    if sign and exact:
-        text = f"{before}={after}" if is_label(exact) else exact
-    sides = [side.strip() for side in split(text, EQUALS)]
-    if len(sides) == 1 or not (sides[0] and sides[-1]) or _NO_CHAIN.search(text):
-        return Chain("", (text,))
-    sides = [side for side in sides if side]
-    if not is_label(sides[0]) and is_label(sides[-1]):
-        sides.reverse()
-    if not is_label(sides[0]):
-        return Chain("", tuple(sides))
-    return Chain(sides[0], tuple(sides[1:]))

@@ -7,12 +7,15 @@ value of a text are taken away, unless they deny it, compare it or compute with 
 from __future__ import annotations
 
 import json
-import re
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
+from grouper.grading.brackets import LISTED, split
+from grouper.grading.chains import is_label
 from grouper.grading.normalise import CONSTANTS, GREEK
 from grouper.grading.numbers import NOT_UNITS, find_unit
-from grouper.grading.shapes import LISTED, is_label, split
+from grouper.grading.patterns import PATTERNS
 
 _DATA = json.loads(Path(__file__).with_name("units.json").read_text("utf-8"))
 # Words that change what a value says, and therefore are never taken away.
@@ -22,37 +25,66 @@ _LINKING = frozenset(["is", "are", "was", "be", "at", "equals", "equal", "then",
 _SHORT_WORDS = frozenset(_DATA["short words"].split())
 # Words of three letters that are no product of variables, names among them.
 _THREE_LETTERS = frozenset(_DATA["three letters"].split())
-_DIGIT_OR_COMMAND = re.compile(r"\d|\\[A-Za-z]")
+_DIGIT_OR_COMMAND = PATTERNS["digit or command"]
 # The same, or a variable that is the whole text.
-_VALUE = re.compile(r"\d|\\[A-Za-z]|^[A-Za-z]$")
+_VALUE = PATTERNS["digit, command or variable"]
 _MAX_WORDS = 20
 _MARKS = ",:;'\"()"
-_SPELLED = re.compile(r"[a-z](?:[a-z'-]*[a-z])?")
+_SPELLED = PATTERNS["spelled word"]
 # Signs that compute with or compare what stands before them.
 _OPERATORS = "=+*/^<>,"
 # Words of a unit that are kept behind a value.
 _UNIT_WORDS = 4
-_CONDITION = re.compile(r",? ?\b(?:for (?:all|every|any|each)|where)\b .*", re.DOTALL)
+_CONDITION = PATTERNS["condition"]
 
 
-def without_surrounding_words(prediction: str, reference: str) -> str:
+class SurroundingWords(NamedTuple):
+    """Which kinds of words a tidy text has around its value."""
+
+    condition: bool
+    """`4t for all t`."""
+    asides: bool
+    """`72, in total`."""
+    sentence: bool
+    """`The total is 16`; also where the text is no single value at all."""
+
+
+def surrounding_words(text: str) -> SurroundingWords:
+    """Return the kinds of words around the value of a tidy text.
+
+    >>> surrounding_words("It is 16")
+    SurroundingWords(condition=False, asides=False, sentence=True)
+    >>> surrounding_words("72, in total")
+    SurroundingWords(condition=False, asides=True, sentence=False)
+    """
+    is_value = _VALUE.search(text) is not None and stated_value(text) == text
+    return SurroundingWords(
+        condition=without_condition(text) != text,
+        asides=without_asides(text) != text,
+        sentence=not is_value,
+    )
+
+
+@lru_cache(maxsize=8192)
+def without_surrounding_words(text: str, reference_words: SurroundingWords) -> str:
     r"""Return a tidy answer without the words around its value, where the reference has none.
 
-    A reference with words of its own is answered by words, so the prediction keeps the same kind.
+    A reference with words of its own is answered by words, so the answer keeps the same kind.
 
-    >>> without_surrounding_words("It is 16", "16"), without_surrounding_words("It is 16", "blue")
+    >>> none, in_words = surrounding_words("16"), surrounding_words("blue")
+    >>> without_surrounding_words("It is 16", none), without_surrounding_words("It is 16", in_words)
     ('16', 'It is 16')
-    >>> without_surrounding_words(r"\approx 16", "16")
+    >>> without_surrounding_words(r"\approx 16", none)
     '16'
     """
-    prediction = prediction.removeprefix(r"\approx").lstrip()
-    if without_condition(reference) == reference:
-        prediction = without_condition(prediction)
-    if without_asides(reference) == reference:
-        prediction = without_asides(prediction)
-    if _VALUE.search(reference) and stated_value(reference) == reference:
-        prediction = stated_value(prediction)
-    return prediction
+    text = text.removeprefix(r"\approx").lstrip()
+    if not reference_words.condition:
+        text = without_condition(text)
+    if not reference_words.asides:
+        text = without_asides(text)
+    if not reference_words.sentence:
+        text = stated_value(text)
+    return text
 
 
 def stated_value(text: str) -> str:

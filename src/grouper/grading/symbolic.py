@@ -34,17 +34,14 @@ from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no t
     latex2sympy2 as parser,
 )
 
-from grouper.grading.equivalence import Comparison, Equivalence, Outcome, bare_value, congruence_of
-from grouper.grading.normalise import braced, tidy, tidy_reference, unmixed
-from grouper.grading.numbers import (
-    ROUNDED_FROM,
-    TooLargeError,
-    is_number,
-    matched,
-    read_number,
-    split_unit,
-)
-from grouper.grading.shapes import Chain, atoms_of, candidates, chain_of, variables, without_builder
+from grouper.grading.answers import Statement, read, read_reference
+from grouper.grading.chains import Chain
+from grouper.grading.equivalence import Comparison, Equivalence, Outcome
+from grouper.grading.normalise import braced, unmixed
+from grouper.grading.numbers import ROUNDED_FROM, TooLargeError, matched
+from grouper.grading.patterns import PATTERNS
+from grouper.grading.shapes import Node, without_builder
+from grouper.grading.values import Value
 from grouper.types import Verdict
 
 
@@ -64,14 +61,15 @@ def judge(prediction: str, reference: str) -> Equivalence:
     >>> judge(r"\frac{1}{\sqrt{n}}", r"\sqrt{1/n}").verdict.value
     'correct'
     """
-    left, right = tidy(prediction), tidy_reference(reference)
+    answer = read(prediction).statement
+    expected = read_reference(reference).statement
     comparison = _Symbolic()
     try:
-        if comparison.answers(left, right):
+        if comparison.statements(answer, expected):
             return Equivalence(Verdict.CORRECT, "symbolic", comparison.reason)
     except (TooLargeError, RecursionError):
-        return _unread(left, "a number too large to write down, or nested too deeply")
-    return _refusal(comparison, left, right)
+        return _unread(answer.text, "a number too large to write down, or nested too deeply")
+    return _refusal(comparison, answer.text, expected.text)
 
 
 def _refusal(comparison: _Symbolic, prediction: str, reference: str) -> Equivalence:
@@ -97,52 +95,52 @@ class _Symbolic(Comparison):
         super().__init__()
         self.unread: set[str] = set()
 
-    def atoms(self, prediction: str, reference: str) -> bool | None:
+    def chains(self, answer: Chain, reference: Chain) -> bool | None:
         try:
-            return super().atoms(prediction, reference)
+            return super().chains(answer, reference)
         except UnreadError as error:
             self.unread.add(error.text)
             return False
 
-    def values(self, prediction: str, reference: str) -> Outcome:
-        outcome, reason = super().values(prediction, reference)
+    def values(self, answer: Value, reference: Value) -> Outcome:
+        outcome, reason = super().values(answer, reference)
         if outcome is not None:
             return outcome, reason
-        left, right = split_unit(prediction)[0], split_unit(reference)[0]
-        if refused := _refused(left, right):
+        if refused := _refused(answer.core, reference.core):
             return False, refused
-        return _same_expressions(prediction, reference)
+        return _same_expressions(answer, reference)
 
-    def sides(self, prediction: str, reference: str) -> bool | None:
+    def sides(self, value: Value, known_value: Value) -> bool | None:
         r"""Where a constant may be rounded, too: `25\pi = 78.5`.
 
         A constant side is false only if that is certain: not if it cannot be read, nor in
         `\sin 30 = 0.5`, which omits its degrees.
         """
-        same = super().sides(prediction, reference)
+        same = super().sides(value, known_value)
         if same is not None:
             return same
-        constant = not variables(prediction)
-        if constant and _CONVENTION.search(prediction):
+        constant = not value.variables
+        if constant and _CONVENTION.search(value.text):
             return True
         try:
             rounded_from = 1 if constant else ROUNDED_FROM
-            return _same_expressions(prediction, reference, rounded_from)[0]
+            return _same_expressions(value, known_value, rounded_from)[0]
         except UnreadError:
             return constant
 
-    def equations(self, prediction: Chain, reference: Chain) -> Outcome:
+    def equations(self, answer: Chain, reference: Chain) -> Outcome:
         """Whether each pair of neighbouring sides has the difference of its pair, or a multiple."""
-        given, expected = prediction.sides, reference.sides
-        if len(given) != len(expected):
+        sides = answer.sides
+        expected = reference.sides
+        if len(sides) != len(expected):
             return False, "an equation of another number of sides"
-        pairs = zip(given, given[1:], expected, expected[1:], strict=False)
+        pairs = zip(sides, sides[1:], expected, expected[1:], strict=False)
         # The least of them is one that differs, if any does.
         return min(_in_proportion(*map(expression_of, pair)) for pair in pairs)
 
-    def regions(self, prediction: str, reference: str) -> bool:
+    def regions(self, answer: Statement, reference: Statement) -> bool:
         try:
-            same, reason = _same_regions(prediction, reference)
+            same, reason = _same_regions(answer.text, reference.text)
         except UnreadError as error:
             self.unread.add(error.text)
             return False
@@ -152,42 +150,24 @@ class _Symbolic(Comparison):
 
 # --- what is not compared as values, though the parser reads it ----------------------------------
 
-_TRIG = "(?:sin|cos|tan|cot|sec|csc)"
-# Degrees or radians, and a logarithm to what base.
-_CONVENTION = re.compile(rf"(?<![A-Za-z])(?:{_TRIG}(?![A-Za-z])(?!.*(?:\\circ|\\pi))|log(?! ?_))")
-# Letters of words and of figures, which the parser would multiply; the base of `204_{six}`, which
-# it drops; and vectors, which have two products.
-_NAMES = re.compile(
-    r"(?<![\\A-Za-z])(?!theta|infinity|sqrt|arc|deg)[A-Za-z]{4,}(?![A-Za-z({^])"
-    r"|\\(?:angle|triangle|odot|parallel|perp|cong|sim)(?![A-Za-z])"
-    r"|(?<![A-Za-z_\\\d{])\d+ ?_|\\(?:vec|overrightarrow).*\\(?:times|cdot)(?![A-Za-z])"
-)
-# What problems ask for; repeating it is not an answer.
-_QUESTION = re.compile(
-    r"\\(?:sum|prod|i*int|oint|lim|gcd|lcm|max|min|lfloor|lceil|floor|ceil|b?mod|pmod|det)"
-    r"(?![A-Za-z])|(?<![A-Za-z\\])(?:gcd|lcm|max|min|floor|ceil|mod|det)(?![A-Za-z])|\\frac ?\{d\}"
-)
-# Functions, which do not belong in a constant where the reference has none.
-_FUNCTION = re.compile(rf"(?<![A-Za-z])(?:(?:arc)?{_TRIG}h?|log|ln|lg|exp|cis|e)(?![A-Za-z])")
-# Arithmetic, which does not belong in a number. A sign is one of arithmetic unless a bracket,
-# another sign or nothing stands before it.
-_UNEVALUATED = re.compile(
-    r"[^\s({\[^*/+-] ?[-+]|\\(?:times|cdot|div|pm|mp)(?![A-Za-z])|\*(?!\*)|\)\("
-    r"|[)}!] ?\d|\d \d|[\d)}] ?\\frac|[\d)}|] ?\|.*\|"
-)
+_CONVENTION = PATTERNS["convention"]
+_NAME_OR_BASE = PATTERNS["name or base"]
+_QUESTION = PATTERNS["question"]
+_FUNCTION = PATTERNS["function"]
+_UNEVALUATED = PATTERNS["unevaluated"]
 
 
-def _refused(prediction: str, reference: str) -> str | None:
+def _refused(answer: Value, reference: Value) -> str | None:
     r"""Why an answer is wrong whatever its value: `\sum_{k=1}^{10} k` for 55, `19+0\pi` for 19."""
-    if _QUESTION.search(prediction) and not _QUESTION.search(reference):
+    if _QUESTION.search(answer.text) and not _QUESTION.search(reference.text):
         return "a sum, integral, limit or the like is left to be worked out"
-    if _NAMES.search(prediction) or _NAMES.search(reference):
+    if _NAME_OR_BASE.search(answer.text) or _NAME_OR_BASE.search(reference.text):
         return "names and bases are compared as text"
-    number = read_number(reference)
-    if variables(reference) or (number and number.decimals >= ROUNDED_FROM):
+    number = reference.number
+    if reference.variables or (number and number.decimals >= ROUNDED_FROM):
         return None
-    undone = number and (_UNEVALUATED.search(braced(prediction)) or variables(prediction))
-    if not undone and (_FUNCTION.search(reference) or not _FUNCTION.search(prediction)):
+    undone = number and (_UNEVALUATED.search(braced(answer.text)) or answer.variables)
+    if not undone and (_FUNCTION.search(reference.text) or not _FUNCTION.search(answer.text)):
         return None
     return "the reference is a number; the answer has a variable, a function or arithmetic"
 
@@ -197,31 +177,35 @@ def _refused(prediction: str, reference: str) -> str | None:
 
 def why_unreadable(reference: str) -> str | None:
     """Why a reference cannot be read; None if it can. Only its spelling counts, never the time."""
-    if congruence_of(bare_value(reference)):
+    statement = read_reference(reference).statement.bare
+    if statement.congruence:
         return None
-    nodes = candidates(bare_value(reference))
-    reasons = [next(filter(None, map(_problem, atoms_of(node))), None) for node in nodes]
-    return reasons[0] if all(reasons) else None
+    problems = [_problem(node) for node in statement.readings]
+    return problems[0] if all(problems) else None
 
 
-def _problem(atom: str) -> str | None:
-    for value in chain_of(atom).values:
-        if not is_number(value) and not _is_prose(value):
-            try:
-                _require_grammar(split_unit(value)[0])
-            except UnreadError as error:
-                return f"{error.text[:80]!r} cannot be read as mathematics"
+def _problem(reading: Node) -> str | None:
+    """Why the first value of a reading that the parser refuses cannot be read; or None."""
+    for chain in reading.chains:
+        for value in chain.values:
+            if not value.is_number and not _is_prose(value.text):
+                try:
+                    _require_grammar(value.core.text)
+                except UnreadError as error:
+                    return f"{error.text[:80]!r} cannot be read as mathematics"
     return None
 
 
-_PROSE = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]{3,}(?![A-Za-z({^])", re.ASCII)
-_TIME = re.compile(r"\d{1,2}:\d\d.*|\d{1,2} ?[apAP]\.? ?[mM]\.?|\d+(?:st|nd|rd|th)", re.ASCII)
-_FORMULA = re.compile(r"[\\^_=+*<>|{}\[\]]")
+_PROSE = PATTERNS["prose"]
+_TIME_OR_ORDINAL = PATTERNS["time or ordinal"]
+_FORMULA_SIGN = PATTERNS["formula sign"]
 
 
 def _is_prose(text: str) -> bool:
     """Words, clock times and ordinals: the text stage is all they need."""
-    return bool(_TIME.fullmatch(text) or (_PROSE.search(text) and not _FORMULA.search(text)))
+    return bool(
+        _TIME_OR_ORDINAL.fullmatch(text) or (_PROSE.search(text) and not _FORMULA_SIGN.search(text))
+    )
 
 
 # --- LaTeX to sympy ------------------------------------------------------------------------------
@@ -280,15 +264,14 @@ def _read(text: str, read: Callable[[str], Any]) -> Any:
         raise UnreadError(text) from error
 
 
-_PLAIN_FUNCTION = re.compile(
-    r"(?<![\\A-Za-z])(arcsin|arccos|arctan|sqrt|pi|sin|cos|tan|cot|sec|csc|ln|log|exp|infinity"
-    r"|theta)(?![A-Za-z])"
-)
-_OPENER = re.compile(r"(\\sqrt|\^) ?\((?=([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*)\))\2\)")
+_PLAIN_FUNCTION = PATTERNS["plain function"]
+_ARGUMENT_IN_PARENTHESES = PATTERNS["argument in parentheses"]
 _SPELLED_OUT = tuple(
     (re.compile(pattern, re.ASCII), replacement)
     for pattern, replacement in (
+        # A point without decimals: `5.` is `5`.
         (r"(?<=\d)\.(?![\d.])", ""),
+        # A factorial is raised to a power as a whole: `3!^2`.
         (r"(\d+|(?<![A-Za-z\\])[A-Za-z])! ?(?=\^)", r"(\1!)"),
         # `1/2 x` is half of x, `4/3\pi` a multiple of `\pi`, and `2/5i` one of the imaginary unit;
         # the parser divides by all that stands beside the number below.
@@ -300,12 +283,12 @@ _SPELLED_OUT = tuple(
         # The parser takes `2(3)` for two and three where nothing follows, `i(5)` for a function.
         (r"(?<![\w.\\_^])(\d+(?:\.\d+)?) ?(?=\()", r"\1\\cdot "),
         (r"(?<![A-Za-z\\_{])([ie]) ?(?=\()", r"\1\\cdot "),
+        # Primes are part of a name: `y''` and `y'`.
         (r"([A-Za-z])''", r"\1_{pprime}"),
         (r"([A-Za-z])'", r"\1_{prime}"),
     )
 )
-# The parser drops an index or a prime after anything but a name, as if it were not there.
-_DROPPED = re.compile(r"[)\]}\d] ?[_']")
+_DROPPED_INDEX = PATTERNS["dropped index"]
 
 
 def latex_of(text: str) -> str:
@@ -321,22 +304,18 @@ def latex_of(text: str) -> str:
     """
     latex = _PLAIN_FUNCTION.sub(r"\\\1 ", text).replace(r"\infinity", r"\infty")
     latex = latex.replace("**", "^").replace("*", r"\cdot ")
-    while (opened := _OPENER.sub(r"\1{\2}", latex)) != latex:
+    while (opened := _ARGUMENT_IN_PARENTHESES.sub(r"\1{\2}", latex)) != latex:
         latex = opened
     latex = _with_radians(unmixed(braced(latex)), text)
     for pattern, replacement in _SPELLED_OUT:
         latex = pattern.sub(replacement, latex)
-    if _DROPPED.search(latex):
+    if _DROPPED_INDEX.search(latex):
         raise UnreadError(text)
     return latex
 
 
-_ANGULAR = re.compile(rf"\\(?:arc)?{_TRIG}(?![A-Za-z])|cis|e ?\^|\\exp|\\pi")
-_DEGREE = re.compile(
-    r"((?:\d+ ?)?\\frac\{[^{}]*\}\{[^{}]*\}|\d+(?:\.\d+)?|\.\d+|\\?[A-Za-z]+|\([^()]*\)"
-    r"|\{[^{}]*\})?"
-    r"(?: ?\^ ?\{? ?\\circ ?\}?|\\circ(?![A-Za-z])| ?(?<=[\d)}\s])deg(?:rees?)?\b)"
-)
+_ANGULAR_FUNCTION = PATTERNS["angular function"]
+_DEGREE_SIGN = PATTERNS["degree sign"]
 
 
 def _with_radians(latex: str, text: str) -> str:
@@ -349,26 +328,32 @@ def _with_radians(latex: str, text: str) -> str:
         angle = match[1][1:-1] if match[1][0] == "{" else match[1]
         return rf"\left(\frac{{\left({angle}\right)\pi}}{{180}}\right)"
 
-    return _DEGREE.sub(radians, latex) if _ANGULAR.search(latex) else latex
+    return _DEGREE_SIGN.sub(radians, latex) if _ANGULAR_FUNCTION.search(latex) else latex
 
 
 # --- values --------------------------------------------------------------------------------------
 
 
 def _same_expressions(
-    prediction: str, reference: str, rounded_from: int = ROUNDED_FROM
+    answer: Value, reference: Value, rounded_from: int = ROUNDED_FROM
 ) -> tuple[bool, str]:
-    """Two texts without labels; a decimal reference may be rounded from so many decimals on."""
-    (left, given_unit), (right, expected_unit) = split_unit(prediction), split_unit(reference)
-    number = read_number(right)
-    given, expected = expression_of(left), expression_of(right)
-    if _is_region(expected) or _is_region(given):
-        return _same_regions(left, right)
-    if given_unit and expected_unit and (units := matched(given_unit, expected_unit)):
-        given *= sympy.Rational(units[0].factor / units[1].factor)
+    """Compare values as expressions; a decimal reference may be rounded from so many decimals on.
+
+    Raises:
+        UnreadError: one of them cannot be read.
+        TooLargeError: one of them is a number too large to write down.
+    """
+    number = reference.core.number
+    expression = expression_of(answer.core.text)
+    expected = expression_of(reference.core.text)
+    if _is_region(expected) or _is_region(expression):
+        return _same_regions(answer.core.text, reference.core.text)
+    units = answer.unit and reference.unit and matched(answer.unit, reference.unit)
+    if units:
+        expression *= sympy.Rational(units[0].factor / units[1].factor)
     decimals = number.decimals if number and number.decimals >= rounded_from else -1
-    agreed = _agree(given, expected, decimals)
-    if agreed is False and _is_printed(left, expected):
+    agreed = _agree(expression, expected, decimals)
+    if agreed is False and _is_printed(answer.core, expected):
         return True, "equal to 12 digits or more"
     if agreed is None:
         return False, "no values to compare"
@@ -379,9 +364,9 @@ def _same_expressions(
 _PRINTED = 12
 
 
-def _is_printed(prediction: str, reference: Any) -> bool:
+def _is_printed(answer: Value, reference: Any) -> bool:
     """Whether a decimal is a constant to all of its 12 or more digits, rounded or cut."""
-    number = read_number(prediction)
+    number = answer.number
     if number is None or number.decimals <= 0 or not isinstance(reference, sympy.Expr):
         return False
     digits = len(str(abs(int(number.value * 10**number.decimals))))
@@ -584,7 +569,7 @@ def _with_real_roots(expression: Any) -> Any:
 
 # --- regions -------------------------------------------------------------------------------------
 
-_MEMBER = re.compile(r"^([A-Za-z]) *\\in(?![A-Za-z])", re.ASCII)
+_MEMBER = PATTERNS["member"]
 
 
 def _stated(*regions: Any) -> Any:
@@ -593,7 +578,8 @@ def _stated(*regions: Any) -> Any:
     return sympy.Union(*regions) if both.is_empty else both
 
 
-# Outside the brackets of an interval a comma is followed by another condition.
+# `x < 1 or x > 3`; `x > 1 and x < 3`; and `x > 1, x < 3`: outside the brackets of an interval a
+# comma is followed by another condition.
 _JOINTS = (
     (re.compile(r",? or (?=\S)|\\cup(?![A-Za-z])"), sympy.Union),
     (re.compile(r",? and (?=\S)|\\cap(?![A-Za-z])"), sympy.Intersection),
