@@ -10,6 +10,7 @@ import pytest
 from grouper.grading import answers, chains, values
 from grouper.grading.answers import read, read_reference
 from grouper.grading.equivalence import exact, same
+from grouper.types import Verdict
 
 
 @pytest.fixture
@@ -105,10 +106,21 @@ def test_a_text_that_cannot_be_read_has_a_defect(text: str, defect: str) -> None
     assert read_reference(text).defect == defect
 
 
-def test_a_reference_may_be_too_large_where_an_answer_is_only_wrong() -> None:
-    text = "100000!"
+@pytest.mark.parametrize("text", ["100000!", r"\frac12\begin{pmatrix}(9^{99999})!\\1\end{pmatrix}"])
+def test_a_reference_may_be_too_large_where_an_answer_is_only_wrong(text: str) -> None:
     assert read(text).defect is None
     assert read_reference(text).defect == "a number too large to write down"
+
+
+def test_a_power_in_a_matrix_with_a_fraction_before_it_is_graded() -> None:
+    """It raised an error out of the grader."""
+    text = r"\frac12\begin{pmatrix}9^{99999}\\1\end{pmatrix}"
+    pairs = {("5", text): Verdict.INCORRECT, (text, "5"): Verdict.INCORRECT}
+    pairs[text, text] = Verdict.CORRECT
+    for (answer, reference), verdict in pairs.items():
+        decision = exact(answer, reference)
+        assert decision is not None
+        assert decision.verdict is verdict
 
 
 def test_what_the_exact_stages_cannot_tell_is_passed_on() -> None:

@@ -282,11 +282,16 @@ def _times(fraction: str | None, cell: str) -> str:
     """Multiply a cell of a matrix with the fraction before the matrix."""
     if not fraction:
         return cell
-    left = read_number(fraction)
-    right = read_number(cell.strip())
+    product = f"({fraction}) ({cell})"
+    try:
+        left = read_number(fraction)
+        right = read_number(cell.strip())
+    except TooLargeError:
+        # The product is read as a value of its own, which says the same.
+        return product
     if left and right and not right.unevaluated:
         return str(left.value * right.value)
-    return f"({fraction}) ({cell})"
+    return product
 
 
 def _collection(kind: Kind, brackets: str, parts: Sequence[str]) -> Node:
