@@ -47,6 +47,19 @@ def test_parts_of_a_divided_table_begin_with_the_names_of_the_rows():
         assert second.startswith("second")
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_long_names_of_rows_leave_room_for_numbers(width):
+    """Evaluations are named after their files."""
+    name = "run-of-a-long-name-validation-grpo-000016 - run-of-a-long-name-validation-grpo-000000"
+    rows = [[name, "+9.4 [+2.3, +16.1]", "16", "4", "p=0.012", f"{name} is better"]]
+    text = plain(
+        table(["difference", "points", "up", "down", "test", "verdict"], rows), width=width
+    )
+    assert max(map(len, text.splitlines())) <= width
+    for number in rows[0][1:5]:
+        assert number in text
+
+
 def test_long_texts_are_wrapped_at_words():
     sentence = "a long sentence that a terminal of sixty columns cannot have on one of its lines"
     text = plain(table(["name", "number", "words"], [["a", "1", sentence]]), width=60)

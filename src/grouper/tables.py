@@ -132,16 +132,18 @@ class _FittedTable:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        for number, positions in enumerate(_parts(self.table, options.max_width)):
+        width = options.max_width
+        for number, positions in enumerate(_parts(self.table, width)):
             if number > 0:
                 yield ""
-            yield _rich_table(self.table, positions, with_title=number == 0)
+            yield _rich_table(self.table, positions, width, with_title=number == 0)
 
 
 def _parts(table: Table, width: int) -> list[list[int]]:
     """Divide columns into parts that fit a width; every part begins with the first column."""
     gap = _GAP_WITH_LINES if table.lines else _GAP
     widths = [_least_width(table, position) + gap for position in range(len(table.columns))]
+    widths[0] = min(widths[0], _longest_name(width) + gap)
     parts = [[0]]
     room = width - widths[0]
     for position in range(1, len(widths)):
@@ -151,6 +153,11 @@ def _parts(table: Table, width: int) -> list[list[int]]:
         parts[-1].append(position)
         room -= widths[position]
     return parts
+
+
+def _longest_name(width: int) -> int:
+    """Return the characters of a row's name in one line; a longer one is folded."""
+    return max(_LONGEST_WORDS, width // 3)
 
 
 def _least_width(table: Table, position: int) -> int:
@@ -178,8 +185,10 @@ def _may_wrap(table: Table, position: int) -> bool:
     return table.lines or position > 1
 
 
-def _rich_table(table: Table, positions: Sequence[int], *, with_title: bool) -> RichTable:
-    """Make rich's table of some columns."""
+def _rich_table(
+    table: Table, positions: Sequence[int], width: int, *, with_title: bool
+) -> RichTable:
+    """Make rich's table of some columns, for a console of a width."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -192,10 +201,13 @@ def _rich_table(table: Table, positions: Sequence[int], *, with_title: bool) -> 
         )
     for position in positions:
         column = table.columns[position]
+        is_long_name = position == 0 and _least_width(table, 0) > _longest_name(width)
         rich_table.add_column(
             Text(column.text, style=STYLES[column.tone]),
             justify="right" if table.has_numbers(position) else "left",
-            no_wrap=not _may_wrap(table, position),
+            no_wrap=not _may_wrap(table, position) and not is_long_name,
+            max_width=_longest_name(width) if is_long_name else None,
+            overflow="fold" if is_long_name else "ellipsis",
         )
     for row in table.rows:
         cells = [row[position] for position in positions]

@@ -360,7 +360,7 @@ def _status_table(run: RunView) -> list[Block]:
         row = (
             f"{label(phase)}: {status}",
             f"{share:.0f} %",
-            _steps(steps),
+            f"steps {_steps(steps)}",
         )
         rows.append(row)
     return _table(("status of the steps", "share", "which"), rows)
