@@ -36,7 +36,8 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
             return _function(text, *rest)
 
         monkeypatch.setattr(module, name, counted)
-    for cached in (answers.read, answers.read_reference, answers.statement_of, chains.chain_of):
+    kept = (answers._kept_answer, answers._kept_reference, answers.statement_of, chains.chain_of)
+    for cached in kept:
         cached.cache_clear()
     return counts
 
@@ -121,6 +122,13 @@ def test_a_power_in_a_matrix_with_a_fraction_before_it_is_graded() -> None:
         decision = exact(answer, reference)
         assert decision is not None
         assert decision.verdict is verdict
+
+
+def test_texts_that_are_too_long_for_an_answer_are_not_kept() -> None:
+    """A model may write any amount of text into its box."""
+    assert read("1" * 2000) is read("1" * 2000)
+    assert read("1" * 2001) is not read("1" * 2001)
+    assert read_reference("1" * 2001) is not read_reference("1" * 2001)
 
 
 def test_what_the_exact_stages_cannot_tell_is_passed_on() -> None:

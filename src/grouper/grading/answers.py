@@ -171,9 +171,10 @@ class Reference(Answer):
         return None
 
 
-@lru_cache(maxsize=_REMEMBERED)
 def read(text: str) -> Answer:
     r"""Read an answer; what it says is worked out on first use and then kept.
+
+    A text that is too long for an answer is not kept: it may be all of a completion.
 
     >>> answer = read(r"$x = \frac12$")
     >>> answer.statement.canonical, answer.defect
@@ -181,13 +182,16 @@ def read(text: str) -> Answer:
     >>> answer.statement.readings[0].chain.last.number.value
     Fraction(1, 2)
     """
-    return Answer(text)
+    return _kept_answer(text) if len(text) <= MAX_ANSWER else Answer(text)
 
 
-@lru_cache(maxsize=_REMEMBERED)
 def read_reference(text: str) -> Reference:
-    """Read a reference; like `read`, apart from which it is cached."""
-    return Reference(text)
+    """Read a reference; like `read`, apart from which it is kept."""
+    return _kept_reference(text) if len(text) <= MAX_ANSWER else Reference(text)
+
+
+_kept_answer = lru_cache(maxsize=_REMEMBERED)(Answer)
+_kept_reference = lru_cache(maxsize=_REMEMBERED)(Reference)
 
 
 def _find_misspelling(answer: Answer) -> str | None:

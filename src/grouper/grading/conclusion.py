@@ -10,7 +10,7 @@ import re
 from collections import deque
 
 from grouper.grading.extract import Extraction
-from grouper.grading.sentence_values import Value, choose_value, values_in, written
+from grouper.grading.sentence_values import SentenceValue, choose_value, values_in, written
 from grouper.grading.sentences import Prose, Span, read_prose, sentence_spans
 
 # Characters from the end in which prose still states the result.
@@ -51,7 +51,7 @@ def find_conclusion(text: str) -> Extraction:
     """
     prose = read_prose(text[-_CONCLUSION:])
     sentences = sentence_spans(prose)
-    answer: Value | None = None
+    answer: SentenceValue | None = None
     answer_at = -1
     phrases = deque(_SAYS.finditer(prose.masked), maxlen=1)
     if phrases:
@@ -87,7 +87,7 @@ def _is_guess(masked: str, start: int) -> bool:
     return _GUESS.search(masked, max(0, start - 80), start) is not None
 
 
-def _clause(prose: Prose, sentences: list[Span], start: int) -> tuple[int, Value | None]:
+def _clause(prose: Prose, sentences: list[Span], start: int) -> tuple[int, SentenceValue | None]:
     """Return which sentence says the answer from `start` on, and its value or few words."""
     for at, (first, end) in enumerate(sentences):
         if end <= start:
@@ -106,12 +106,12 @@ def _clause(prose: Prose, sentences: list[Span], start: int) -> tuple[int, Value
         value = choose_value(prose, begin, end, values)
         if value is None and len(stated.split()) <= _FEW_WORDS:
             offset = begin + prose.masked[begin:end].index(stated)
-            value = Value(offset, offset + len(stated.rstrip(".!?;: ")))
+            value = SentenceValue(offset, offset + len(stated.rstrip(".!?;: ")))
         return at, value
     return -1, None
 
 
-def _begins(masked: str, begin: int, value: Value) -> bool:
+def _begins(masked: str, begin: int, value: SentenceValue) -> bool:
     """Whether a clause begins with a value, and not with arithmetic in words: `5 times 3`."""
     before = masked[begin : value.start].strip(" *_:\n(\"'")
     return not before and _OPERATION.match(masked, value.end) is None
@@ -154,7 +154,7 @@ def _results_and_checks(
     return results, checks
 
 
-def _last_value(prose: Prose, spans: list[Span]) -> Value | None:
+def _last_value(prose: Prose, spans: list[Span]) -> SentenceValue | None:
     """Return the value of the last sentence that has one."""
     for span in reversed(spans):
         value = choose_value(prose, *span, values_in(prose, *span))

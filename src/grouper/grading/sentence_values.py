@@ -21,7 +21,7 @@ from grouper.grading.numbers import TooLargeError, find_unit, ungrouped
 from grouper.grading.sentences import MATHS, Prose, Span
 
 
-class Value(NamedTuple):
+class SentenceValue(NamedTuple):
     """A number, a formula or a list of them in a sentence."""
 
     start: int
@@ -77,11 +77,11 @@ _PLAIN_NUMBER = re.compile(r"[-+−–]?[$€£]?\s?[-−–]?[\d.,]+(?:/\d+)?\s
 _MANY_VALUES = 200
 
 
-def values_in(prose: Prose, start: int, end: int) -> list[Value]:
+def values_in(prose: Prose, start: int, end: int) -> list[SentenceValue]:
     """Return the values of a sentence in order, lists joined and known units added."""
     runs = deque(_runs(prose, start, end), maxlen=_MANY_VALUES)
     singles = (value for run in runs for value in _described(prose, start, *run))
-    values: list[Value] = []
+    values: list[SentenceValue] = []
     for value in singles:
         if values and _joins(prose.masked, values[-1], value):
             values[-1] = values[-1]._replace(end=value.end, is_number=False, is_list=True)
@@ -129,7 +129,7 @@ _LEADING = re.compile(r"^(?:[ \t,;:=*)\]}/^_!|%+≈·×&']|\.(?!\d))+")
 _TRAILING = " \t,;:=*([{/^_|+-−–<>.'≈·×&\\"
 
 
-def _described(prose: Prose, sentence: int, start: int, end: int) -> Iterator[Value]:
+def _described(prose: Prose, sentence: int, start: int, end: int) -> Iterator[SentenceValue]:
     """Yield the value in a formula or a run, if there is one, with what stands before it."""
     if end - start > MAX_ANSWER:
         return
@@ -156,7 +156,7 @@ def _described(prose: Prose, sentence: int, start: int, end: int) -> Iterator[Va
         end = _with_unit(prose.masked, end)
     before = prose.masked[max(sentence, start - 60) : start]
     sides = split(inner, EQUALS)
-    yield Value(
+    yield SentenceValue(
         start,
         end,
         is_number,
@@ -215,7 +215,7 @@ _ALONGSIDE = re.compile(r"\s*(?:[A-Za-z]+\s+){0,2}(?:,\s*)?(?:and|or|&|,)\s*", r
 _BETWEEN = re.compile(r"\s*(?:[,;]\s*)?(?:\\?(?:and|or|&))?\s*", re.IGNORECASE)
 
 
-def _joins(masked: str, left: Value, right: Value) -> bool:
+def _joins(masked: str, left: SentenceValue, right: SentenceValue) -> bool:
     """Whether two neighbors are members of one list, or parts of one quantity."""
     gap = masked[left.end : right.start]
     if not _BETWEEN.fullmatch(gap) or "\n" in gap.strip(" "):
@@ -273,7 +273,9 @@ _SUBORDINATE = re.compile(
 _IN_WORDS = re.compile(r"\([^()]*[A-Za-z]{3,}[^()]*\)")
 
 
-def choose_value(prose: Prose, start: int, end: int, values: list[Value]) -> Value | None:
+def choose_value(
+    prose: Prose, start: int, end: int, values: list[SentenceValue]
+) -> SentenceValue | None:
     """Choose the value that a sentence states, as far as its grammar shows; None if it has none.
 
     That is the first value after the last verb that has one, and not after a preposition or in
@@ -308,11 +310,13 @@ def choose_value(prose: Prose, start: int, end: int, values: list[Value]) -> Val
     return stated[0]
 
 
-def _is_inside(value: Value, spans: list[Span]) -> bool:
+def _is_inside(value: SentenceValue, spans: list[Span]) -> bool:
     return any(begin < value.start < end for begin, end in spans)
 
 
-def _of_main_clause(masked: str, begin: int, end: int, values: list[Value]) -> list[Value]:
+def _of_main_clause(
+    masked: str, begin: int, end: int, values: list[SentenceValue]
+) -> list[SentenceValue]:
     """Leave out the values of a subordinate clause: `because`, `after selling 5 of them`.
 
     One that works the value out counts: `the number of ways, which is 3 * 2 = 6`.
@@ -332,7 +336,7 @@ def _of_main_clause(masked: str, begin: int, end: int, values: list[Value]) -> l
 _RECIPIENT = re.compile(r"\s+[A-Za-z]+\s+")
 
 
-def _is_subject(masked: str, begin: int, value: Value) -> bool:
+def _is_subject(masked: str, begin: int, value: SentenceValue) -> bool:
     """Whether a value begins its clause: the first of `5 boxes hold 60 eggs`."""
     return not value.is_chain and not masked[begin : value.start].strip(" \t\n,*")
 
@@ -340,7 +344,7 @@ def _is_subject(masked: str, begin: int, value: Value) -> bool:
 _LEADS_TO_NAME = ("answer", "option", "choice", "hence", "thus", "so", "therefore", " to", " at")
 
 
-def _is_named(masked: str, start: int, name: Value) -> bool:
+def _is_named(masked: str, start: int, name: SentenceValue) -> bool:
     """Whether a name stands alone, or right behind a verb: `the winner is $A$`."""
     before = masked[max(start, name.start - 40) : name.start].rstrip(" \t\n\"'")
     if not before or before.lower().endswith(_LEADS_TO_NAME):
@@ -357,7 +361,7 @@ _ALIGNED = re.compile(r"\\(?:begin|end)\{(?:align|aligned|equation|gather|gather
 _UNEQUAL = re.compile(r"[<>≤≥≠!:]=?|\\(?:le|ge|lt|gt|ne|leq|geq|neq)(?![A-Za-z])")
 
 
-def written(prose: Prose, value: Value) -> str:
+def written(prose: Prose, value: SentenceValue) -> str:
     """Return the text of a value: all of it, or the last side of its equation."""
     whole = prose.text[value.start : value.end]
     formula = prose.formulas.get(value.start)

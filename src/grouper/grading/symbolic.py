@@ -144,7 +144,8 @@ class _Symbolic(Comparison):
         except UnreadError as error:
             self.unread.add(error.text)
             return False
-        self.reason, self.refusal = reason, reason
+        self.reason = reason
+        self.refusal = reason
         return same
 
 
@@ -164,12 +165,14 @@ def _refused(answer: Value, reference: Value) -> str | None:
     if _NAME_OR_BASE.search(answer.text) or _NAME_OR_BASE.search(reference.text):
         return "names and bases are compared as text"
     number = reference.number
-    if reference.variables or (number and number.decimals >= ROUNDED_FROM):
+    may_be_rounded = number is not None and number.decimals >= ROUNDED_FROM
+    if reference.variables or may_be_rounded:
         return None
-    undone = number and (_UNEVALUATED.search(braced(answer.text)) or answer.variables)
-    if not undone and (_FUNCTION.search(reference.text) or not _FUNCTION.search(answer.text)):
-        return None
-    return "the reference is a number; the answer has a variable, a function or arithmetic"
+    is_unfinished = bool(_UNEVALUATED.search(braced(answer.text)) or answer.variables)
+    has_new_function = bool(_FUNCTION.search(answer.text) and not _FUNCTION.search(reference.text))
+    if has_new_function or (number is not None and is_unfinished):
+        return "the reference is a number; the answer has a variable, a function or arithmetic"
+    return None
 
 
 # --- references ----------------------------------------------------------------------------------
@@ -181,7 +184,9 @@ def why_unreadable(reference: str) -> str | None:
     if statement.congruence:
         return None
     problems = [_problem(node) for node in statement.readings]
-    return problems[0] if all(problems) else None
+    if not all(problems):
+        return None
+    return problems[0]
 
 
 def _problem(reading: Node) -> str | None:
@@ -203,9 +208,9 @@ _FORMULA_SIGN = PATTERNS["formula sign"]
 
 def _is_prose(text: str) -> bool:
     """Words, clock times and ordinals: the text stage is all they need."""
-    return bool(
-        _TIME_OR_ORDINAL.fullmatch(text) or (_PROSE.search(text) and not _FORMULA_SIGN.search(text))
-    )
+    if _TIME_OR_ORDINAL.fullmatch(text):
+        return True
+    return bool(_PROSE.search(text)) and not _FORMULA_SIGN.search(text)
 
 
 # --- LaTeX to sympy ------------------------------------------------------------------------------
@@ -434,7 +439,8 @@ def _agree(prediction: Any, reference: Any, decimals: int = -1) -> bool | None:
     if prediction == reference:
         return None if prediction.has(sympy.nan, sympy.zoo) else True
     if not (prediction.has(sympy.I) or reference.has(sympy.I)):
-        prediction, reference = _with_real_roots(prediction), _with_real_roots(reference)
+        prediction = _with_real_roots(prediction)
+        reference = _with_real_roots(reference)
     symbols = sorted(prediction.free_symbols | reference.free_symbols, key=str)
     try:
         written = _written_digits(prediction, reference)
@@ -445,10 +451,13 @@ def _agree(prediction: Any, reference: Any, decimals: int = -1) -> bool | None:
     digits = (_DIGITS if symbols else _CONFIRMING) + written
     agreed = 0
     for point in _points(symbols):
-        left, right = _value_at(prediction, point, digits), _value_at(reference, point, digits)
-        if not symbols and (more := _digits_before_point(left, right, digits)):
+        left = _value_at(prediction, point, digits)
+        right = _value_at(reference, point, digits)
+        more = 0 if symbols else _digits_before_point(left, right, digits)
+        if more:
             digits += 2 * more
-            left, right = _value_at(prediction, point, digits), _value_at(reference, point, digits)
+            left = _value_at(prediction, point, digits)
+            right = _value_at(reference, point, digits)
         outcome = _close(left, right, decimals, digits, real=bool(symbols))
         if outcome is False and not (symbols and _on_branches(point, prediction, reference)):
             return False
@@ -668,7 +677,8 @@ def serve(parent: int, megabytes: int) -> int:
             print(json.dumps({**reply, "seconds": time.process_time() - started}), file=replies)
             return 1  # what ran out of memory may have left the libraries in any state
         except Exception as error:  # noqa: BLE001 - sympy raises anything on odd input; data, not a bug
-            verdict, reason = Verdict.UNPARSEABLE, f"{type(error).__name__}: {error}"[:200]
+            verdict = Verdict.UNPARSEABLE
+            reason = f"{type(error).__name__}: {error}"[:200]
         signal.setitimer(signal.ITIMER_PROF, 0)
         reply = {"verdict": verdict.value, "reason": reason}
         print(json.dumps({**reply, "seconds": time.process_time() - started}), file=replies)
