@@ -60,6 +60,12 @@ def test_long_names_of_rows_leave_room_for_numbers(width):
         assert number in text
 
 
+def test_a_long_name_is_whole_where_there_is_room():
+    name = "Reward by weighted component total"
+    text = plain(table(["", "first", "now"], [[name, "1", "2"]]), width=60)
+    assert name in text
+
+
 def test_long_texts_are_wrapped_at_words():
     sentence = "a long sentence that a terminal of sixty columns cannot have on one of its lines"
     text = plain(table(["name", "number", "words"], [["a", "1", sentence]]), width=60)
@@ -86,3 +92,13 @@ def test_markdown_has_rows_that_a_text_cannot_break():
 def test_markup_of_a_text_is_text():
     text = plain([table(["[bold]a[/]"], [["[red]b"]]), Line("[i]c")])
     assert text.splitlines() == ["[bold]a[/]", "[red]b", "[i]c"]
+
+
+def test_no_text_steers_a_terminal_or_a_card():
+    """Subjects and answers come from data files and models."""
+    steering = "red \x1b[31m\u202e"
+    blocks = [table([steering], [[steering]], title=steering), Line(steering)]
+    for text in (plain(blocks), *map(as_markdown, blocks)):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+        assert "\\x1b[31m\\u202e" in text

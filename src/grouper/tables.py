@@ -1,8 +1,8 @@
 """Tables and lines of text: made once, shown in a terminal, on an HTML page or in Markdown.
 
 A `Table` knows nothing of where it is shown. `for_terminal` makes it fit any width from 60 columns,
-`as_markdown` writes it for a model card, and the report's template writes it as HTML. No text is
-markup, because many are a model's.
+`as_markdown` writes it for a model card, and the report's template writes it as HTML. Many texts
+are a model's: in no renderer are they markup, and none has characters that steer a terminal.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from grouper.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table as RichTable
 
 Tone = Literal["plain", "good", "bad", "unsure", "muted", "strong"]
 """What a text means to the reader; each renderer has a color or a weight for it."""
+
+Kind = Literal["numbers", "words", "sentences"]
+"""What a column holds: numbers are aligned to the right, sentences may be wrapped on a page."""
 
 # Characters of a text that stays on one line of a page.
 _LONGEST_ON_A_LINE = 40
@@ -56,15 +61,19 @@ class Table:
         for row in self.rows:
             assert len(row) == len(self.columns), f"{row} has not {len(self.columns)} cells"
 
-    def has_numbers(self, position: int) -> bool:
-        """Tell whether a column has numbers, which are aligned to the right."""
-        if position == 0 and not self.lines:
-            return False
-        return any(_NUMBER.match(row[position].text) for row in self.rows)
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What each column holds."""
+        return tuple(self._kind(position) for position in range(len(self.columns)))
 
-    def has_sentences(self, position: int) -> bool:
-        """Tell whether a column has texts that are too long for one line."""
-        return any(len(row[position].text) > _LONGEST_ON_A_LINE for row in self.rows)
+    def _kind(self, position: int) -> Kind:
+        texts = [row[position].text for row in self.rows]
+        names_rows = position == 0 and not self.lines
+        if not names_rows and any(_NUMBER.match(text) for text in texts):
+            return "numbers"
+        if any(len(text) > _LONGEST_ON_A_LINE for text in texts):
+            return "sentences"
+        return "words"
 
 
 Block = Table | Line
@@ -115,7 +124,7 @@ def for_terminal(block: Block) -> RenderableType:
     from rich.text import Text
 
     if isinstance(block, Line):
-        return Text(block.text, style=STYLES[block.tone])
+        return Text(printable(block.text), style=STYLES[block.tone])
     return _FittedTable(block)
 
 
@@ -123,7 +132,7 @@ class _FittedTable:
     """A table that is divided where it is wider than the console.
 
     The columns that do not fit follow below, each part with the first column, so that no number is
-    broken.
+    broken. Only then is a long name of a row folded.
     """
 
     def __init__(self, table: Table) -> None:
@@ -132,18 +141,25 @@ class _FittedTable:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        width = options.max_width
-        for number, positions in enumerate(_parts(self.table, width)):
+        gap = _GAP
+        width = options.max_width + _GAP  # nothing follows the last column
+        if self.table.lines:
+            gap = _GAP_WITH_LINES
+            width = options.max_width - 1  # the first line
+        widths = [_least_width(self.table, i) + gap for i in range(len(self.table.columns))]
+        if sum(widths) <= width:
+            yield _rich_table(self.table, range(len(widths)))
+            return
+        name_width = min(widths[0] - gap, max(_LONGEST_WORDS, width // 3))
+        widths[0] = name_width + gap
+        for number, positions in enumerate(_parts(widths, width)):
             if number > 0:
                 yield ""
-            yield _rich_table(self.table, positions, width, with_title=number == 0)
+            yield _rich_table(self.table, positions, name_width, with_title=number == 0)
 
 
-def _parts(table: Table, width: int) -> list[list[int]]:
+def _parts(widths: Sequence[int], width: int) -> list[list[int]]:
     """Divide columns into parts that fit a width; every part begins with the first column."""
-    gap = _GAP_WITH_LINES if table.lines else _GAP
-    widths = [_least_width(table, position) + gap for position in range(len(table.columns))]
-    widths[0] = min(widths[0], _longest_name(width) + gap)
     parts = [[0]]
     room = width - widths[0]
     for position in range(1, len(widths)):
@@ -153,11 +169,6 @@ def _parts(table: Table, width: int) -> list[list[int]]:
         parts[-1].append(position)
         room -= widths[position]
     return parts
-
-
-def _longest_name(width: int) -> int:
-    """Return the characters of a row's name in one line; a longer one is folded."""
-    return max(_LONGEST_WORDS, width // 3)
 
 
 def _least_width(table: Table, position: int) -> int:
@@ -186,32 +197,46 @@ def _may_wrap(table: Table, position: int) -> bool:
 
 
 def _rich_table(
-    table: Table, positions: Sequence[int], width: int, *, with_title: bool
+    table: Table,
+    positions: Sequence[int],
+    name_width: int | None = None,
+    *,
+    with_title: bool = True,
 ) -> RichTable:
-    """Make rich's table of some columns, for a console of a width."""
+    """Make rich's table of some columns.
+
+    Args:
+        table: the table.
+        positions: its columns to show.
+        name_width: the characters of the first column, in which longer texts are folded; None: as
+            many as it needs.
+        with_title: show the title, too.
+    """
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    title = Text(table.title) if table.title and with_title else None
+    def styled(cell: Cell) -> Text:
+        return Text(printable(cell.text), style=STYLES[cell.tone])
+
+    title = Text(printable(table.title)) if table.title and with_title else None
     if table.lines:
         rich_table = RichTable(title=title)
     else:
         rich_table = RichTable(
             title=title, box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold"
         )
+    kinds = table.kinds
     for position in positions:
-        column = table.columns[position]
-        is_long_name = position == 0 and _least_width(table, 0) > _longest_name(width)
+        is_folded = position == 0 and name_width is not None
         rich_table.add_column(
-            Text(column.text, style=STYLES[column.tone]),
-            justify="right" if table.has_numbers(position) else "left",
-            no_wrap=not _may_wrap(table, position) and not is_long_name,
-            max_width=_longest_name(width) if is_long_name else None,
-            overflow="fold" if is_long_name else "ellipsis",
+            styled(table.columns[position]),
+            justify="right" if kinds[position] == "numbers" else "left",
+            no_wrap=not is_folded and not _may_wrap(table, position),
+            max_width=name_width if is_folded else None,
+            overflow="fold" if is_folded else "ellipsis",
         )
     for row in table.rows:
-        cells = [row[position] for position in positions]
-        rich_table.add_row(*(Text(cell.text, style=STYLES[cell.tone]) for cell in cells))
+        rich_table.add_row(*(styled(row[position]) for position in positions))
     return rich_table
 
 
@@ -229,11 +254,9 @@ def as_markdown(block: Block) -> str:
     """
     if isinstance(block, Line):
         return f"- {_one_line(block.text)}"
-    lines = [_markdown_row(block.columns)]
-    marks = ["---:" if block.has_numbers(i) else "---" for i in range(len(block.columns))]
-    lines.append(f"|{'|'.join(marks)}|")
-    lines += [_markdown_row(row) for row in block.rows]
-    return "\n".join(lines)
+    marks = ["---:" if kind == "numbers" else "---" for kind in block.kinds]
+    rows = [_markdown_row(row) for row in block.rows]
+    return "\n".join([_markdown_row(block.columns), f"|{'|'.join(marks)}|", *rows])
 
 
 def _markdown_row(cells: Sequence[Cell]) -> str:
@@ -242,4 +265,4 @@ def _markdown_row(cells: Sequence[Cell]) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))

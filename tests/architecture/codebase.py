@@ -21,6 +21,7 @@ LAYER_1 = (
     "types",
     "errors",
     "files",
+    "printable",
     "tables",
     "config",
     "compat",

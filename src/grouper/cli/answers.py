@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from grouper.cli.text import warn
-from grouper.runs.samples import printable
+from grouper.printable import printable
 
 if TYPE_CHECKING:
     from grouper.api import Solution
@@ -21,7 +21,10 @@ def open_model(
     format_name: str | None,
     checkpoint: str | None,
     engine: str | None = None,
-    **sampling: Any,
+    samples: int | None = None,
+    temperature: float | None = None,
+    max_new_tokens: int | None = None,
+    seed: int | None = None,
 ) -> tuple[Recipe, str]:
     """Return the recipe that prompts a model, and the model's folder or name.
 
@@ -31,7 +34,10 @@ def open_model(
         format_name: another prompt format than the recipe's.
         checkpoint: of a run folder.
         engine: another sampling engine than the recipe's.
-        sampling: other sampling settings than those of the recipe's evaluation; None: as there.
+        samples: answers per question; None: as the recipe evaluates, like the next three.
+        temperature: of sampling.
+        max_new_tokens: longest answer.
+        seed: of the random numbers.
     """
     from grouper.cli.recipe_args import open_recipe, sampled_by
     from grouper.models.folders import recipe_for, with_sampling
@@ -40,7 +46,14 @@ def open_model(
     model = model_in(model, checkpoint=checkpoint, say=warn)
     named_recipe = None if recipe is None else open_recipe(recipe)
     model_recipe = recipe_for(model, named_recipe, format_name).override(*sampled_by(engine))
-    return with_sampling(model_recipe, **sampling), model
+    changed_recipe = with_sampling(
+        model_recipe,
+        samples=samples,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+    )
+    return changed_recipe, model
 
 
 def show_answer(solution: Solution) -> None:

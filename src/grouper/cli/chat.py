@@ -13,7 +13,7 @@ from grouper.cli.answers import open_model, show_answer
 from grouper.cli.commands import Command
 from grouper.cli.text import progress
 from grouper.errors import DataError
-from grouper.runs.samples import printable
+from grouper.printable import printable
 from grouper.types import Message
 
 if TYPE_CHECKING:

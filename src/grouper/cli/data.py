@@ -15,7 +15,7 @@ from grouper.cli.commands import Group
 from grouper.cli.text import definitions, flow, progress, short, some, warn, write_rows
 from grouper.errors import ConfigError, did_you_mean, plural
 from grouper.files import require_writable
-from grouper.runs.samples import printable
+from grouper.printable import printable
 
 if TYPE_CHECKING:
     from grouper.config.schema import Recipe, SourceConfig

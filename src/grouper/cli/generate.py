@@ -18,7 +18,7 @@ from grouper.cli.commands import Command
 from grouper.cli.text import progress, write_rows
 from grouper.errors import DataError, plural
 from grouper.files import append_line, delete, read_errors_as, whole_lines
-from grouper.runs.samples import printable
+from grouper.printable import printable
 
 if TYPE_CHECKING:
     from grouper.api import Generator, Solution
@@ -82,8 +82,15 @@ def generate(
     question: str | None,
     input_file: Path | None,
     output_file: Path | None,
+    recipe: str | None,
+    format_name: str | None,
+    checkpoint: str | None,
+    engine: str | None,
+    samples: int | None,
+    temperature: float | None,
+    max_new_tokens: int | None,
+    seed: int | None,
     quiet: bool,
-    **settings: Any,
 ) -> None:
     """Answer one question, a file, or a conversation.
 
@@ -105,15 +112,25 @@ def generate(
     from grouper.cli.recipe_args import require_new
 
     # All that can be checked is checked before the model is loaded.
-    recipe, folder = open_model(model, **settings)
+    opened, folder = open_model(
+        model,
+        recipe=recipe,
+        format_name=format_name,
+        checkpoint=checkpoint,
+        engine=engine,
+        samples=samples,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+    )
     require_new(output_file, f"--output {output_file}")
     display = progress(quiet=quiet)
     if input_file is not None:
-        _answer_file(_read_questions(input_file), output_file, recipe, folder, display)
+        _answer_file(_read_questions(input_file), output_file, opened, folder, display)
         return
     from grouper.api import Generator
 
-    with Generator(recipe, folder) as generator:
+    with Generator(opened, folder) as generator:
         if question is not None:
             _show(question, generator)
         elif sys.stdin.isatty():

@@ -16,7 +16,7 @@ from grouper.cli import options
 from grouper.cli.commands import Command
 from grouper.cli.text import short, some, warn, warn_of_losses, write_rows
 from grouper.errors import ConfigError, DataError, GrouperError, plural, require_known
-from grouper.runs.samples import printable
+from grouper.printable import printable
 from grouper.types import AnswerContract, AnswerKind, Completion, FinishReason, Grade, Problem
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from grouper.cli import options
 from grouper.cli.commands import Command
 from grouper.cli.text import progress
 from grouper.errors import ConfigError, plural
-from grouper.runs.samples import describe_reward, printable
+from grouper.printable import printable
+from grouper.runs.samples import describe_reward
 from grouper.types import SamplingParams
 
 if TYPE_CHECKING:

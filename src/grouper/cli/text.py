@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grouper.files import dumps, write_atomic
-from grouper.runs.samples import printable
+from grouper.printable import printable
 from grouper.tables import Block, Table, for_terminal
 from grouper.tables import table as make_table
 
@@ -60,16 +60,18 @@ def warn_of_losses(folder: RunFolder) -> None:
         )
 
 
-def progress(*, quiet: bool = False, **settings: Any) -> Progress:
+def progress(*, quiet: bool = False, verbose: bool = False, log_every: int = 1) -> Progress:
     """Return a progress display, which log messages go to as well; only rank 0 shows one.
 
     Args:
         quiet: show results and warnings alone.
-        settings: others of `Progress`.
+        verbose: show every metric of a step.
+        log_every: steps between lines.
     """
     from grouper.runs.progress import Progress, setup_logging
 
-    display = Progress(quiet=quiet or is_follower(), **settings)
+    is_quiet = quiet or is_follower()
+    display = Progress(quiet=is_quiet, verbose=verbose, log_every=log_every)
     setup_logging(None, console=None if is_follower() else display.console)
     return display
 
@@ -97,8 +99,7 @@ def table(
         title: a line above the table.
         lines: draw lines between the cells.
     """
-    cells = [[printable(cell) for cell in row] for row in rows]
-    show(make_table(columns, cells, title=title, lines=lines))
+    show(make_table(columns, rows, title=title, lines=lines))
 
 
 def show(*things: str | Block) -> None:

@@ -26,17 +26,17 @@ from grouper.evaluation.compare import Difference, compare, label
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.evaluation.result_tables import (
     answers_table,
-    compared_blocks,
     metrics_table,
     part_tables,
+    result_blocks,
 )
 from grouper.files import write_atomic
+from grouper.printable import printable
 from grouper.report import charts
 from grouper.report.curves import draw_curves
 from grouper.report.panels import RunView, overlaid, panels_of
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.runs.records import describe_changes, flat_settings, numbers_in_words
-from grouper.runs.samples import printable
 from grouper.tables import Block, Cell, Line, Tone, table
 
 # Bytes of JSON for the completions of all runs together, by where they come from.
@@ -290,14 +290,14 @@ def _results(views: Views) -> Iterator[Section]:
             tests_by_run[name] = tests
         for split, results in tests.items():
             heading = f"Results on {split}" if len(views) == 1 else f"{name}: results on {split}"
-            section = [*compared_blocks(results), answers_table(results)]
+            section = [*result_blocks(results), answers_table(results)]
             metrics = metrics_table(results)
             if metrics is not None:
                 section.append(metrics)
             yield heading, section
     if len(tests_by_run) > 1:
         last_results = _last_results(tests_by_run)
-        yield "The last models against each other", [*compared_blocks(last_results)]
+        yield "The last models against each other", [*result_blocks(last_results)]
 
 
 def _last_results(

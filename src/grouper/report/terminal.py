@@ -16,10 +16,10 @@ from rich.text import Text
 
 from grouper.errors import RunFolderError
 from grouper.evaluation.compare import label
+from grouper.printable import printable
 from grouper.report.panels import RunView, Series, panels_of
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import is_running
-from grouper.runs.samples import printable
 from grouper.tables import STYLES, Cell, Table, Tone, for_terminal, table
 
 log = logging.getLogger(__name__)

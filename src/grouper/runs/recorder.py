@@ -14,11 +14,12 @@ from grouper.errors import RunFolderError
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import read_json
 from grouper.models.process_group import ProcessGroup
+from grouper.printable import printable
 from grouper.rewards.call import reward_label
 from grouper.runs.folder import Intent, LostItemsError, RunFolder
 from grouper.runs.lock import RunLock
 from grouper.runs.records import RunInfo
-from grouper.runs.samples import END, printable
+from grouper.runs.samples import END
 from grouper.runs.trackers import Background, Record, Sink, close_all, find_trackers
 from grouper.types import Completion, RolloutGroup, StepReport
 

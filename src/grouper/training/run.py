@@ -25,12 +25,12 @@ from grouper.models.folders import (
 )
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
+from grouper.printable import printable
 from grouper.rewards.user_code import code_fingerprints
 from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, end_logging, setup_logging
 from grouper.runs.recorder import Recorder
 from grouper.runs.records import RunInfo, describe_changes, host, that_differ
-from grouper.runs.samples import printable
 from grouper.sampling.weights import describe_dtypes
 from grouper.training.background import Background
 from grouper.training.models_in_memory import ModelsInMemory
