@@ -12,11 +12,9 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from grouper.compat.aliases import Row, alias, aliases, dialect_of, of_set_ups, word_of
+from grouper.compat.aliases import Row, alias, aliases, of_set_ups, word_of
 from grouper.config.checks import Fields, Location, dotted
 from grouper.errors import did_you_mean, nearest
-
-__all__ = ["advice", "dialect_of", "meant", "opened"]
 
 # Settings that one hint names, and characters of a value that it repeats.
 _MOST_PLACES = 4
@@ -86,24 +84,38 @@ def advice(location: Location, value: Any, fields: Fields) -> str:
     section = re.sub(r"\.\d+", "[]", parent)
     siblings = _names_in(section, fields)
     word, row, keys = _closest(name, section, siblings, fields)
+    parameter_of = row.get("reward")
     if "why" in row:
         return f"{word} has no counterpart: {row['why']}."
-    if "reward" in row:
+    if parameter_of is not None:
         parameter = keys[0].rpartition(".")[2]
         params = f"{{{parameter}: {_value_text(value)}}}"
-        return f"It is a parameter: {{name: {row['reward']}, params: {params}}} among the rewards."
+        return f"It is a parameter: {{name: {parameter_of}, params: {params}}} among the rewards."
     if keys:
-        positions = re.findall(r"\.\d+", parent)
-        position = positions[0] if positions else ".0"
-        assignment = _translated(value, row)
-        choices = [key.replace("[]", position) + assignment for key in keys[:_MOST_PLACES]]
-        if not assignment:
-            return f"See {' and '.join(choices)}."
-        choice = " or ".join(choices)
-        return f"Write {choice}." if word == name else f"Did you mean {choice}?"
+        return _settings_to_write(
+            keys, parent, assignment=_translated(value, row), is_exact=word == name
+        )
     if 0 < len(siblings) <= _FEW_NAMES or word in siblings:
         return did_you_mean(name, siblings)
     return "`grouper recipes fields` lists all settings; add words to search names and meanings."
+
+
+def _settings_to_write(keys: list[str], parent: str, *, assignment: str, is_exact: bool) -> str:
+    """Name the settings to write.
+
+    Args:
+        keys: dotted keys.
+        parent: where the unknown key was written; it says which entry of a list is meant.
+        assignment: `=value`; empty if the value has no counterpart.
+        is_exact: the keys stand for the name as it was written, not for a similar one.
+    """
+    positions = re.findall(r"\.\d+", parent)
+    position = positions[0] if positions else ".0"
+    choices = [key.replace("[]", position) + assignment for key in keys[:_MOST_PLACES]]
+    if not assignment:
+        return f"See {' and '.join(choices)}."
+    choice = " or ".join(choices)
+    return f"Write {choice}." if is_exact else f"Did you mean {choice}?"
 
 
 def _names_in(section: str, fields: Fields) -> set[str]:

@@ -1,8 +1,7 @@
 """Turn pydantic's errors into ours: the key, what is wrong, and what to write instead.
 
 What to write instead of an unknown key is known by `grouper.compat.hints`, together with the names
-of other trainers. It is imported by its name and only for such an error: the recipe does not depend
-on the guest room, which depends on it.
+of other trainers.
 """
 
 from __future__ import annotations
@@ -59,9 +58,13 @@ class _Problem:
     fix: str = ""
 
 
-def guest_room() -> ModuleType:
-    """Return the module of hints, which also knows the names of other trainers."""
-    return importlib.import_module("grouper.compat.hints")
+def guest_room(module: str) -> ModuleType:
+    """Import a module of the guest room, which knows the names of other trainers.
+
+    It is imported by its name and only for an error: the recipe does not depend on the guest room,
+    which depends on it.
+    """
+    return importlib.import_module(f"grouper.compat.{module}")
 
 
 def validate_json(model: type[Model], text: str, *, where: str, place: Sequence[str] = ()) -> Model:
@@ -107,7 +110,7 @@ def _unknown_keys(
     noun = "section" if isinstance(value, dict) else "setting"
     text = f"there is no {noun} {name!r} here"
     problems = {}
-    hints = guest_room()
+    hints = guest_room("hints")
     for inner_location, inner_value in hints.opened(location, value, fields):
         key = dotted((*place, *inner_location))
         fix = hints.advice(inner_location, inner_value, fields)

@@ -64,7 +64,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         raise ConfigError(problem, where=where, fix=fix)
     if "name" not in data:
         unknown = {key: value for key, value in data.items() if key not in Recipe.model_fields}
-        dialect = guest_room().dialect_of(unknown)
+        dialect = guest_room("aliases").dialect_of(unknown)
         if dialect is not None:
             raise _foreign(f"a file for {dialect['label']}", where)
     json_text = as_json(data, overrides, where=where)
