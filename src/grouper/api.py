@@ -40,7 +40,7 @@ from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
 from grouper.errors import DataError, RunFolderError
-from grouper.evaluation.evaluate import few_at_a_time, measure, settings_name
+from grouper.evaluation.evaluate import Measurement, few_at_a_time, measure, settings_name
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.suites import Suite
 from grouper.files import append_line, dumps, write_atomic
@@ -229,36 +229,47 @@ def evaluate(
             items=items,
             facts=facts,
         )
-        result = None
-        if record is not None:
-            card = measurement.card(prepared.grader)
-            free_name = processes.on_rank0(lambda: record.name_for(result_name, label, card))
+        if record is None:
+            return _measure(prepared, policy, measurement, folder=None, display=display)
+        card = measurement.card(prepared.grader)
+        free_name = processes.on_rank0(lambda: record.name_for(result_name, label, card))
+        evaluations = record.path / "evaluations"
+        result = processes.on_rank0(lambda: record.read_evaluation(free_name))
+        if result is None:
             measurement = replace(measurement, name=free_name)
-            result = processes.on_rank0(lambda: record.read_evaluation(free_name))
-        if result is not None and record is not None:
-            summary = record.path / "evaluations" / f"{result.name}.json"
-            display.say(f"Measured before with the same settings: {summary}")
+            result = _measure(prepared, policy, measurement, folder=evaluations, display=display)
         else:
-            sampler = prepared.samplers.over(policy)
-            evaluations = None if record is None else record.path / "evaluations"
-            with (
-                display.track(f"evaluating {model}", measurement.completions) as task,
-                few_at_a_time(sampler, policy),
-            ):
-                result = measure(
-                    measurement,
-                    sampler,
-                    prepared.grader,
-                    processes=processes,
-                    folder=evaluations,
-                    resume=True,
-                    progress=task,
-                )
-        if record is not None:
-            text = resolved_yaml(recipe).encode()
-            processes.on_rank0(lambda: write_atomic(record.path / "recipe.yaml", text))
-            processes.on_rank0(lambda: record.write_evaluation(result))
+            summary = evaluations / f"{free_name}.json"
+            display.say(f"Measured before with the same settings: {summary}")
+        text = resolved_yaml(recipe).encode()
+        processes.on_rank0(lambda: write_atomic(record.path / "recipe.yaml", text))
+        processes.on_rank0(lambda: record.write_evaluation(result))
     return result
+
+
+def _measure(
+    prepared: Prepared,
+    policy: Policy,
+    measurement: Measurement,
+    *,
+    folder: Path | None,
+    display: Progress,
+) -> EvaluationResult:
+    """Measure a loaded model; what an interrupted call has left in the folder is used."""
+    sampler = prepared.samplers.over(policy)
+    with (
+        display.track(f"evaluating {prepared.model_path}", measurement.completions) as task,
+        few_at_a_time(sampler, policy),
+    ):
+        return measure(
+            measurement,
+            sampler,
+            prepared.grader,
+            processes=join_processes(),
+            folder=folder,
+            resume=True,
+            progress=task,
+        )
 
 
 def _facts(

@@ -12,7 +12,7 @@ import pytest
 from drawn_runs import GRPO, NASTY, make_run, new_run, report, result, rollout
 
 from grouper.errors import RunFolderError
-from grouper.evaluation.result_tables import compared_blocks
+from grouper.evaluation.result_tables import result_blocks
 from grouper.files import write_lines
 from grouper.report.page import write_report
 from grouper.runs.folder import RunFolder
@@ -236,7 +236,7 @@ def test_a_model_of_which_nothing_could_be_scored_stands_alone():
     scored = result("sft", "sft", 5, "test", 3)
     items = tuple(replace(item, verdict=Verdict.NOT_SCORED) for item in scored.items)
     unscored = replace(scored, name="base", phase="base", step=0, items=items)
-    text = str(list(compared_blocks([unscored, scored])))
+    text = str(list(result_blocks([unscored, scored])))
     assert "no problem could be scored in every result" in text
     assert "base" in text
     assert "sft" in text.lower()

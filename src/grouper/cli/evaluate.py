@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from grouper.data import ProblemSet
     from grouper.evaluation.compare import Comparison
     from grouper.evaluation.result import EvaluationResult
-    from grouper.evaluation.suites import Suite
+    from grouper.evaluation.suites import SamplingChanges, Suite
     from grouper.runs.progress import Progress
 
 EXAMPLES = """
@@ -136,7 +136,12 @@ def evaluate(
     as_json: bool,
     quiet: bool,
     seed: int | None,
-    **sampling: Any,
+    samples: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    min_p: float | None,
+    max_new_tokens: int | None,
 ) -> None:
     """Evaluate models on a recipe's problems or on benchmarks.
 
@@ -152,13 +157,16 @@ def evaluate(
     complete is not repeated with the same settings.
     """
     from grouper.cli.recipe_args import sampled_by
+    from grouper.evaluation.suites import SamplingChanges
     from grouper.models.folders import RECIPE_FILE, is_model, require_model_folder
 
-    sampling = {name: value for name, value in sampling.items() if value is not None}
+    sampling = SamplingChanges(
+        samples=samples, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p
+    )
     settings = [] if seed is None else [f"seed={seed}"]
     if on is None:
         # A suite has its own problems and sampling.
-        settings += _as_overrides(split, limit, prompts, sampling)
+        settings += _as_overrides(split, limit, prompts, max_new_tokens, sampling)
     opened, run, model = _open_first_argument(
         recipe, sampled_by(engine, (*overrides, *settings)), may_be_model=on is not None
     )
@@ -178,12 +186,20 @@ def evaluate(
     files.require_writable(target)
     if not (models or prompts):
         _warn_of_other_prompt(run, opened)
-    plans = [_Measurement(opened, split, None, None)]
+    plans = [_Plan(opened, split, None, None)]
     if on is not None:
-        limits = {"limit": limit, "tokens": sampling.pop("max_new_tokens", None)}
         suites = [name.strip() for name in on.split(",")]
         bare = not (run / RECIPE_FILE).is_file()
-        plans = _on_suites(opened, suites, prompts, subjects, bare=bare, **limits, **sampling)
+        plans = _on_suites(
+            opened,
+            suites,
+            prompts,
+            subjects,
+            bare=bare,
+            limit=limit,
+            tokens=max_new_tokens,
+            sampling=sampling,
+        )
     to_do = _pairs(subjects, plans, base)
     if dry_run:
         _show_sizes(to_do, target)
@@ -210,12 +226,19 @@ def _show_numbers(comparisons: Mapping[str, Comparison]) -> None:
 
 
 def _as_overrides(
-    split: str, limit: int | None, prompts: Sequence[str], sampling: Mapping[str, Any]
+    split: str,
+    limit: int | None,
+    prompts: Sequence[str],
+    tokens: int | None,
+    sampling: SamplingChanges,
 ) -> list[str]:
     """Return the flags about problems, prompt and sampling as overrides of the recipe."""
     if len(prompts) > 1:
         raise click.UsageError("several prompts are tried on suites: add --on.")
-    overrides = [f"evaluation.{name}={value}" for name, value in sampling.items()]
+    settings = sampling.set_values
+    if tokens is not None:
+        settings["max_new_tokens"] = tokens
+    overrides = [f"evaluation.{name}={value}" for name, value in settings.items()]
     if limit is not None:
         overrides.append(f"data.{split}.limit={limit}")
     overrides += [f"prompt.format={name}" for name in prompts]
@@ -247,7 +270,7 @@ def _models_to_measure(
 
 
 def _measured(
-    to_do: Sequence[tuple[str, str, _Measurement]], target: Path, display: Progress
+    to_do: Sequence[tuple[str, str, _Plan]], target: Path, display: Progress
 ) -> dict[str, Comparison]:
     """Measure models, and compare them: one comparison per set of problems."""
     from grouper import api
@@ -270,7 +293,7 @@ def _measured(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Measurement:
+class _Plan:
     """One set of problems, with one prompt."""
 
     recipe: Recipe
@@ -340,8 +363,8 @@ def _on_suites(
     bare: bool,
     limit: int | None,
     tokens: int | None,
-    **sampling: Any,
-) -> list[_Measurement]:
+    sampling: SamplingChanges,
+) -> list[_Plan]:
     """Plan each suite in each prompt: the named ones, the recipe's own, or that of a bare model.
 
     The base model of a run is evaluated with the suite's few-shot prompt, too, because it has not
@@ -369,15 +392,15 @@ def _on_suites(
         elif not ways:
             ways = [(None, False), (suite.prompts[-1], True)]
         for prompt, only_base in ways:
-            changed = recipe_on(recipe, suite, prompt=prompt, tokens=longest, **sampling)
+            changed = recipe_on(recipe, suite, prompt=prompt, tokens=longest, changes=sampling)
             prompt_name = prompt if len(ways) > 1 else None
-            plans.append(_Measurement(changed, suite.name, suite, prompt_name, only_base))
+            plans.append(_Plan(changed, suite.name, suite, prompt_name, only_base))
     return plans
 
 
 def _pairs(
-    subjects: Mapping[str, str], plans: Sequence[_Measurement], base: str | None
-) -> list[tuple[str, str, _Measurement]]:
+    subjects: Mapping[str, str], plans: Sequence[_Plan], base: str | None
+) -> list[tuple[str, str, _Plan]]:
     """Return (label, model, plan) of every measurement; some plans are for the base alone."""
     pairs = []
     for label, model in subjects.items():
@@ -386,7 +409,7 @@ def _pairs(
     return pairs
 
 
-def _show_sizes(to_do: Sequence[tuple[str, str, _Measurement]], target: Path) -> None:
+def _show_sizes(to_do: Sequence[tuple[str, str, _Plan]], target: Path) -> None:
     from grouper.cli.recipe_args import models_not_here, show_plan
 
     sizes = []

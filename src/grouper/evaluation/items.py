@@ -177,10 +177,8 @@ class PartialEvaluation:
     ) -> None:
         self.folder = folder / f".{name}.part"
         self._settings = dumps(settings).encode()
-        # Files in the order of `_ends`.
+        # The open files, in the order of their names.
         self._files: list[BinaryIO] = []
-        # File -> end of the last line that was read.
-        self._ends: dict[Path, int] = {}
         # Start of the line of each place, times `_MOST_FILES`, plus the number of its file: a few
         # bytes for each completion. -1: it is not written yet.
         self._lines = array("q", [-1]) * places
@@ -205,22 +203,20 @@ class PartialEvaluation:
             return written
 
     def index(self, *, cut: bool = False) -> None:
-        """Find the complete lines that have been written since the last call.
+        """Open the files, and find their complete lines.
 
         Args:
-            cut: remove an incomplete line that a kill left at the end.
+            cut: check whole lines, and remove an incomplete one that a kill left at the end.
         """
-        for path in sorted(self.folder.glob("*.jsonl")):
-            if path not in self._ends:
-                self._files.append(path.open("r+b"))
-                self._ends[path] = 0
-        for number, (path, start) in enumerate(self._ends.items()):
-            self._ends[path] = self._index_file(number, start, cut=cut)
+        self.close()
+        for number, path in enumerate(sorted(self.folder.glob("*.jsonl"))):
+            file = path.open("r+b")
+            self._files.append(file)
+            self._index_file(number, file, cut=cut)
 
-    def _index_file(self, number: int, start: int, *, cut: bool) -> int:
-        """Find the lines of one file from `start` on; return the end of the last one."""
-        file = self._files[number]
-        file.seek(start)
+    def _index_file(self, number: int, file: BinaryIO, *, cut: bool) -> None:
+        """Find the complete lines of one file."""
+        start = 0
         for line in file:
             if not line.endswith(b"\n"):
                 if cut:
@@ -231,7 +227,6 @@ class PartialEvaluation:
             if place is not None:
                 self._lines[place] = start * _MOST_FILES + number
             start += len(line)
-        return start
 
     def read(self, place: int) -> Drawn:
         """Read the completion of a place, which `index` has found."""
@@ -271,7 +266,6 @@ class PartialEvaluation:
         for file in self._files:
             file.close()
         self._files = []
-        self._ends = {}
         self._lines = array("q", [-1]) * len(self._lines)
 
     def delete(self) -> None:

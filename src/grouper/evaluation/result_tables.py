@@ -15,97 +15,6 @@ from grouper.tables import Block, Cell, Line, Table, Tone, table
 # Rows of a table of subjects or levels; more are hard to read.
 _MANY_PARTS = 40
 
-# --- sentences below the tables ------------------------------------------------------------------
-
-
-def _notes(comparison: Comparison) -> list[str]:
-    """Write the sentences below a table of results."""
-    results = comparison.results
-    notes = [_note_on_problems(comparison)]
-    if comparison.differences:
-        methods = sorted({d.paired.method for d in comparison.differences})
-        notes.append(f"Paired by problem: {'; '.join(methods)}.")
-    if any(result.lenient is not None for result in results):
-        notes.append("Lenient: accuracy % with the answer taken from anywhere, in any format.")
-    if comparison.left_out:
-        notes.append(
-            f"Left out: {plural(comparison.left_out, 'problem')}, which not all of them have "
-            "with the same reference."
-        )
-    notes += _notes_on_differences(comparison)
-    for outcome, description in _NO_VERDICT.items():
-        counts = [result.split_counts[outcome] for result in results]
-        if any(counts):
-            by_model = [
-                f"{label(result.name)} {result.split_counts[outcome]}" for result in results
-            ]
-            notes.append(f"{description}: {', '.join(by_model)}.")
-    unreadable = []
-    for result in results:
-        count, right = result.text_alone
-        unreadable.append(f"{label(result.name)} {count} ({right} right)")
-    if any(result.text_alone[0] for result in results):
-        notes.append(
-            "Problems whose reference cannot be read, graded by text alone: "
-            f"{', '.join(unreadable)}."
-        )
-    return notes
-
-
-def _note_on_problems(comparison: Comparison) -> str:
-    """Write the number of problems and completions, and the settings that results share."""
-    results = comparison.results
-    *smaller_counts, largest_count = sorted({result.samples for result in results})
-    counts = "".join(f"{count} or " for count in smaller_counts)
-    completions = counts + plural(largest_count, "completion")
-    is_pooled = any(len(r.slim) > len(r.problems) * r.samples for r in results)
-    each = "each from every seed" if is_pooled else "each"
-    problems = plural(len(results[0].problems), "problem")
-    return f"{problems}, {completions} {each}{_shared_settings(comparison)}."
-
-
-def _notes_on_differences(comparison: Comparison) -> Iterator[str]:
-    """Write the causes of each difference, and its interval over seeds."""
-    for difference in comparison.differences:
-        title = _title(difference)
-        if difference.verdict != "no evidence":
-            causes = [f"{cause} {100 * difference.causes[cause]:+.1f}" for cause in CAUSES]
-            yield f"Causes of {title}, in points: {', '.join(causes)}."
-        seeds_before = len(comparison.seeds.get(difference.before, [0]))
-        seeds_after = len(comparison.seeds.get(difference.after, [0]))
-        if difference.seeds is not None:
-            yield f"Over {seeds_after} seeds {title}: {_points(difference.seeds)}."
-        elif max(seeds_before, seeds_after) > 1:
-            yield (
-                f"No interval over seeds of {title}, which have "
-                f"{seeds_after} and {seeds_before}: the verdict is that over problems alone."
-            )
-
-
-def _shared_settings(comparison: Comparison) -> str:
-    """Describe the settings that all results share, by those recorded with them."""
-    results = comparison.results
-    if len(results) == 1 or results[0].name in comparison.seeds:
-        return ""
-    sampling: list[Any] = [result.card.get("sampling") for result in results]
-    if None in sampling:
-        return "; the same problems"
-    if any(settings != sampling[0] for settings in sampling):
-        return "; the same problems, sampled in different ways"
-    seeds = {result.card.get("seed") for result in results}
-    if sampling[0]["temperature"] > 0 and len(seeds) > 1:
-        return "; the same problems, drawn with different seeds"
-    return "; the same problems and draws for every model"
-
-
-_NO_VERDICT: Mapping[Outcome, str] = {
-    "timeout": "Grader timeouts, counted as not correct",
-    "crash": "Grader crashes, counted as not correct",
-    "not_scored": "Completions whose reference answer cannot be read, taking no part",
-}
-
-# --- tables --------------------------------------------------------------------------------------
-
 
 def comparison_blocks(comparison: Comparison) -> list[Block]:
     """Return results, differences and notes as tables and lines."""
@@ -118,7 +27,7 @@ def comparison_blocks(comparison: Comparison) -> list[Block]:
     return blocks
 
 
-def compared_blocks(results: Sequence[EvaluationResult]) -> list[Block]:
+def result_blocks(results: Sequence[EvaluationResult]) -> list[Block]:
     """Compare results; where no problem was scored in all of them, return each by itself."""
     try:
         return comparison_blocks(compare(results))
@@ -300,6 +209,96 @@ def metrics_table(results: Sequence[EvaluationResult]) -> Table | None:
             ]
         )
     return table(["model", "format %", "reasoning %", "characters", "reward", *components], rows)
+
+
+# --- sentences below the tables ------------------------------------------------------------------
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    """Write the sentences below a table of results."""
+    results = comparison.results
+    notes = [_note_on_problems(comparison)]
+    if comparison.differences:
+        methods = sorted({d.paired.method for d in comparison.differences})
+        notes.append(f"Paired by problem: {'; '.join(methods)}.")
+    if any(result.lenient is not None for result in results):
+        notes.append("Lenient: accuracy % with the answer taken from anywhere, in any format.")
+    if comparison.left_out:
+        notes.append(
+            f"Left out: {plural(comparison.left_out, 'problem')}, which not all of them have "
+            "with the same reference."
+        )
+    notes += _notes_on_differences(comparison)
+    for outcome, description in _NO_VERDICT.items():
+        counts = [result.split_counts[outcome] for result in results]
+        if any(counts):
+            by_model = [
+                f"{label(result.name)} {result.split_counts[outcome]}" for result in results
+            ]
+            notes.append(f"{description}: {', '.join(by_model)}.")
+    unreadable = []
+    for result in results:
+        count, right = result.text_alone
+        unreadable.append(f"{label(result.name)} {count} ({right} right)")
+    if any(result.text_alone[0] for result in results):
+        notes.append(
+            "Problems whose reference cannot be read, graded by text alone: "
+            f"{', '.join(unreadable)}."
+        )
+    return notes
+
+
+def _note_on_problems(comparison: Comparison) -> str:
+    """Write the number of problems and completions, and the settings that results share."""
+    results = comparison.results
+    *smaller_counts, largest_count = sorted({result.samples for result in results})
+    counts = "".join(f"{count} or " for count in smaller_counts)
+    completions = counts + plural(largest_count, "completion")
+    is_pooled = any(len(r.slim) > len(r.problems) * r.samples for r in results)
+    each = "each from every seed" if is_pooled else "each"
+    problems = plural(len(results[0].problems), "problem")
+    return f"{problems}, {completions} {each}{_shared_settings(comparison)}."
+
+
+def _notes_on_differences(comparison: Comparison) -> Iterator[str]:
+    """Write the causes of each difference, and its interval over seeds."""
+    for difference in comparison.differences:
+        title = _title(difference)
+        if difference.verdict != "no evidence":
+            causes = [f"{cause} {100 * difference.causes[cause]:+.1f}" for cause in CAUSES]
+            yield f"Causes of {title}, in points: {', '.join(causes)}."
+        seeds_before = len(comparison.seeds.get(difference.before, [0]))
+        seeds_after = len(comparison.seeds.get(difference.after, [0]))
+        if difference.seeds is not None:
+            yield f"Over {seeds_after} seeds {title}: {_points(difference.seeds)}."
+        elif max(seeds_before, seeds_after) > 1:
+            yield (
+                f"No interval over seeds of {title}, which have "
+                f"{seeds_after} and {seeds_before}: the verdict is that over problems alone."
+            )
+
+
+def _shared_settings(comparison: Comparison) -> str:
+    """Describe the settings that all results share, by those recorded with them."""
+    results = comparison.results
+    if len(results) == 1 or results[0].name in comparison.seeds:
+        return ""
+    sampling: list[Any] = [result.card.get("sampling") for result in results]
+    if None in sampling:
+        return "; the same problems"
+    if any(settings != sampling[0] for settings in sampling):
+        return "; the same problems, sampled in different ways"
+    seeds = {result.card.get("seed") for result in results}
+    if sampling[0]["temperature"] > 0 and len(seeds) > 1:
+        return "; the same problems, drawn with different seeds"
+    return "; the same problems and draws for every model"
+
+
+_NO_VERDICT: Mapping[Outcome, str] = {
+    "timeout": "Grader timeouts, counted as not correct",
+    "crash": "Grader crashes, counted as not correct",
+    "not_scored": "Completions whose reference answer cannot be read, taking no part",
+}
 
 
 def metrics_line(result: EvaluationResult) -> str | None:

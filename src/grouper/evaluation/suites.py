@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +87,29 @@ def suite_named(text: str) -> Suite:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingChanges:
+    """Settings of an evaluation in place of those of a recipe or a suite; None keeps theirs."""
+
+    samples: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+
+    @property
+    def set_values(self) -> dict[str, float]:
+        """The settings that are not None, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
 def recipe_on(
-    recipe: Recipe, suite: Suite, *, prompt: str | None, tokens: int, **changes: Any
+    recipe: Recipe,
+    suite: Suite,
+    *,
+    prompt: str | None,
+    tokens: int,
+    changes: SamplingChanges | None = None,
 ) -> Recipe:
     """Make the recipe that measures on a suite.
 
@@ -97,8 +118,7 @@ def recipe_on(
         suite: the suite.
         prompt: a format; None: the recipe's own.
         tokens: the longest completion.
-        changes: values in place of the suite's sampling (`samples`, `temperature`, ...); None keeps
-            the suite's.
+        changes: values in place of the suite's sampling; None: as the suite has them.
 
     Raises:
         ConfigError: there is no such format, or an impossible value.
@@ -113,7 +133,8 @@ def recipe_on(
 
     settings = {"samples": 1, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     settings.update(suite.sampling)
-    settings.update({name: value for name, value in changes.items() if value is not None})
+    if changes is not None:
+        settings.update(changes.set_values)
     settings["max_new_tokens"] = tokens
     settings["rewards"] = False
     # As an override, whose errors say what is wrong with a value.

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from grouper.data import SOURCES
 from grouper.evaluation.result import EvaluationResult
-from grouper.evaluation.result_tables import compared_blocks
+from grouper.evaluation.result_tables import result_blocks
 from grouper.evaluation.statistics import CONFIDENCE
 from grouper.models.folders import base_of, looks_local
 from grouper.publish.portable import without_folder
@@ -93,7 +93,7 @@ def model_card(
         checkpoint=checkpoint_line(source),
         data=data,
         info=None if run is None else RunFolder(run).read_info(),
-        results=compared_blocks(test_results) if test_results else [],
+        results=result_blocks(test_results) if test_results else [],
         curves=CURVES_FILE,
         version=version("grouper-rl"),
     )

@@ -5,9 +5,8 @@ of the activations: with a few hundred rows a decoding step is bound by the numb
 update by memory traffic. Forwards round where the model's own code does; backwards compute in
 float32 and round once. Only the inputs are saved for the backward.
 
-They stay, though no card has measured them yet, because they replace most launches of a decoding
-step: of PyTorch's operations a norm takes 8, the rotary embedding of queries and keys 10, and a
-gate 2.
+They stay, though no card has measured them yet, because they save launches: of PyTorch's operations
+a norm takes 8, the rotary embedding of queries and keys 10, and a gate 2.
 """
 
 # ruff: noqa: N803, PLR0917 - Triton's own style: constants in capitals, pointers one by one
