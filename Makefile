@@ -70,7 +70,7 @@ real-models: $(GGUF)  ## fetch small pretrained models into real-models/ (MODELS
 
 # What only an extra brings is tested in its newest version alone.
 test-oldest: $(OLD_VENV)/.ready  ## fast tests with the oldest supported version of everything
-	@$(OFFLINE) $(ONE_THREAD) GROUPER_GATES= $(OLD_VENV)/bin/python -m pytest -m "not slow" tests/config tests/data \
+	@$(OFFLINE) $(ONE_THREAD) GROUPER_GATES= $(OLD_VENV)/bin/python -m pytest -m "not slow" tests/compat tests/config tests/data \
 		tests/invariants tests/models tests/publish tests/report tests/runs tests/sampling tests/training
 
 site: $(READY)  ## docs/ as pages in build/site; a link that leads nowhere fails (EXTRAS=docs)
