@@ -43,6 +43,7 @@ def format_sample(group: RolloutGroup, step: int) -> str:
 def describe_reward(reward: Reward) -> str:
     """Describe a reward: its total and each component.
 
+    >>> from grouper.types import Reward
     >>> components = {"right": 1.0, "form": None}
     >>> describe_reward(Reward(components=components, weights={"right": 2, "form": 0}))
     '2 (right 1, form not scored)'
