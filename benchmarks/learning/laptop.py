@@ -1,4 +1,4 @@
-"""A pretrained model on word problems (`laptop.yaml`), and the control with shuffled rewards.
+"""A pretrained model on word problems (`grouper run laptop`), and the control with shuffled rewards.
 
     make real-models MODELS=smollm2
     python -m benchmarks.learning.laptop                        # what has no record, and the page
@@ -28,7 +28,8 @@ from benchmarks.learning.result_records import (
     source_lines,
 )
 
-RECIPE = Path(__file__).with_name("laptop.yaml")
+# Of the package.
+RECIPE = "laptop"
 RESULT = RESULTS / "laptop.json"
 PAGE = ROOT / "docs" / "results" / "laptop.md"
 SEEDS = (0, 1, 2)
@@ -44,12 +45,12 @@ def control_changes(seed: int, folder: Path) -> list[str]:
     return ["skip_sft=true", f"grpo.start_from={start}", "grpo.shuffle_rewards=true"]
 
 
-def run_once(name: str, seed: int, changes: Sequence[str], folder: Path) -> None:
+def run_once(name: str, seed: int, changes: Sequence[str], folder: Path, threads: int) -> None:
     """Run what has no record yet, and keep its record."""
     if name in read_records(RESULT):
         return
     places = [f"seed={seed}", f"name={name}", f"output_dir={folder}"]
-    record = record_run(folder / name, ["run", str(RECIPE), *places, *changes], threads=2)
+    record = record_run(folder / name, ["run", RECIPE, *places, *changes], threads=threads)
     keep_record(RESULT, name, record)
 
 
@@ -124,7 +125,7 @@ def page(records: dict[str, Record]) -> str:
         "# A pretrained model on a laptop, measured",
         "",
         "Written by `python -m benchmarks.learning.laptop`; every run that was finished is listed.",
-        "[The recipe](../../benchmarks/learning/laptop.yaml) trains SmolLM2-135M-Instruct on word",
+        "[The recipe](../../src/grouper/config/recipes/laptop.yaml) trains SmolLM2-135M-Instruct on word",
         "problems that [`stories`](../data.md#generated-problems) makes. Accuracy is in",
         f"per cent, greedy, on {problems} test problems; half of them are of stories that are",
         "never trained. Changes are in points, paired by problem, with 95 % intervals.",
@@ -172,14 +173,15 @@ def main() -> None:
     parser.add_argument("--controls", nargs="*", type=int, default=list(CONTROL_SEEDS))
     parser.add_argument("--folder", type=Path, default=Path("outputs/laptop-seeds"))
     parser.add_argument("--set", nargs="*", default=[], help="further settings of the recipe")
+    parser.add_argument("--threads", type=int, default=2, help="of a run; with 1, two run at a time")
     parser.add_argument("--page", action="store_true", help="run nothing, write the page")
     options = parser.parse_args()
     if not options.page:
         for seed in options.seeds:
-            run_once(f"seed-{seed}", seed, options.set, options.folder)
+            run_once(f"seed-{seed}", seed, options.set, options.folder, options.threads)
         for seed in options.controls:
             changes = [*control_changes(seed, options.folder), *options.set]
-            run_once(f"control-{seed}", seed, changes, options.folder)
+            run_once(f"control-{seed}", seed, changes, options.folder, options.threads)
     PAGE.write_text(page(read_records(RESULT)))
 
 

@@ -34,7 +34,7 @@ from grouper.api import evaluate
 from grouper.config.loading import load_recipe
 from grouper.runs.folder import RunFolder
 
-RECIPE = Path(__file__).with_name("laptop.yaml")
+RECIPE = "laptop"
 RESULT = RESULTS / "time_to_accuracy.json"
 CHART = ROOT / "docs" / "images" / "time-to-accuracy.svg"
 
@@ -43,7 +43,7 @@ Point = dict[str, Any]
 
 def changes_of(seed: int, model: Path, options: argparse.Namespace) -> list[str]:
     """Return what differs from the recipe; its test problems are measured as its validation."""
-    recipe = load_recipe(str(RECIPE))
+    recipe = load_recipe(RECIPE)
     assert recipe.data.test is not None
     test = recipe.data.test.model_dump(mode="json", exclude_defaults=True)
     return [
@@ -63,7 +63,7 @@ def train_here(seed: int, model: Path, options: argparse.Namespace) -> list[Poin
     """Train with Grouper, and return the seconds and the accuracy of each measured step."""
     folder = options.folder / f"grouper-{seed}"
     names = [f"name={folder.name}", f"output_dir={folder.parent}"]
-    command = ["run", str(RECIPE), "--resume", *changes_of(seed, model, options), *names]
+    command = ["run", RECIPE, "--resume", *changes_of(seed, model, options), *names]
     run_grouper(command, threads=2)
     run = RunFolder(folder)
     elapsed = 0.0
@@ -86,7 +86,7 @@ def train_there(seed: int, model: Path, options: argparse.Namespace) -> list[Poi
     last = folder / f"step-{options.steps}"
     if not last.exists():
         script = [sys.executable, "-m", "benchmarks.learning.trl_train"]
-        words = [*script, str(RECIPE), str(model), str(folder), *changes]
+        words = [*script, RECIPE, str(model), str(folder), *changes]
         subprocess.run(words, check=True, env={**importing_from(ROOT), "OMP_NUM_THREADS": "2"})
     lines = (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
     seconds = {row["step"]: row["elapsed"] for row in map(json.loads, lines)}
@@ -99,7 +99,7 @@ def train_there(seed: int, model: Path, options: argparse.Namespace) -> list[Poi
 
 def measured(step: int, seconds: float, model: Path, folder: Path, changes: Sequence[str]) -> Point:
     """Measure a saved model as Grouper's validation does."""
-    recipe = load_recipe(str(RECIPE), changes)
+    recipe = load_recipe(RECIPE, changes)
     result = evaluate(recipe, model, split="validation", folder=folder)
     return point(step, seconds, evaluation_record(result))
 
