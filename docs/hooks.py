@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,24 @@ FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$([^$\n]+?)\$(?!\w)", re.DOTAL
 FENCE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 # A Markdown link to something in the repository that is no page.
 OUTSIDE = re.compile(r"(!?)\[([^\]]+)\]\((\.\./[^)#]+)(#[^)]*)?\)")
+PYTHON_PAGE = "reference/python.md"
+# Headings of the members of a class; a public name itself has level 3.
+MEMBER_HEADING = re.compile(r"<h([4-6])( id=\"[^\"]+\")? class=\"doc doc-heading\">(.*?)</h\1>", re.DOTALL)
+# The sections of the Python reference, and the modules whose names each holds.
+SECTIONS = {
+    "Train, evaluate and sample": ("grouper.api", "grouper.training"),
+    "Recipes and data": ("grouper.config", "grouper.data", "grouper.prompts"),
+    "Rewards and grading": ("grouper.rewards", "grouper.grading"),
+    "Results and runs": ("grouper.evaluation", "grouper.runs"),
+    "Records and errors": ("grouper.types", "grouper.errors"),
+}
+
+
+def on_config(config: Any) -> None:
+    """Show the version of the package in the header and the footer."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    config.extra["release"] = project["version"]
+    config.copyright = f"Grouper {project['version']}, {config.copyright}"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -33,31 +52,49 @@ def on_files(files: Files, config: Any) -> Files:
         "index.md": _front_page(),
         "reference/settings.md": _settings_page(),
         "reference/commands.md": _commands_page(),
-        "reference/python.md": _python_page(),
+        PYTHON_PAGE: _python_page(),
     }
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Draw formulas, and leave the words of links to what the site does not have (tests, code)."""
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Convert formulas to MathML, and point links to tests and code at the repository."""
     here = (ROOT / "docs" / page.file.src_uri).parent
 
-    def as_text(match: re.Match[str]) -> str:
+    def link(match: re.Match[str]) -> str:
         picture, words, target, _ = match.groups()
         place = (here / target).resolve()
-        outside = place.exists() and not place.is_relative_to(ROOT / "docs")
-        return words if outside and not picture else match[0]
+        outside = place.exists() and place.is_relative_to(ROOT) and not place.is_relative_to(ROOT / "docs")
+        if picture or not outside:
+            return match[0]
+        kind = "tree" if place.is_dir() else "blob"
+        return f"[{words}]({config.repo_url}/{kind}/main/{place.relative_to(ROOT).as_posix()})"
 
-    def drawn(match: re.Match[str]) -> str:
+    def formula(match: re.Match[str]) -> str:
         block, inline = match.groups()
         return convert(block or inline, display="block" if block else "inline")
 
-    parts = FENCE.split(OUTSIDE.sub(as_text, markdown))
+    parts = FENCE.split(OUTSIDE.sub(link, markdown))
     # Every other part is code, which stays as it is.
-    parts[::2] = [FORMULA.sub(drawn, part) for part in parts[::2]]
+    parts[::2] = [FORMULA.sub(formula, part) for part in parts[::2]]
     return "".join(parts)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Make the members of classes part of their class, in the search and in the table of contents.
+
+    A search result is a heading with the text below it. With a heading for each member, nearly half of
+    the results would be attributes of records.
+    """
+    if page.file.src_uri != PYTHON_PAGE:
+        return html
+    for section in page.toc:
+        for group in section.children:
+            for name in group.children:
+                name.children = []
+    return MEMBER_HEADING.sub(r'<div\2 class="doc doc-heading doc-member">\3</div>', html)
 
 
 def _front_page() -> str:
@@ -100,8 +137,13 @@ def _command(command: click.Command, path: str) -> list[str]:
 
 
 def _python_page() -> str:
-    """Every public name, by the module that it comes from."""
+    """Write every public name once, in the section of the module that it comes from."""
     text = (ROOT / "src/grouper/__init__.pyi").read_text(encoding="utf-8")
     names = re.findall(r"from (\S+) import (\w+) as", text)
-    entries = "".join(f"::: {module}.{name}\n\n" for module, name in names)
-    return f"# Python\n\nAll of these are in `grouper` itself: `import grouper`.\n\n{entries}"
+    page = "# Python\n\nThe public API. All of these names are in `grouper` itself: `import grouper`.\n\n"
+    for title, modules in SECTIONS.items():
+        page += f"## {title}\n\n"
+        for module, name in names:
+            if ".".join(module.split(".")[:2]) in modules:
+                page += f"::: {module}.{name}\n\n"
+    return page

@@ -43,7 +43,8 @@ def test_where_things_go_names_what_is_there() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith("https://"):
+        # Pages under reference/ are written when the site is built, which checks these links.
+        if target.startswith(("https://", "reference/")):
             continue
         name, _, anchor = target.partition("#")
         linked = page.parent / name if name else page
