@@ -27,6 +27,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "docs").mkdir()
     for name in ("hooks.py", *PAGES):
         shutil.copy(ROOT / "docs" / name, folder / "docs" / name)
+    shutil.copytree(ROOT / "docs" / "overrides", folder / "docs" / "overrides")
+    shutil.copy(ROOT / "pyproject.toml", folder)
     (folder / "src").symlink_to(ROOT / "src")
     (folder / "README.md").write_text("# Grouper\n\n[Data](docs/data.md#sources)\n")
     head, _, _ = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")
