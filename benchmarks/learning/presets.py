@@ -109,12 +109,12 @@ def draw(rows: list[dict[str, Any]], target: Path) -> None:
 def page(rows: list[dict[str, Any]], where: dict[str, Any]) -> str:
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
     lines = [
-        "# The named algorithms on the demonstration",
+        "# Algorithms compared on the demo",
         "",
         "Written by `python -m benchmarks.learning.presets`. All runs of a seed start from the",
         "same SFT model and use the settings of the demonstration (60 steps of 16 problems x 8",
-        "samples, learning rate 5e-5): nothing is tuned for any of them, so this is a picture of",
-        "how the parts behave, not a ranking. Accuracy is greedy on 256 validation problems.",
+        "samples, learning rate 5e-5). Nothing is tuned for any of them, so this shows",
+        "how they behave; it is not a ranking. Accuracy is greedy on 256 validation problems.",
         "",
         "![accuracy by step](../images/presets.png)",
         "",
@@ -135,15 +135,15 @@ def page(rows: list[dict[str, Any]], where: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "Updates, tokens and seconds are means over the seeds. `grpo.algorithm` chooses a row;",
-        "`src/grouper/config/presets.yaml` says what each one sets, [equations](../equations.md)",
-        'what that means. "Grouper\'s own" is `grpo` without a name: standardised advantages,',
+        "Updates, tokens and seconds are means over the seeds. `grpo.algorithm` selects a row;",
+        "`src/grouper/config/presets.yaml` has the settings of each, [equations](../equations.md)",
+        'explain them. "Grouper\'s own" is `grpo` without a name: standardised advantages,',
         "token mean, clip 0.2 and 0.28, no KL, and no update from a group without a correct",
         "answer.",
         "",
-        "With one update on each rollout batch the ratio is 1 and every surrogate is the policy",
-        "gradient, so most rows nearly coincide here; `gspo` and `cispo` are quicker because they",
-        "take four and two updates on the same samples.",
+        "With one update per rollout batch, the ratio is 1 and every surrogate is the policy",
+        "gradient, so most rows nearly coincide here; `gspo` and `cispo` learn faster because they",
+        "make four and two updates on the same samples.",
         "",
         f"Commit {where['commit']}, {where['cpu']}, {where['threads']} thread(s),",
         f"torch {where['torch']}. Other work shared the machine: the seconds are upper bounds.",

@@ -158,21 +158,21 @@ def page(found: dict[str, dict[str, Any]], *more: str) -> str:
     return HEAD + "\n".join([*rows, *more]) + TAIL
 
 
-HEAD = """# Published numbers on one card
+HEAD = """# Reproducing published results on one GPU
 
-Written by `python -m benchmarks.learning.reproduce`, which trains and measures every case on one
-card of 24 GB, unattended and for three seeds. A seed that fails leaves the others alone. Stopped or
-killed, it goes on where it was when it is started again; `--dry-run` says first whether every case
-can be run. Each number of ours has its 95 % interval; gains are paired by problem. Where it says
-"not measured yet", no machine with a card and the models was at hand.
+Written by `python -m benchmarks.learning.reproduce`, which trains and evaluates every case on one
+24 GB GPU, unattended and with three seeds. A seed that fails does not affect the others. After an
+interruption, the same command continues where it stopped; `--dry-run` checks first that every case
+can be run. Each number of ours has its 95 % interval; gains are paired by problem. "Not measured
+yet" means that no machine with a GPU and the models was available.
 
 | case | recipe: changed settings | published by others | before | after | gain |
 |---|---|---|---|---|---|
 """
 TAIL = """
 
-Prompts and budgets of the published figures differ from ours: the base is measured beside the
-result, and the gain is what to look at.
+Prompts and budgets of the published figures differ from ours: the base model is evaluated as well,
+and the gain is the number to compare.
 
 What was tried: the script from end to end with a tiny Qwen2 model on real problems of GSM8K and
 MATH (killed, resumed, a seed that fails, several seeds pooled), and every case as it stands as a
