@@ -142,4 +142,4 @@ def test_rewards_and_the_tracker_sections_are_valid():
     recipe = load_recipe(
         "demo", [f"tracking.trackers={yaml.safe_dump(trackers, default_flow_style=True)}"]
     )
-    assert [t.name for t in recipe.tracking.trackers] == ["wandb", "my_tracker.py:told"]
+    assert [t.name for t in recipe.tracking.trackers] == ["wandb", "my_tracker.py:log_record"]
