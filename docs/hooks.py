@@ -28,7 +28,9 @@ FENCE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 OUTSIDE = re.compile(r"(!?)\[([^\]]+)\]\((\.\./[^)#]+)(#[^)]*)?\)")
 PYTHON_PAGE = "reference/python.md"
 # Headings of the members of a class; a public name itself has level 3.
-MEMBER_HEADING = re.compile(r"<h([4-6])( id=\"[^\"]+\")? class=\"doc doc-heading\">(.*?)</h\1>", re.DOTALL)
+MEMBER_HEADING = re.compile(
+    r'<h([4-6])( id="[^"]+")? class="doc doc-heading">(.*?)</h\1>', re.DOTALL
+)
 # The sections of the Python reference, and the modules whose names each holds.
 SECTIONS = {
     "Train, evaluate and sample": ("grouper.api", "grouper.training"),
@@ -66,8 +68,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     def link(match: re.Match[str]) -> str:
         picture, words, target, _ = match.groups()
         place = (here / target).resolve()
-        outside = place.exists() and place.is_relative_to(ROOT) and not place.is_relative_to(ROOT / "docs")
-        if picture or not outside:
+        in_repository = place.exists() and place.is_relative_to(ROOT)
+        if picture or not in_repository or place.is_relative_to(ROOT / "docs"):
             return match[0]
         kind = "tree" if place.is_dir() else "blob"
         return f"[{words}]({config.repo_url}/{kind}/main/{place.relative_to(ROOT).as_posix()})"
@@ -85,8 +87,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
 def on_page_content(html: str, page: Any, **_: Any) -> str:
     """Make the members of classes part of their class, in the search and in the table of contents.
 
-    A search result is a heading with the text below it. With a heading for each member, nearly half of
-    the results would be attributes of records.
+    A search result is a heading with the text below it. With a heading for each member, nearly
+    half of the results would be attributes of records.
     """
     if page.file.src_uri != PYTHON_PAGE:
         return html
@@ -140,7 +142,7 @@ def _python_page() -> str:
     """Write every public name once, in the section of the module that it comes from."""
     text = (ROOT / "src/grouper/__init__.pyi").read_text(encoding="utf-8")
     names = re.findall(r"from (\S+) import (\w+) as", text)
-    page = "# Python\n\nThe public API. All of these names are in `grouper` itself: `import grouper`.\n\n"
+    page = "# Python\n\nThe public API. All of these names are in `grouper`: `import grouper`.\n\n"
     for title, modules in SECTIONS.items():
         page += f"## {title}\n\n"
         for module, name in names:
