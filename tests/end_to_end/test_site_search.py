@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs_package("mkdocs", extra="docs"
 ROOT = Path(__file__).resolve().parents[2]
 # What is typed -> pages, one of which has to be the first result.
 QUERIES = {
-    "own data": ("how-do-i/", "your-own-model/"),
+    "own data": ("how-do-i/", "your-own-model/", "data/"),
     "lora": ("how-do-i/",),
     "qlora": ("how-do-i/",),
     "group_size": ("how-do-i/", "reference/settings/"),
@@ -60,11 +60,15 @@ TITLE_BOOST, K1 = 1000.0, 1.2
 class Index:
     """A search index as lunr scores it: BM25 over titles and texts, regardless of lengths."""
 
-    def __init__(self, index: dict[str, Any]) -> None:
+    def __init__(self, index: dict[str, Any], stop_words: set[str]) -> None:
+        self.stop_words = stop_words
         self.separator = re.compile(index["config"]["separator"])
         self.docs = index["docs"]
         self.counts = [
-            {field: Counter(self.words(doc[field])) for field in ("title", "text")}
+            {
+                field: Counter(word for word in self.words(doc[field]) if word not in stop_words)
+                for field in ("title", "text")
+            }
             for doc in self.docs
         ]
         self.frequency: Counter[str] = Counter()
@@ -88,14 +92,16 @@ class Index:
         return str(self.docs[best]["location"].partition("#")[0])
 
     def _score(self, number: int, found: dict[str, list[str]]) -> float:
-        weights = [
-            sum(self._weight(number, word) for word in words if self._has(number, word))
-            for words in found.values()
-        ]
-        matched = sum(weight > 0 for weight in weights) / len(weights)
+        weights = {
+            term: sum(self._weight(number, word) for word in words if self._has(number, word))
+            for term, words in found.items()
+        }
+        # A stop word that nothing begins with does not count as missing.
+        terms = [term for term in found if weights[term] > 0 or term not in self.stop_words]
+        matched = sum(weights[term] > 0 for term in terms) / max(len(terms), 1)
         doc = self.docs[number]
         is_page = "#" not in doc["location"]
-        return sum(weights) * float(doc.get("boost", 1.0)) * (1 + (is_page + matched) ** 2)
+        return sum(weights.values()) * float(doc.get("boost", 1.0)) * (1 + (is_page + matched) ** 2)
 
     def _has(self, number: int, word: str) -> bool:
         counts = self.counts[number]
@@ -122,7 +128,13 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
         capture_output=True,
         check=True,
     )
-    return Index(json.loads((target / "search" / "search_index.json").read_text("utf-8")))
+    (worker,) = (target / "assets" / "javascripts" / "workers").glob("search.*.js")
+    listed = re.search(r'generateStopWordFilter\(\[("a",[^\]]*)\]', worker.read_text("utf-8"))
+    assert listed is not None
+    stop_words = set(json.loads(f"[{listed[1]}]"))
+    return Index(
+        json.loads((target / "search" / "search_index.json").read_text("utf-8")), stop_words
+    )
 
 
 @pytest.mark.parametrize(("query", "pages"), QUERIES.items())
