@@ -131,10 +131,8 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     (worker,) = (target / "assets" / "javascripts" / "workers").glob("search.*.js")
     listed = re.search(r'generateStopWordFilter\(\[("a",[^\]]*)\]', worker.read_text("utf-8"))
     assert listed is not None
-    stop_words = set(json.loads(f"[{listed[1]}]"))
-    return Index(
-        json.loads((target / "search" / "search_index.json").read_text("utf-8")), stop_words
-    )
+    built = json.loads((target / "search" / "search_index.json").read_text("utf-8"))
+    return Index(built, set(json.loads(f"[{listed[1]}]")))
 
 
 @pytest.mark.parametrize(("query", "pages"), QUERIES.items())
