@@ -125,16 +125,16 @@ def train(
     """Run every phase of the recipe that is not finished yet, and compare.
 
     Args:
-        what: what was prepared, a run that the caller has opened (which has the switches itself),
-            or what `prepare` takes.
+        what: the result of `prepare`, an open `Run` (which takes these switches itself), or an
+            argument of `prepare`.
         resume: continue the run in the folder.
         overwrite: delete the run in the folder first.
-        allow_changes: with `resume`: go on although recipe, data or code changed.
-        display: where progress goes; standard error by default.
+        allow_changes: with `resume`: continue although recipe, data or code changed.
+        display: where to show progress; standard error by default.
 
     Raises:
-        GrouperError: see the phases. Everything finished before stays, and `resume` goes on.
-        ValueError: switches beside an open run.
+        GrouperError: a phase failed. Finished work is kept, and `resume` continues from it.
+        ValueError: switches were given together with an open run.
     """
     if isinstance(what, Run):
         if resume or overwrite or allow_changes or display is not None:
@@ -184,20 +184,19 @@ def evaluate(
     folder: Path | None = None,
     display: Progress | None = None,
 ) -> EvaluationResult:
-    """Measure a model on the test or validation problems of a recipe, as a run does.
+    """Evaluate a model on the test or validation problems of a recipe, as a run does.
 
     Args:
-        recipe: how prompts are written, sampled, graded and rewarded.
+        recipe: sets how prompts are rendered, sampled, graded and rewarded.
         model: a model or adapter folder, or a Hub name.
         split: `test` or `validation`.
-        problems: those of the split, where they are loaded already.
-        suite: that the recipe's test problems are, for the record (`recipe_on`).
-        name: of the result; left out: its settings, as `test-greedy-500x1`.
-        folder: where the result, its items and the recipe are written; left out: nowhere. What
-            was measured there with the same settings is not measured again, and one that was
-            interrupted is continued; a result of other settings is never replaced: then the name
-            gets a number.
-        display: where progress goes; nowhere by default.
+        problems: the problems of the split, if they are loaded already.
+        suite: the benchmark suite of the test problems, for the record (see `recipe_on`).
+        name: name of the result; by default its settings, such as `test-greedy-500x1`.
+        folder: folder for the result, its items and the recipe; by default nothing is written. An
+            evaluation with the same settings is not repeated, and an interrupted one is continued.
+            A result of other settings is never replaced: the new one gets a number in its name.
+        display: where to show progress; nowhere by default.
 
     Raises:
         GrouperError: the model or the problems cannot be loaded.
@@ -303,15 +302,15 @@ def pass_rates(
 ) -> dict[str, tuple[int, int]]:
     """Sample each training problem as GRPO would, and write how often it is solved.
 
-    Sampled and resumed as an evaluation of the training problems; what the file holds already is
-    not measured again.
+    This is an evaluation of the training problems: it resumes like one, and rates that are in the
+    file already are not measured again.
 
     Args:
-        recipe: whose problems and settings.
+        recipe: recipe with the problems and settings.
         model: a model or adapter folder, or a Hub name.
-        path: JSON lines, written once everything is sampled.
-        samples: of each problem.
-        display: where progress goes; nowhere by default.
+        path: JSON Lines file, written when all problems are sampled.
+        samples: number of samples per problem.
+        display: where to show progress; nowhere by default.
 
     Returns:
         Problem id -> (correct, samples).
@@ -467,9 +466,9 @@ class Solution:
     answer: str | None
     """The answer found in it, or None."""
     reason: str
-    """Where the answer stood, or why there is none."""
+    """Where the answer was found, or why there is none."""
     finish_reason: str
-    """`stop_token`, `stop_string`, or `length`: cut off."""
+    """`stop_token`, `stop_string`, or `length` (truncated)."""
     tokens: int
     """Sampled tokens, the stop token included."""
 
@@ -481,12 +480,12 @@ class Solution:
 
 
 class Generator(AbstractContextManager["Generator"]):
-    """A loaded model that answers questions, each on its own. Close it, or use it with `with`.
+    """A loaded model that answers questions. Close it, or use it in a `with` statement.
 
-    Several threads may ask it; one is answered after another.
+    Several threads can share it; it processes one call after another.
 
     Args:
-        recipe: how prompts are written and answers sampled (its evaluation section).
+        recipe: sets how prompts are rendered and answers sampled (its evaluation section).
         model: a model folder, an adapter folder (its base is found), or a Hub name.
 
     Raises:
@@ -502,11 +501,11 @@ class Generator(AbstractContextManager["Generator"]):
         self._one_at_a_time = threading.RLock()
 
     def prompt(self, question: str, earlier: Sequence[Message] = ()) -> Prompt:
-        """The prompt of a question.
+        """Render the prompt of a question.
 
         Args:
-            question: of the user.
-            earlier: the turns before it, if any, as the chat template takes them.
+            question: the user's question.
+            earlier: earlier turns of the conversation, if any, as for the chat template.
 
         Raises:
             DataError: the question is empty, or not valid UTF-8.
@@ -531,17 +530,17 @@ class Generator(AbstractContextManager["Generator"]):
         on_answers: Callable[[int, list[Solution]], None] | None = None,
         **changes: Unpack[AnswerChanges],
     ) -> list[list[Solution]]:
-        """The answers to each question; none to one that the model's context has no room for.
+        """Answer each question; one that does not fit into the model's context gets no answer.
 
         Args:
-            questions: what to answer.
-            samples: answers to each; left out: the recipe's `evaluation.samples`.
-            display: where progress goes; nowhere by default.
-            on_tokens: called with all ids so far of a single answer, every few tokens, where the
+            questions: the questions to answer.
+            samples: answers per question; by default the recipe's `evaluation.samples`.
+            display: where to show progress; nowhere by default.
+            on_tokens: called with all ids so far of a single answer, every few tokens, if the
                 engine is Grouper's own.
             on_answers: called with the number of each question, in order, and its answers, as soon
-                as they are known.
-            changes: as in `AnswerChanges`, for this call.
+                as they are complete.
+            changes: sampling settings for this call, as in `AnswerChanges`.
 
         Raises:
             DataError: a question is empty.
@@ -597,13 +596,13 @@ class Generator(AbstractContextManager["Generator"]):
         on_text: Callable[[str], None] | None = None,
         **changes: Unpack[AnswerChanges],
     ) -> list[Solution]:
-        """The answers to one question, as many as asked for or as the recipe evaluates.
+        """Answer one question, once or several times.
 
         Args:
-            question: of the user.
-            samples: how many answers.
-            on_text: called with each new piece of the text of a single answer as it is drawn.
-            changes: as in `AnswerChanges`, for this call.
+            question: the user's question.
+            samples: number of answers; by default the recipe's `evaluation.samples`.
+            on_text: called with each new piece of the text of a single answer as it is sampled.
+            changes: sampling settings for this call, as in `AnswerChanges`.
 
         Raises:
             DataError: the question is empty, or longer than the model's context leaves room for.
@@ -683,15 +682,16 @@ def load_generator(
     seed: int | None = None,
     checkpoint: int | str | None = None,
 ) -> Generator:
-    """Load a trained model to ask it questions.
+    """Load a trained model to answer questions.
 
     Args:
-        path: a run folder (what it has trained), a model or adapter folder, or a Hub name.
-        recipe: a recipe, its name or its file; left out: that of the run the model lies in.
+        path: a run folder (its trained model), a model or adapter folder, or a Hub name.
+        recipe: a recipe, its name or its file; by default the recipe of the run that contains the
+            model.
         format: a prompt format, for a model without a recipe.
-        temperature: 0 is greedy; left out: as the recipe evaluates.
-        max_new_tokens: longest answer; left out: as the recipe evaluates.
-        seed: of the draws; left out: the recipe's.
+        temperature: sampling temperature, 0 for greedy; by default as in the recipe's evaluation.
+        max_new_tokens: longest answer; by default as in the recipe's evaluation.
+        seed: random seed; by default the recipe's.
         checkpoint: of a run folder: `best` by the accuracy in validation, `last`, or a step; left
             out: its result, or of a run that is not finished the newest checkpoint, with a warning.
 
@@ -727,13 +727,13 @@ def solve(
     samples: int | None = None,
     **changes: Unpack[AnswerChanges],
 ) -> Solution | list[Solution]:
-    """The model's answer to one question; the same question and seed always get the same answer.
+    """Answer one question; the same question and seed always get the same answer.
 
     Args:
-        question: of the user.
-        model: a generator, or what `load_generator` loads one from, for this call alone.
-        samples: this many answers, as a list; left out: one, by itself.
-        changes: as in `AnswerChanges`: `temperature`, `seed` and so on.
+        question: the user's question.
+        model: a generator, or an argument of `load_generator` to load one for this call.
+        samples: number of answers, returned as a list; by default one, returned by itself.
+        changes: sampling settings, as in `AnswerChanges`: `temperature`, `seed` and so on.
 
     Raises:
         DataError: see `Generator.answer`.
@@ -745,12 +745,12 @@ def solve(
 
 
 def stream(question: str, model: Generator, **changes: Unpack[AnswerChanges]) -> Iterator[str]:
-    """Yield the text of an answer piece by piece while it is drawn; together they are its response.
+    """Yield the text of an answer piece by piece while it is sampled.
 
     Args:
-        question: of the user.
-        model: a generator. It stops drawing where the caller stops, as with `break`.
-        changes: as in `AnswerChanges`.
+        question: the user's question.
+        model: a generator. It stops sampling when the caller stops, as with `break`.
+        changes: sampling settings, as in `AnswerChanges`.
 
     Raises:
         DataError: see `Generator.answer`.
@@ -775,11 +775,11 @@ def stream(question: str, model: Generator, **changes: Unpack[AnswerChanges]) ->
 
 
 def append_jsonl(path: str | Path, solution: Solution, **extra: Any) -> None:
-    """Add one line to a JSONL file, which is made if it is not there.
+    """Add one line to a JSONL file, which is created if it does not exist.
 
     Its fields are `question`, `prompt`, `response`, `extracted`, `reason`, `finish_reason` and
-    `tokens`, named as in what `grouper generate` writes; and those of `extra`. The line is written
-    in one piece, so that several writers do not mix theirs.
+    `tokens`, as in the output of `grouper generate`, and those of `extra`. The line is written in
+    one piece, so that the lines of several writers do not mix.
 
     Raises:
         RunFolderError: the file cannot be written.
@@ -798,24 +798,24 @@ def synthesize(
     samples: int = 4,
     display: Progress | None = None,
 ) -> tuple[int, int]:
-    """Sample the training problems, and write the answers that are right as data for SFT.
+    """Sample the training problems, and write the correct answers as data for SFT.
 
-    Each line has `question`, `answer` and `response`, and where it comes from: problem, model,
-    sample, seed, temperature. `data.sft={source: file, path: FILE, columns: {response:
-    response}}` trains on them. Where prompts are used word for word, `prompt` takes the place of
-    `question`: `{source: prompt-response, path: FILE}`. The completions are sampled and graded as
-    an evaluation of the training problems, at the temperature of training; after an interruption
-    the same call continues.
+    Each line has `question`, `answer` and `response`, and its origin: problem, model, sample, seed,
+    temperature. `data.sft={source: file, path: FILE, columns: {response: response}}` trains on
+    them. If prompts are used verbatim, `prompt` takes the place of `question`: `{source:
+    prompt-response, path: FILE}`. The completions are sampled and graded as an evaluation of the
+    training problems, at the temperature of training; after an interruption the same call
+    continues.
 
     Args:
-        recipe: whose problems, prompts, sampling and grading.
+        recipe: recipe with the problems, prompts, sampling and grading.
         model: a model or adapter folder, or a Hub name.
-        path: a JSON Lines file; once everything is sampled, rows that it lacks are appended.
-        samples: per problem.
-        display: where progress goes; nowhere by default.
+        path: a JSON Lines file; when everything is sampled, rows that it lacks are appended.
+        samples: number of samples per problem.
+        display: where to show progress; nowhere by default.
 
     Returns:
-        Rows written, and completions drawn.
+        Number of rows written, and number of completions sampled.
 
     Raises:
         GrouperError: the model or the problems cannot be loaded, or the file not written.
