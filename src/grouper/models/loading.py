@@ -299,7 +299,8 @@ def load_policy(
         if config.lora is None:
             log.info("The adapter %s is merged; all weights are trained.", path)
             with as_model_error(
-                f"the adapter {path!r} cannot be merged", fix="Set model.lora to go on training it."
+                f"the adapter {path!r} cannot be merged",
+                fix="Set model.lora to continue training it.",
             ):
                 # PEFT has frozen the base weights; now they are trained.
                 model = merged(adapter, model).requires_grad_(True)
@@ -519,7 +520,7 @@ def _attention(name: str, shape: PretrainedConfig) -> str:
     models = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(shape) not in models or shape.is_encoder_decoder:
         raise ModelError(
-            f"{shape.model_type} is no architecture of a causal language model",
+            f"{shape.model_type} is not an architecture of a causal language model",
             where="the model",
             fix="Name a model that continues text.",
         )
