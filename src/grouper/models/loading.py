@@ -136,7 +136,7 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
         tokenizer.init_kwargs.pop(name, None)
     if not isinstance(tokenizer.model_max_length, int | float):
         raise ModelError(
-            f"model_max_length in the tokenizer_config.json of {path!r} is no number",
+            f"model_max_length in the tokenizer_config.json of {path!r} is not a number",
             where="the model",
             fix="Put the file back that came with the model.",
         )
