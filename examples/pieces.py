@@ -1,6 +1,6 @@
 """The pieces of SFT and GRPO one at a time, for study, notebooks and comparisons.
 
-Training itself does not go through here: a step's normalisation is fixed once, as weights, and log-
+Training itself does not go through here: a step's normalization is fixed once, as weights, and log-
 probs come straight from hidden states (`weighting`, `losses`, `policy`). These are the same
 formulas in the form in which they are taught: plain right-padded rows of B responses and T tokens,
 logits in full, a reduction at the end. `mask` is 1 or True on response tokens and 0 elsewhere.

@@ -1,4 +1,4 @@
-"""Grouper trains small language models to solve maths problems, and says honestly how well.
+"""Grouper trains small language models to solve math problems, and says honestly how well.
 
     import grouper
 

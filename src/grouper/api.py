@@ -555,7 +555,7 @@ class Generator(AbstractContextManager["Generator"]):
         left_out = len(questions) - len(fitting)
         if left_out:
             log.warning("%d questions are too long for the model; they get no answer.", left_out)
-        # Addressed by the text: the answer to a question does not depend on its neighbours.
+        # Addressed by the text: the answer to a question does not depend on its neighbors.
         chosen_seed = changes.get("seed")
         # NumPy's integers have another repr.
         seed = self.recipe.seed if chosen_seed is None else int(chosen_seed)

@@ -86,7 +86,7 @@ class AnswerContract:
     flexible: str = ""
     """One whose last match is the lenient answer; empty: any known notation."""
     as_text: bool = False
-    """Compare as text, without commas, dollar signs and a last full stop, and not as maths."""
+    """Compare as text, without commas, dollar signs and a last full stop, and not as math."""
 
     def __post_init__(self) -> None:
         if self.kind is AnswerKind.TAG:

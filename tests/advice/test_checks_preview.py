@@ -12,7 +12,7 @@ import pytest
 from tiny_models import ScriptedSampler
 
 from grouper import api
-from grouper.advice.checks import Samples, find, tags_in, tokenisation
+from grouper.advice.checks import Samples, find, tags_in, tokenization
 from grouper.config.schema import DifficultyConfig, GRPOConfig, RewardConfig
 from grouper.grading import grade
 from grouper.prompts import FORMATS
@@ -231,7 +231,7 @@ def test_right_and_wrong_paid_alike_points_at_the_rewards():
 
 def test_a_broken_tokenizer_is_told_even_where_rewards_differ():
     seen = looked_at([answer(4), answer(5)], tokenizer=Codes(lost="_"))
-    assert named(seen) == ["tokenisation"]
+    assert named(seen) == ["tokenization"]
     assert "does not survive" in find(seen)[0].what
 
 
@@ -258,7 +258,7 @@ def test_what_a_tokenizer_cannot_do(changes, told):
 
     def found(parts):
         samples = Samples(groups=(), signal=(), prepared=FakePrepared(**parts))
-        return list(tokenisation(samples))
+        return list(tokenization(samples))
 
     assert found(usual) == []
     (cause,) = found(usual | changes)

@@ -67,7 +67,7 @@ def test_unscored_rollouts_are_not_in_the_batch_at_all() -> None:
 
 
 def test_the_ids_that_are_trained_are_the_ids_that_were_sampled() -> None:
-    """T5: never text that was tokenised again; the stop token among them."""
+    """T5: never text that was tokenized again; the stop token among them."""
     groups = [make_group(g, [1.0, 0.0], [3 + g, 7]) for g in range(2)]
     batch = one_step(groups, [[1.0, -1.0]] * 2, token_mean)
     sampled = [r.completion.token_ids for group in groups for r in group.rollouts]

@@ -1,4 +1,4 @@
-"""Weightings: hand-computed numbers (T17), and nothing left to normalise by (T9)."""
+"""Weightings: hand-computed numbers (T17), and nothing left to normalize by (T9)."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ LAYER_1 = (
 """Vocabulary and pure logic: neither torch nor transformers."""
 
 LAYER_2 = ("algorithms",)
-"""Tensor maths: torch only."""
+"""Tensor math: torch only."""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def test_layer_1_names_no_torch_anywhere() -> None:
     assert heavy == []
 
 
-def test_layer_2_is_tensor_maths() -> None:
+def test_layer_2_is_tensor_math() -> None:
     """No I/O, configuration, logging or devices."""
     others = [
         f"{module.name}, line {i.line}: {i.target}"

@@ -62,7 +62,7 @@ def test_a_file_keeps_every_row_and_column_in_order(grouper, model, tmp_path):
         assert after["extracted"] == extract(after["response"], FORMATS["compact"].contract).answer
         assert after["finish_reason"] in ("stop_token", "length")
     assert answered[2]["response"] is None
-    # The answer does not depend on the neighbours.
+    # The answer does not depend on the neighbors.
     alone = grouper("generate", model, "--question", QUESTION)
     assert alone.out.startswith(answered[0]["response"])
     assert not list(tmp_path.glob(".*"))

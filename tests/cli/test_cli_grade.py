@@ -24,7 +24,7 @@ def test_every_stage_is_shown(grouper):
     )
 
 
-def test_format_and_maths_are_told_apart(grouper):
+def test_format_and_math_are_told_apart(grouper):
     called = grouper(
         "grade", "The answer is 18. Check: 18/2 = 9", "--answer", "18", "--format", "xml"
     )

@@ -143,8 +143,8 @@ TYPED: list[tuple[str, dict[str, Any]]] = [
     ("run gsm8k-lite --beta 0.04 --temperature 0.9", {"grpo.beta": 0.04}),
     ("run gsm8k-lite --beta 0.04 --temperature 0.9", {"sampling.temperature": 0.9}),
     (
-        "run gsm8k-lite --use-wandb --wandb-run-name first --wandb-tags maths grpo",
-        {"tracking.trackers.0.run_name": "first", "tracking.trackers.0.tags": ["maths", "grpo"]},
+        "run gsm8k-lite --use-wandb --wandb-run-name first --wandb-tags math grpo",
+        {"tracking.trackers.0.run_name": "first", "tracking.trackers.0.tags": ["math", "grpo"]},
     ),
 ]
 

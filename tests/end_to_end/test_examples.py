@@ -88,7 +88,7 @@ def test_a_notebook_runs_from_top_to_bottom(name, tiny, here, monkeypatch, capsy
     """Its cells in their order, with a tiny model; no Jupyter is needed for that."""
     honest = grouper.load_recipe
     sizes = [word for word in tiny[1:] if not (name == "your_data" and word.startswith("data."))]
-    sizes = [] if name == "read_a_run" else sizes  # what it makes is small, and has to be learnt
+    sizes = [] if name == "read_a_run" else sizes  # what it makes is small, and has to be learned
     monkeypatch.setattr(grouper, "load_recipe", lambda name: honest(name, sizes))
     path = EXAMPLES / "notebooks" / f"{name}.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]

@@ -118,7 +118,7 @@ def test_every_outcome_is_counted_once_and_apart():
     assert result.text_alone == (1, 0)
 
 
-def test_lenient_accuracy_tells_format_from_maths():
+def test_lenient_accuracy_tells_format_from_math():
     result = run(["=1", "=9", "~1", "~9", "no", "slow"], ["1"] * 6)
     assert [item.lenient for item in result.items] == [True, False, True, False, False, False]
     assert (result.accuracy, result.lenient.mean) == (1 / 6, 2 / 6)

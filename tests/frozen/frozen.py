@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 PATTERNS = (
-    (r"\x1b\[[0-9;]*m", ""),  # colours
+    (r"\x1b\[[0-9;]*m", ""),  # colors
     (r"\b0x[0-9a-f]{6,}\b", "<address>"),
     (r"\b\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:?\d\d)?)?", "<date>"),
     (r"We couldn't connect to [^.]*\.[^.]*\.", "<no network>."),  # as transformers says it
@@ -41,7 +41,7 @@ def choose(names: Sequence[str], rows: Collection[str]) -> Sequence[str]:
     return names or list(rows)
 
 
-def normalise(text: str, folder: Path) -> str:
+def normalize(text: str, folder: Path) -> str:
     """The text without what differs between machines; `folder` is the temporary one."""
     places = {str(folder.resolve()): "<tmp>", str(folder): "<tmp>", str(ROOT): "<repo>"}
     places[str(Path.home())] = "<home>"

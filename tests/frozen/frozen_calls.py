@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frozen import HERE, normalise
+from frozen import HERE, normalize
 
 sys.path.append(str(HERE.parent))  # as pytest has it, for those who run a recorder by hand
 
@@ -112,7 +112,7 @@ def _refusal_of(call: Callable[[], object]) -> Told:
 
 
 def done(row: Row, folder: Path, tiny: Path | None) -> Told:
-    """The row done in the new folder; texts are normalised.
+    """The row done in the new folder; texts are normalized.
 
     Args:
         row: what is done.
@@ -137,7 +137,7 @@ def done(row: Row, folder: Path, tiny: Path | None) -> Told:
             told = _refusal_of(row.python)
         else:
             told = called(shlex.split(row.command), row.stdin)
-    out, err = (_told(row, normalise(text, folder)) for text in (told.out, told.err))
+    out, err = (_told(row, normalize(text, folder)) for text in (told.out, told.err))
     return Told(told.code, out, err)
 
 

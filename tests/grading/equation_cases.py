@@ -2,7 +2,7 @@ r"""References with several equations, chains, labels and function names, spoile
 
 Each reference is drawn as a structure (statements of a label and its values), written out, and then
 either spoiled in one part or written in another harmless way. What changes is decided by the
-structure, never by patterns over the text: these rules share nothing with the labelled tables.
+structure, never by patterns over the text: these rules share nothing with the labeled tables.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ ROWS: list[tuple[str, str, str, str]] = [
     (r"\$15.17", "$15.17", "+", "money"),
     ("18", "$18", "+", "dollar sign"),
     ("18", "$18.00", "+", "dollars and cents"),
-    ("18", "$18$", "+", "maths mode"),
+    ("18", "$18$", "+", "math mode"),
     ("18", "18 dollars", "+", "unit word"),
     ("18", "18 eggs", "+", "unknown unit"),
     ("18", "18 dollars per day", "+", "unit phrase"),

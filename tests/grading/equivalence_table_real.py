@@ -1,4 +1,4 @@
-r"""More labelled pairs: references of GSM8K, MATH, AIME and AMC as they stand in the data.
+r"""More labeled pairs: references of GSM8K, MATH, AIME and AMC as they stand in the data.
 
 Predictions are what models write for them. Labels as in `equivalence_table.py`.
 """
@@ -104,7 +104,7 @@ REAL_ROWS: list[tuple[str, str, str, str]] = [
     (r"\dfrac14", "25\\%", "+", "percent of an exact fraction"),
     # MATH: money, percent, degrees, thousands
     (r"\$5.50", "5.5", "+", "money"),
-    (r"\$5.50", "$5.50$", "+", "maths mode"),
+    (r"\$5.50", "$5.50$", "+", "math mode"),
     (r"\$5.50", "5.50 dollars", "+", "in words"),
     (r"\$5.50", "550 cents", "+", "in cents"),
     (r"\$5.50", "550", "-", "cents without saying so"),

@@ -207,8 +207,8 @@ SECOND_ROWS: list[tuple[str, str, str, str]] = [
     # spellings that models use
     (r"(3, \frac{\pi}{2})", r"(r,\theta) = (3,\frac{\pi}{2})", "+", "a named point, in Greek"),
     (r"(3, \frac{\pi}{2})", r"(r,\theta) = (3,\frac{\pi}{3})", "-", "a named point, in Greek"),
-    ("18", r"\textcolor{blue}{18}", "+", "in colour"),
-    ("18", r"\color{red}{19}", "-", "in colour"),
+    ("18", r"\textcolor{blue}{18}", "+", "in color"),
+    ("18", r"\color{red}{19}", "-", "in color"),
     ("18", r"\underline{18}", "+", "underlined"),
     ("18", r"{\bf 18}", "+", "bold"),
     ("18", "18th", "+", "an ordinal"),

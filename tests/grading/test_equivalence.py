@@ -1,4 +1,4 @@
-"""The labelled table, through the whole ladder; reflexivity; what never reaches a worker."""
+"""The labeled table, through the whole ladder; reflexivity; what never reaches a worker."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_table_is_large_and_has_no_repeats() -> None:
     assert len({(reference, prediction) for reference, prediction, _, _ in ROWS}) == len(ROWS)
 
 
-def test_what_the_exact_stages_decide_is_as_labelled() -> None:
+def test_what_the_exact_stages_decide_is_as_labeled() -> None:
     """Two rows in three, without a worker and therefore in the fast tier."""
     graded = [(*row, exact(row[1], row[0])) for row in ROWS]
     decided = [row for row in graded if row[-1] is not None]

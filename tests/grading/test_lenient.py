@@ -138,7 +138,7 @@ def test_a_megabyte_is_read_leniently_fast(contract: AnswerContract, text: str) 
     assert time.perf_counter() - started < 2.0
 
 
-def test_lenient_grade_is_about_the_maths_alone() -> None:
+def test_lenient_grade_is_about_the_math_alone() -> None:
     with Grader(TWO_MARKERS, GradingConfig()) as grader:
         strict = grader.submit("The answer is 18.", "18").result()
         lenient = grader.submit("The answer is 18.", "18", lenient=True).result()

@@ -20,7 +20,7 @@ from grouper.models.policy import Policy
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler, or kernels are off")
 
 # What a family's code has for a kernel: Gemma 2 caps its scores, Cohere centres its norms and
-# rotates neighbours, GPT-2 has attention only.
+# rotates neighbors, GPT-2 has attention only.
 ALL = {"rms_norm", "rotate", "gated", "attention"}
 USED = {
     "gemma2": ALL - {"attention"},

@@ -150,7 +150,7 @@ def test_a_fault_in_a_late_layer_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Mixing(torch.nn.Module):
-    """A convolution over neighbouring tokens, as LFM2 has in place of attention."""
+    """A convolution over neighboring tokens, as LFM2 has in place of attention."""
 
     layer_idx = 0
 

@@ -343,7 +343,7 @@ needs_bitsandbytes = pytest.mark.needs_package("bitsandbytes", extra="quantized"
 QLORA = {"quantization": "4bit", "lora": LoraConfig(rank=4, alpha=8)}
 
 
-def test_quantised_weights_need_lora() -> None:
+def test_quantized_weights_need_lora() -> None:
     with pytest.raises(ValueError, match=r"give model\.lora"):
         ModelConfig(path="x", quantization="4bit")
 

@@ -2,7 +2,7 @@
 
 All are byte-level without merges, so an id is the rank of a byte (`byte_id`) or one of the named
 special tokens, and golden ids can be worked out by hand. The templates are written for these
-tests; they imitate behaviour, not text.
+tests; they imitate behavior, not text.
 """
 
 from __future__ import annotations

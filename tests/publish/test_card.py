@@ -25,10 +25,10 @@ def test_a_model_of_unknown_origin_gets_a_short_card(tmp_path: Path) -> None:
     assert "model-index" not in metadata
     assert "base_model" not in metadata
     assert "# strange" in card
-    assert "No licence is named here" in card
+    assert "No license is named here" in card
 
 
-def test_the_base_models_licence_is_taken_over(tmp_path: Path) -> None:
+def test_the_base_models_license_is_taken_over(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# base\n")
     assert license_of(str(tmp_path)) == "mit"
     assert license_of(str(tmp_path / "nothing")) is None

@@ -168,7 +168,7 @@ WHOLE = (ONE_LINE, "<reasoning>a</reasoning>", "<answer>4</answer>")
 @example("<reasoning></reasoning><answer></reasoning>\n<answer>4</answer>")
 @example("<reasoning>\n</reasoning>\n\n<answer>\n4\n</answer>\n</answer>\nmore")
 @example("\n<answer>\n</answer>\n</answer>")  # two that share a newline: the first is cut at
-def test_original_is_the_published_behaviour(text: str) -> None:
+def test_original_is_the_published_behavior(text: str) -> None:
     assert score("xml_strict_format", XML, text, variant="original") == published_strict(text)
     assert score("xml_soft_format", XML, text, variant="original") == published_soft(text)
     count = score("xml_tag_count", XML, text, variant="original")

@@ -136,11 +136,11 @@ def test_wandb_gets_the_recipe_the_metrics_and_reward_histograms_offline(tmp_pat
     wandb = fake_wandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    done = run(tmp_path, "{name: wandb, project: maths, entity: us, tags: [a], run_name: one}")
+    done = run(tmp_path, "{name: wandb, project: math, entity: us, tags: [a], run_name: one}")
     (call,) = wandb.calls
     given = {key: call[key] for key in ("project", "entity", "name", "tags", "mode", "resume")}
     assert given == {
-        "project": "maths",
+        "project": "math",
         "entity": "us",
         "name": "one",
         "tags": ("a",),

@@ -147,7 +147,7 @@ STEP = Record.of_step(REPORT, {"total": [0.0, 1.0, 1.0]}, {}, TABLE)
 
 def made(name: str, folder: Path) -> Sink:
     package(name, extra=name)
-    recipe = load_recipe("demo", [f"tracking.trackers=[{{name: {name}, project: maths}}]"])
+    recipe = load_recipe("demo", [f"tracking.trackers=[{{name: {name}, project: math}}]"])
     return find_trackers(recipe, folder, started="today")[name]()
 
 
@@ -196,13 +196,13 @@ def test_wandb_writes_an_offline_run(tmp_path, monkeypatch, caplog):
     deadline = time.monotonic() + 20  # a process of its own writes it
     while b"grpo/loss" not in (content := file.read_bytes()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    for text in (b"grpo/loss", b"grpo/rewards/total", b"maths", b"group_size"):
+    for text in (b"grpo/loss", b"grpo/rewards/total", b"math", b"group_size"):
         assert text in content
 
 
 @pytest.mark.parametrize(
     ("said", "project", "name"),
-    [("", "from-env", "run-of-env"), (", project: maths, run_name: one", "maths", "one")],
+    [("", "from-env", "run-of-env"), (", project: math, run_name: one", "math", "one")],
 )
 def test_wandb_s_own_variables_stand_behind_the_recipe(tmp_path, monkeypatch, said, project, name):
     monkeypatch.setenv("WANDB_PROJECT", "from-env")

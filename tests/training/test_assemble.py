@@ -108,7 +108,7 @@ def test_every_rollout_is_used_exactly_once_a_pass(
     used: Counter[int] = Counter()
     for step in steps:
         used.update(step.sequence_ids.tolist())
-        # Each is normalised: the weights of a token mean add up to 1 in every step.
+        # Each is normalized: the weights of a token mean add up to 1 in every step.
         assert float(step.weights.sum()) == pytest.approx(1.0)
     assert used == dict.fromkeys(range(16), passes)
 

@@ -53,7 +53,7 @@ def test_the_parts_add_up_to_the_step(times: StepClock) -> None:
     assert found["sample"] == pytest.approx(0.003)
 
 
-def test_utilisation_is_flops_over_what_the_device_could_have_done(times: StepClock) -> None:
+def test_utilization_is_flops_over_what_the_device_could_have_done(times: StepClock) -> None:
     policy = Policy(tiny_model())
     layers = [m for m in policy.decoder.modules() if isinstance(m, torch.nn.Linear)]
     body = sum(layer.weight.numel() for layer in layers)
@@ -123,7 +123,7 @@ def test_with_lora_only_its_own_matrices_are_trained() -> None:
     assert (lora.trained_head, lora.head) == (0, whole.head)
 
 
-def test_a_mixture_of_experts_has_no_utilisation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mixture_of_experts_has_no_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "matrix_rate", lambda *_: RATE)
     policy = Policy(tiny_model())
     policy.model.config.num_experts = 8

@@ -69,12 +69,12 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_weights_that_were_stored_quantised_are_not_trained_in_part(name: Any) -> None:
+def test_weights_that_were_stored_quantized_are_not_trained_in_part(name: Any) -> None:
     """Of a model in 4 bits, embeddings and norms were trained, and nothing was said."""
     policy = wide_policy()
     layer = policy.model.model.layers[0].mlp.up_proj
     layer.weight = torch.nn.Parameter(layer.weight.to(torch.uint8), requires_grad=False)
-    with pytest.raises(ModelError, match="stored quantised") as told:
+    with pytest.raises(ModelError, match="stored quantized") as told:
         make_optimizer(policy, config(name))
     assert "model.lora" in told.value.fix
     object.__setattr__(policy, "adapter", policy.model)  # which would be trained in their place

@@ -266,7 +266,7 @@ def read_record(path: Path) -> Record:
     if not reports:
         fix = "Continue it with --resume; training.log says how it ended."
         if is_running(path):
-            fix = "It goes on: try again after its first step."
+            fix = "It is still running: try again after its first step."
         raise RunFolderError(
             "there is nothing to diagnose: the run has not finished a step",
             where=str(path),
@@ -802,7 +802,7 @@ class Samples:
         return math.exp(fmean(logprobs))
 
 
-def tokenisation(samples: Samples) -> Iterator[Finding]:
+def tokenization(samples: Samples) -> Iterator[Finding]:
     """Report tags, stop tokens and prefixes that the tokenizer cannot write or read back."""
     prepared = samples.prepared
     fmt = prepared.format
@@ -813,14 +813,14 @@ def tokenisation(samples: Samples) -> Iterator[Finding]:
         for text in (*(fmt.tags or ()), fmt.completion("1", "1")):
             ids = encode_completion(prepared.tokenizer, text, "the format")
     except PromptError:
-        yield found("tokenisation-of-text", text=text)
+        yield found("tokenization-of-text", text=text)
     if any(stop in ids for stop in stops):
-        yield found("tokenisation-of-layout")
+        yield found("tokenization-of-layout")
     if not 0 <= stops[0] < prepared.vocabulary:
-        yield found("tokenisation-of-stop", stop=stops[0], vocabulary=prepared.vocabulary)
+        yield found("tokenization-of-stop", stop=stops[0], vocabulary=prepared.vocabulary)
     prompt_text = prepared.text(prompt.token_ids)
     if prompt.prefix and not prompt_text.endswith(prompt.prefix):
-        yield found("tokenisation-of-prefix", prefix=prompt.prefix, ending=prompt_text[-40:])
+        yield found("tokenization-of-prefix", prefix=prompt.prefix, ending=prompt_text[-40:])
 
 
 def cut_off(samples: Samples) -> Iterator[Finding]:
@@ -976,7 +976,7 @@ CHECKS: dict[type, tuple[Callable[[Any], Iterator[Finding]], ...]] = {
         warnings_logged,
     ),
     SampleSummary: (budget,),
-    Samples: (tokenisation, cut_off, equal_rewards),
+    Samples: (tokenization, cut_off, equal_rewards),
 }
 
 

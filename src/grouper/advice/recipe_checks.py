@@ -176,7 +176,7 @@ def _contradictions(recipe: Recipe) -> Iterator[GrouperError]:
         names = ", ".join(component.source for component in components)
         yield refusal("no-solutions", "data.sft", sources=names)
     if recipe.model.quantization is not None and recipe.sampling.dtype not in {"auto", "same"}:
-        yield refusal("quantised-copy", "sampling.dtype")
+        yield refusal("quantized-copy", "sampling.dtype")
 
 
 def _can_have_solutions(source: RowsConfig) -> bool:

@@ -1,1 +1,1 @@
-"""Pure tensor maths of the algorithms: advantages, losses, weightings. No I/O, no config."""
+"""Pure tensor math of the algorithms: advantages, losses, weightings. No I/O, no config."""

@@ -1,4 +1,4 @@
-"""TrainBatch: exactly one optimizer step, its normalisation included.
+"""TrainBatch: exactly one optimizer step, its normalization included.
 
 Prompts are stored once and rows point at them, because the update runs each prompt's forward
 once. A batch can be cut into row slices in any way: each slice keeps the weights computed over
@@ -205,7 +205,7 @@ def step_batches(
     updates: int = 1,
     order: Sequence[int] | None = None,
 ) -> list[TrainBatch]:
-    """Cut rows into the batches of one or several optimizer steps, each normalised over its own.
+    """Cut rows into the batches of one or several optimizer steps, each normalized over its own.
 
     Every row is in exactly one of the results. Groups stay whole, so that their prompt runs once,
     unless there are fewer of them than steps; advantages are those of whole groups anyway. A part

@@ -53,7 +53,7 @@ def log_ratio(logprobs: Tensor, old_logprobs: Tensor, _mask: Tensor | None = Non
 def sequence_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
     """`mean_t log(p_t / p_old_t)` over the target tokens of a row, the same for each of them.
 
-    The length-normalised sequence ratio of GSPO (arXiv 2507.18071, eq. 7), in logarithms.
+    The length-normalized sequence ratio of GSPO (arXiv 2507.18071, eq. 7), in logarithms.
 
     Args:
         logprobs: [R, T].

@@ -77,8 +77,12 @@ def converse(generator: Generator) -> None:
     from grouper.prompts.rendering import uses_chat
 
     turns = uses_chat(generator.prepared.format, generator.prepared.tokenizer)
-    note = "" if turns else " This model was trained on single questions: each stands alone."
-    click.echo(f"/stats shows or hides numbers, /new starts over, Ctrl-D ends.{note}", err=True)
+    note = (
+        ""
+        if turns
+        else " This model was trained on single questions, so each message is answered on its own."
+    )
+    click.echo(f"/stats toggles statistics, /new starts a new chat, Ctrl-D exits.{note}", err=True)
     earlier: list[Message] = []
     stats = False
     while True:

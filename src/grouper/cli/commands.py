@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from grouper.compat.flags import flag_named, hint, normalised
+from grouper.compat.flags import flag_named, hint, normalized
 from grouper.errors import did_you_mean
 
 # Number of options at the top of a command's help.
@@ -21,7 +21,7 @@ CONTEXT_SETTINGS = {
 
 # Commands that users of other programs type -> what to type instead.
 ELSEWHERE = {
-    "train": "Training is `grouper run RECIPE`: SFT, GRPO, and both measured.",
+    "train": "To train, use `grouper run RECIPE`: SFT, GRPO, and an evaluation of both.",
     "recipes rewards": "The rewards are listed by `grouper rewards list`.",
     "recipes sources": "The data sources are listed by `grouper data list`.",
 }
@@ -65,7 +65,7 @@ class TrainingCommand(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, [*normalised(args)])
+            return super().parse_args(ctx, [*normalized(args)])
         except click.NoSuchOption as error:
             if not error.option_name.startswith("--"):
                 raise

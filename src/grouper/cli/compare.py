@@ -62,7 +62,7 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
     for place in every:
         _look_at(place)
     if not all(places):
-        raise click.UsageError("there is nothing beside a comma.")
+        raise click.UsageError("a name is missing next to a comma.")
     if len({place.resolve() for place in every}) < len(every):
         raise click.UsageError("the same run cannot be two seeds of one arm, nor two arms.")
     if len(places) == 1 and len(places[0]) == 1 and not (places[0][0] / "run.json").exists():
@@ -92,7 +92,7 @@ def _look_at(place: Path) -> None:
     if not place.exists():
         raise ConfigError("there is nothing here", where=str(place), fix="Check the path.")
     if is_running(place):
-        warn(f"the run in {place} goes on; this is what it has measured so far.")
+        warn(f"the run in {place} is still in progress; these are its results so far.")
     elif (place / "run.json").exists():
         warn_of_losses(RunFolder(place))
 

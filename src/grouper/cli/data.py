@@ -402,7 +402,7 @@ def _load(
         recipe_names = [name for name, _ in list_recipes()]
         suggestion = did_you_mean(source, [*SOURCES, *recipe_names])
         raise ConfigError(
-            f"{source!r} is no source, file, folder or recipe", where="SOURCE", fix=suggestion
+            f"{source!r} is not a source, file, folder or recipe", where="SOURCE", fix=suggestion
         )
     rows: dict[str, str | None] = {"source": "file", "path": source}
     if is_source:

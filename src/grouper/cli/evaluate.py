@@ -180,7 +180,7 @@ def evaluate(
     if with_base or is_base_implied:
         base = _base(opened, run, fetch=bool(with_base))
         measured_models = [*filter(None, [base]), *measured_models]
-    subjects = _labelled(measured_models)
+    subjects = _labeled(measured_models)
     for subject in subjects.values():
         require_model_folder(subject, where="--model")
     files.require_writable(target)
@@ -335,7 +335,7 @@ def _open_first_argument(
     if run := run_of_model(name):
         return open_recipe(str(run), overrides), run, name
     opened = recipe_for(name, None, "boxed").override(*overrides)
-    return opened, Path(opened.output_dir).expanduser() / next(iter(_labelled([name]))), name
+    return opened, Path(opened.output_dir).expanduser() / next(iter(_labeled([name]))), name
 
 
 def _base(recipe: Recipe, run: Path, *, fetch: bool) -> str | None:
@@ -425,7 +425,7 @@ def _show_sizes(to_do: Sequence[tuple[str, str, _Plan]], target: Path) -> None:
     show_plan(recipe, sizes, unchecked=[*missing, "the rewards"])
 
 
-def _labelled(models: Iterable[str]) -> dict[str, str]:
+def _labeled(models: Iterable[str]) -> dict[str, str]:
     """Label models by file names: `demo-grpo-final`, `Qwen-Qwen3-0.6B`."""
     from grouper.models.folders import run_of as run_of_model
 

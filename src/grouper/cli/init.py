@@ -99,7 +99,7 @@ def init(
     os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
     asks = sys.stdin.isatty()
     if not asks and not (model and data):
-        raise click.UsageError("There is no terminal to ask in: give --model and --data.")
+        raise click.UsageError("There is no terminal for questions: give --model and --data.")
     model = model or str(click.prompt("Model (a folder or a Hub name)"))
     require_model_folder(model, where="--model")
     data = data or str(click.prompt("Problems (a file, a folder, a Hub name or a source)"))
@@ -247,7 +247,7 @@ def _ask(
     size = stored_bytes(place)
     if size is None or size > MOST_BYTES:
         why = "its weights are not here" if size is None else "it is large"
-        click.echo(f"It was not asked anything, since {why}: choices follow from what it is.")
+        click.echo(f"It was not tried, because {why}: the settings follow from its kind.")
         return []
     click.echo(
         f"It answers {PROBLEMS} problems now, in about {seconds:g} s after loading "
@@ -265,7 +265,7 @@ def _ask(
             )
         except GrouperError as error:
             # A recipe can be written without it, and the run will say the same.
-            warn(f"the model could not be asked: {error.paragraph()}")
+            warn(f"the model could not be tried: {error.paragraph()}")
             return []
     rows = [
         (
@@ -284,7 +284,7 @@ def _ask(
         click.echo(f"One of them: {short(answers[0].examples[0])}")
     else:
         click.echo(
-            "This machine is too slow for that, so choices follow from what the model is; "
+            "This machine is too slow for that, so the settings follow from the kind of model; "
             "--sample-seconds gives it more time."
         )
     return answers

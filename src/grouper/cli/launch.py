@@ -33,14 +33,14 @@ def require_devices(processes: int, device: str) -> None:
     gpus = torch.cuda.device_count() if device in {"auto", "cuda"} else 0
     if 0 < gpus < processes:
         raise ConfigError(
-            f"{processes} processes were asked for, one per GPU, and this machine has {gpus}",
+            f"{processes} processes were requested, one per GPU, and this machine has {gpus}",
             where="--nproc",
             fix=f"Use --nproc {gpus} or fewer, or device=cpu.",
         )
     most = max(2, processors())
     if gpus == 0 and processes > most:
         raise ConfigError(
-            f"{processes} processes were asked for, and {plural(processors(), 'processor')} may "
+            f"{processes} processes were requested, and {plural(processors(), 'processor')} may "
             "be used here: they would only wait for each other",
             where="--nproc",
             fix=f"Use --nproc {most} or fewer.",
@@ -156,5 +156,5 @@ def _report_signal(code: int, codes: Sequence[int | None]) -> None:
     rank = f"rank {codes.index(code)} of {len(codes)}"
     message = f"error: {rank} was ended by {name}, and the others with it."
     if number == signal.SIGKILL:
-        message += " If nobody sent it, the system did: memory ran out (see `dmesg`)."
+        message += " If nobody sent it, the system probably ran out of memory (see `dmesg`)."
     click.echo(f"{message} Continue with the same command and --resume.", err=True)

@@ -90,9 +90,9 @@ COMMANDS = {
 
 # Command -> the note after Ctrl-C about its unfinished work.
 KEPT = {
-    "eval": "What was drawn is kept, and the same command goes on.",
-    "generate": "With --output, what was answered is kept, and the same command goes on.",
-    "synthesize": "What was drawn is kept, and the same command goes on.",
+    "eval": "Finished samples are kept; run the same command to continue.",
+    "generate": "With --output, finished answers are kept; run the same command to continue.",
+    "synthesize": "Finished samples are kept; run the same command to continue.",
 }
 
 # Advice where memory ran out.
@@ -225,7 +225,7 @@ def _run(arguments: list[str]) -> int:
 
 def _disk_full(error: BaseException) -> GrouperError:
     reason = getattr(error, "strerror", None)
-    fix = "Free some space where its output goes, and where temporary files and caches are."
+    fix = "Free some space on the disks of its output, its temporary files and its caches."
     return GrouperError(f"nothing more can be written ({reason})", fix=fix)
 
 
@@ -236,7 +236,7 @@ def _known_problem(error: BaseException, arguments: list[str]) -> GrouperError |
         return Interrupted("Stopped", fix=KEPT.get(command, ""))
     if isinstance(error, RuntimeError) and "gloo" in str(error) and "by peer" in str(error):
         # The cause is reported by that process or the launcher; after Ctrl-C none is needed.
-        return Interrupted("another process of this run has ended, or is out of reach")
+        return Interrupted("another process of this run has ended, or cannot be reached")
     if is_out_of_memory(error):
         reason = first_line(error).rstrip(".")
         return ModelError(f"memory ran out ({reason})", fix=MEMORY)
@@ -247,12 +247,12 @@ def _no_path(error: BaseException) -> GrouperError | None:
     """Describe a problem with a path, or with its file; None for every other error."""
     if isinstance(error, RuntimeError) and "home directory" in str(error):
         # This is an error of `expanduser`.
-        return GrouperError("the ~ in a path stands for no folder", fix="Write it out.")
+        return GrouperError("the ~ in a path stands for no folder", fix="Give the full path.")
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         what = f"the name of a file or folder is too long: {str(error.filename)[:60]!r}..."
-        return GrouperError(what, fix="Is it a text, where a path or a model is meant?")
+        return GrouperError(what, fix="Is it a text where a path or a model is expected?")
     if isinstance(error, ValueError) and "embedded null" in str(error):
-        return GrouperError("a path holds a null character", fix="Take it out.")
+        return GrouperError("a path holds a null character", fix="Remove it.")
     if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
         fix = "Check what is there, and whether you may read and write it."
         what = f"this cannot be used ({error.strerror})"

@@ -81,7 +81,7 @@ def _show_plan(run_plan: RunPlan) -> None:
     show(f"{parameters}, on {run_plan.device}")
     show("")
     columns = ("part", *(name.replace("_", " ") for name in used_names), "peak")
-    table(columns, rows, title=f"{unit} at the worst moment", lines=True)
+    table(columns, rows, title=f"{unit} at the peak", lines=True)
     peak = "The peak is the sum of its row; a chunk of logits is a part of the activations."
     if run_plan.device == "cpu":
         peak += " The process may hold up to half as much again: glibc keeps freed memory."
@@ -94,7 +94,7 @@ def _show_plan(run_plan: RunPlan) -> None:
         largest = ("none" if value is None else f"{value:,}" for value in settings)
         cards.append((f"{card.gib} GB", "yes" if card.fits else "no", *largest))
     columns = ("card", "fits", *phases, "sampling.max_slots")
-    table(columns, cards, title="What fits, and the largest settings that would", lines=True)
+    table(columns, cards, title="What fits, and the largest settings that do", lines=True)
     show("", *map(_phase_line, run_plan.phases), *(f"Note: {note}" for note in run_plan.notes))
 
 

@@ -136,7 +136,7 @@ def _summarize(samples: Samples, causes: Sequence[Finding]) -> None:
         f"with a mean probability of {samples.certainty:.3f}"
     )
     click.echo(
-        f"Rewards:   mean variance {samples.reward_variance:.4f}; something to learn from on "
+        f"Rewards:   mean variance {samples.reward_variance:.4f}; a learning signal on "
         f"{sum(samples.signal)} of {plural(len(samples.groups), 'problem')}"
     )
     for cause in causes:
@@ -144,4 +144,4 @@ def _summarize(samples: Samples, causes: Sequence[Finding]) -> None:
         click.echo(cause.fix)
     if not causes:
         fine = "rewards differ, and tags, stop token and prefix survive the tokenizer."
-        click.echo(click.style("Nothing stands in the way: ", fg="green", bold=True) + fine)
+        click.echo(click.style("No problem found: ", fg="green", bold=True) + fine)

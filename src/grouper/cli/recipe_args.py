@@ -139,7 +139,7 @@ def require_new(path: Path | None, where: str = "") -> None:
     if path is None:
         return
     if path.exists():
-        fix = "Name another one, or move it away."
+        fix = "Choose another name, or move it."
         raise ConfigError(f"{path} exists already", where=where, fix=fix)
     require_writable(path)
 
@@ -192,7 +192,7 @@ def show_plan(
     """
     for text in warnings:
         warn(text)
-    verdict = "Everything that was looked at checks out"
+    verdict = "All checks passed"
     if leaks:
         verdict = f"{verdict}, but {' and '.join(leaks)}"
     verdict = f"{verdict}."

@@ -192,7 +192,7 @@ def probe(recipe: str, overrides: tuple[str, ...], *, texts: bool) -> int:
             click.echo(f"\n--- {result.name}: earned {_earned(result)}")
             click.echo(text)
     if failed:
-        click.echo(f"Cheating pays in {len(failed)} of {len(results)} probes.")
+        click.echo(f"Cheating is rewarded in {len(failed)} of {len(results)} probes.")
         return 1
     click.echo(f"No attack pays: all {len(results)} probes passed.")
     return 0

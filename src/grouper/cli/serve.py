@@ -140,12 +140,12 @@ def _is_this_machine(host: str) -> bool:
 
 def _require_key(engine: str, key: str | None, host: str) -> None:
     """Raise `ConfigError` where other machines could use a server without a key."""
-    fix = "Add --unprotected where only those can reach it who may, or leave --host out."
+    fix = "Add --unprotected on a network that only trusted machines can reach, or omit --host."
     if engine != "vllm":
-        what = f"{engine} knows no keys, and {host} admits other machines: anyone could use it"
+        what = f"{engine} supports no keys, and {host} accepts other machines: anyone could use it"
         raise ConfigError(what, where="--host", fix=f"Use --engine vllm. {fix}")
     if not key:
-        what = f"{host} admits other machines, and there is no key: anyone could use it"
+        what = f"{host} accepts other machines without a key: anyone could use it"
         raise ConfigError(what, where="--host", fix=f"Set {API_KEY} in the environment. {fix}")
     register_secret(key, f"${{{API_KEY}}}")
 

@@ -107,7 +107,7 @@ def options() -> dict[str, Settings]:
     return rows
 
 
-def normalised(args: Sequence[str]) -> Iterator[str]:
+def normalized(args: Sequence[str]) -> Iterator[str]:
     """Yield `--rewards=a,b` for `--rewards a b`, `--bf16=true` for `--bf16` and `--bf16 True`."""
     words = deque(args)
     while words:

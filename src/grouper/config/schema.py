@@ -71,7 +71,7 @@ class LoraConfig(Section):
     rank: Positive = 32
     alpha: PositiveFloat = 64.0
     dropout: Fraction = 0.0
-    """used in SFT only; GRPO always scores without"""
+    """used in SFT only; GRPO always scores without dropout"""
     target_modules: Literal["all-linear"] | Names = "all-linear"
 
 
@@ -92,7 +92,7 @@ class ModelConfig(Section):
     path: str | None = None
     """local folder or GGUF file first, else a Hub name"""
     revision: str | None = None
-    """Hub revision; leave out for local folders"""
+    """Hub revision; omit for local folders"""
     new: NewModelConfig | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     """dtype of the trainable weights and the optimizer state"""
@@ -100,11 +100,11 @@ class ModelConfig(Section):
     """dtype of matrix products (autocast); auto: bfloat16 on a CUDA device that has it, else as
     dtype; fastest: bfloat16 on a CPU, too, that multiplies faster in it"""
     attention: Literal["native", "sdpa", "eager", "flash_attention_2"] = "native"
-    """native runs each prompt once; the others pad rows"""
+    """native computes each prompt once per group; the others pad rows"""
     gradient_checkpointing: bool = False
-    """run each layer again in the backward: a third slower, far less memory"""
+    """recompute each layer in the backward pass: a third slower, much less memory"""
     activation_offload: bool = False
-    """keep what the backward needs in host memory; only on a GPU"""
+    """keep activations in host memory; only on a GPU"""
     quantization: Literal["4bit"] | None = None
     """4bit: frozen base weights in NF4 (QLoRA); needs lora and bitsandbytes"""
     lora: LoraConfig | None = None
@@ -115,7 +115,7 @@ class ModelConfig(Section):
         if self.dtype == "bfloat16" and self.compute_dtype == "float32":
             yield "bfloat16 weights cannot be multiplied in float32; use dtype: float32"
         if self.quantization is not None and self.lora is None:
-            yield "quantised weights cannot be trained: give model.lora as well"
+            yield "quantized weights cannot be trained: give model.lora as well"
 
 
 class RowsConfig(Section):
@@ -128,17 +128,17 @@ class RowsConfig(Section):
     source: str
     """a name from `grouper data list`, for example gsm8k"""
     path: str | None = None
-    """a local file or folder; left out: the Hub"""
+    """a local file or folder; default: the Hub"""
     split: str | None = None
-    """train, test, ...; left out: the source's own"""
+    """train, test, ...; default: the source's own"""
     subset: str | None = None
     """the Hub configuration name"""
     columns: dict[str, str] = {}
-    """our field -> the file's column (question, answer, ...)"""
+    """Grouper's field -> the file's column (question, answer, ...)"""
     streaming: bool = False
     """read row by row and stop at limit, for sets larger than memory"""
     shuffle: Seed | None = None
-    """seed of a shuffle before offset and limit; left out: in order"""
+    """seed of a shuffle before offset and limit; default: in order"""
     offset: NonNegative = 0
     """leave out this many rows at the start"""
     limit: Positive | None = None
@@ -149,7 +149,7 @@ class RowsConfig(Section):
     """only worked solutions whose own answer grades as correct; whole responses must also be in
     the prompt's format"""
     unique: Positive | Literal["all"] = "all"
-    """use this many that differ; all: every one, repeated or not"""
+    """use this many distinct ones; all: duplicates, too"""
     unique_by: Literal["row", "problem"] = "row"
     """problem: count questions, and keep every row of those that count"""
     options: dict[str, Any] = {}
@@ -174,7 +174,7 @@ class SourceConfig(RowsConfig):
     """One set of problems, or several in proportion (`mixture`)."""
 
     source: str = "mixture"
-    """a name from `grouper data list`; left out: see mixture"""
+    """a name from `grouper data list`; default: see mixture"""
     mixture: Annotated[tuple[MixedConfig, ...], Field(strict=False)] = ()
     """several sources by weight instead of one; no problem is used twice"""
 
@@ -193,7 +193,7 @@ class DataConfig(Section):
     """What each part of the run reads. `validation` chooses settings, `test` is used once."""
 
     sft: SourceConfig | None = None
-    """worked solutions; left out: data.train"""
+    """worked solutions; default: data.train"""
     train: SourceConfig
     validation: SourceConfig | None = None
     validation_share: BelowOne = 0.0
@@ -274,22 +274,22 @@ class PhaseConfig(Section):
     """Settings that SFT and GRPO have in common."""
 
     steps: Positive | None = None
-    """optimizer steps (GRPO: rollout batches); left out: by epochs"""
+    """optimizer steps (GRPO: rollout batches); default: by epochs"""
     epochs: PositiveFloat = 1.0
-    """passes over the data, where steps is not set (GRPO: at prompts_per_step; resampling and a
-    difficulty band meet problems faster)"""
+    """epochs, where steps is not set (GRPO: at prompts_per_step; resampling and a
+    difficulty band use problems faster)"""
     tokens_per_micro_batch: Positive = 8192
     """tokens in one forward and backward; never changes the gradient"""
     weighting: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     weighting_constant: PositiveFloat | None = None
-    """only for weighting: constant; what each sequence's sum is divided by (GRPO, left out:
+    """only for weighting: constant; what each sequence's sum is divided by (GRPO, default:
     sampling.max_new_tokens)"""
     evaluate_every: NonNegative | Literal["epoch"] = 0
     """steps between validations (on data.validation), or epoch; 0: never"""
     checkpoint_every: NonNegative = 0
     """steps; a checkpoint is also saved ten minutes after the last one; 0: by time only"""
     keep_checkpoints: Positive = 2
-    """the newest ones, to go on from"""
+    """number of recent checkpoints to keep for resuming"""
 
     def contradictions(self) -> Iterator[str]:
         if self.weighting != "constant" and self.weighting_constant is not None:
@@ -315,7 +315,7 @@ class DifficultyConfig(Section):
     """Which problems are worth sampling, by how often they are solved in the run's rollouts."""
 
     band: Pair = (0.05, 0.95)
-    """problems solved less or more often than this are left out, and tried again after three
+    """problems with a pass rate outside this range are skipped, and tried again after three
     epochs"""
     path: str | None = None
     """pass rates to begin with, from `grouper data difficulty`"""
@@ -327,10 +327,10 @@ class DifficultyConfig(Section):
 
 
 class GRPOConfig(PhaseConfig):
-    """Group relative policy optimisation: raises what checks out."""
+    """Group relative policy optimization: raises what checks out."""
 
     algorithm: Algorithm | None = None
-    """a named choice of the parts below; what the recipe sets itself wins"""
+    """a preset of the settings below; explicit settings win"""
     start_from: str | None = None
     """a model folder or adapter to start from"""
     prompts_per_step: Positive = 16
@@ -338,7 +338,7 @@ class GRPOConfig(PhaseConfig):
     """samples per prompt; a group baseline needs two"""
     advantage: Advantage = "standardised"
     advantage_eps: PositiveFloat | None = None
-    """added to the standard deviation of the rewards; left out: 1e-4"""
+    """added to the standard deviation of the rewards; default: 1e-4"""
     decouple_rewards: bool = False
     """a baseline for each reward component, then their weighted sum, scaled over the step (GDPO)"""
     ratio: Literal["token", "sequence"] = "token"
@@ -351,33 +351,33 @@ class GRPOConfig(PhaseConfig):
     beta: NonNegativeFloat = 0.0
     """weight of the KL term"""
     kl: Literal["k1", "k2", "k3", "k3_weighted"] = "k3"
-    """estimator of the KL; k1 is taken off the reward, the others are terms of the loss;
+    """estimator of the KL; k1 is subtracted from the reward, the others are terms of the loss;
     k3_weighted: times the ratio, which makes it unbiased"""
     entropy_bonus: NonNegativeFloat = 0.0
     """weight of the entropy in the loss"""
     top_entropy: Share = 1.0
-    """only this share of the tokens, the most uncertain ones, gets a gradient"""
+    """train only on this share of the tokens, those with the highest entropy"""
     importance: Literal["none", "truncate", "mask"] = "none"
     """weights for sampler log-probs that differ from the trainer's, bounded by 2"""
     max_staleness: Literal[0, 1] = 0
     """1: sample the rollouts of the next step while this one is trained, with weights that are one
     step old; needs a vLLM server"""
     overlong: Literal["keep", "mask"] = "keep"
-    """mask: cut-off completions give no gradient, but count in the baseline"""
+    """mask: truncated completions give no gradient, but count in the baseline"""
     updates_per_batch: Positive = 1
-    """optimizer steps that one pass over a rollout batch is cut into"""
+    """optimizer steps per pass over a rollout batch"""
     num_iterations: Positive = 1
     """passes over each rollout batch"""
     dynamic_sampling_rounds: NonNegative = 0
-    """times that groups all right or all wrong are replaced by other problems"""
+    """rounds that replace groups which are all correct or all wrong by other problems"""
     difficulty: DifficultyConfig | None = None
-    """leave out problems that are too easy or too hard"""
+    """skip problems that are too easy or too hard"""
     require_correct_in_group: bool = True
-    """a group without one correct answer gives no update"""
+    """groups without a correct answer are not trained on"""
     shuffle_rewards: bool = False
     """control experiment: rewards permuted over the step; must not learn"""
     allow_truncation: Annotated[bool, ASIDE] = False
-    """start even if most samples would be truncated; the look at 16 samples before is left out"""
+    """start even if most samples would be truncated, and skip the check of 16 samples"""
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @model_validator(mode="before")
@@ -443,18 +443,18 @@ class VllmConfig(Section):
     """vLLM as the sampler of a run (`sampling.engine: vllm`); see docs/vllm.md."""
 
     mode: Literal["colocate", "server"] = "colocate"
-    """colocate: in the training process; server: in processes of its own, here or elsewhere"""
+    """colocate: in the training process; server: in separate processes, here or elsewhere"""
     gpu_memory_utilization: Share = 0.3
     """share of a GPU's memory that vLLM may use, weights and cache included"""
     servers: Servers = ()
     """only for mode: server, one or several: a GPU, as cuda:1, on which the run starts and ends
     one; the address of one that `grouper serve-rollouts` has started, as http://127.0.0.1:8765;
-    auto: the run starts one where vLLM puts it. Left out: auto"""
+    auto: the run starts one where vLLM puts it. Default: auto"""
     tolerance: PositiveFloat | None = None
     """most that log-probs may differ from the trainer's after a push of weights, mean in nats;
-    left out: 1e-5 where both compute in float32, else 0.02"""
+    default: 1e-5 where both compute in float32, else 0.02"""
     timeout_seconds: Seconds = 600.0
-    """for a start, an answer, or the return of a server that has vanished"""
+    """time limit for a server to start, to answer, or to come back"""
     params: Params = {}
     """further arguments of vLLM's engine, by its own names"""
 
@@ -476,7 +476,7 @@ class SamplingConfig(Section):
     """prompt and completion together; max_new_tokens then follows from the longest prompt of
     data.train that is kept"""
     stop: Names | None = None
-    """left out: the format's own"""
+    """default: the format's own"""
     include_stop: bool = True
     allow_truncated: bool = False
     """train although top_p, top_k or min_p make the gradient biased"""
@@ -505,7 +505,7 @@ class GradingConfig(Section):
     """How answers are compared."""
 
     timeout_seconds: Seconds = 2.0
-    """processor time per answer in the symbolic stage"""
+    """CPU time per answer in the symbolic stage"""
     symbolic: bool = True
     """the Math-Verify stage; false: numbers and text only"""
 
@@ -520,13 +520,13 @@ class EvaluationConfig(Section):
     top_k: NonNegative = 0
     min_p: BelowOne = 0.0
     max_new_tokens: Positive | None = None
-    """left out: as in sampling"""
+    """default: as in sampling"""
     validation_minutes: PositiveFloat | None = None
     """about as long as a validation may take: the first one finds how many problems of
     data.validation fit, in an order by seed, and every later one has the same problems"""
     servers: Annotated[Servers, ASIDE] = ()
     """vLLM servers for validation alone, named as in sampling.vllm.servers: it then runs while
-    training goes on; left out: training waits for it"""
+    training goes on; default: training waits for it"""
     rewards: bool = True
     """also format, reasoning and `rewards` of each completion"""
 
@@ -560,7 +560,7 @@ class RewardConfig(Section):
     """false: it may answer the same input differently (a model as a judge); its answers are kept
     for --resume"""
     timeout_seconds: Seconds = 120.0
-    """a group's time: an async function is stopped, another warned of"""
+    """time limit per group: an async function is stopped, any other gets a warning"""
 
 
 Rewards = Annotated[tuple[RewardConfig, ...], Field(strict=False), _EACH_ONCE]
@@ -588,14 +588,14 @@ class TrackerConfig(Section):
     name: str
     """tensorboard, wandb, trackio, or your own: `path/to/file.py:function`"""
     project: str | None = None
-    """left out: grouper"""
+    """default: grouper"""
     entity: str | None = None
-    """only wandb: user or team; left out: your own"""
+    """only wandb: user or team; default: your own"""
     run_name: str | None = None
-    """left out: the recipe's name"""
+    """default: the recipe's name"""
     tags: Names = ()
     mode: Literal["offline", "online"] = "offline"
-    """online: send to its server while the run goes on"""
+    """online: upload during the run"""
     params: Params = {}
     """further keywords: of wandb.init, trackio.init, or yours; ${NAME} is read from the
     environment"""
@@ -608,10 +608,10 @@ class TrackingConfig(Section):
     """groups per step whose tokens are recorded one by one: log-probs, entropy, clipping; the
     report shows them. all: of every group, with ids and exact log-probs"""
     log_every: Positive = 1
-    """steps between lines on the console and in training.log; with 1, a console that is no terminal
-    gets about 40 lines a phase"""
+    """steps between lines on the console and in training.log; with 1, a console that is not a
+    terminal gets about 40 lines a phase"""
     print_every_steps: Annotated[Positive | None, ASIDE] = None
-    """GRPO steps between samples shown on the console; left out: none"""
+    """GRPO steps between samples shown on the console; default: none"""
     trackers: Annotated[tuple[TrackerConfig, ...], Field(strict=False), _EACH_ONCE, ASIDE] = ()
     """where else each step is reported; the run folder is always written"""
 
@@ -630,7 +630,7 @@ class Recipe(Section):
     push_to: Annotated[str | None, ASIDE] = None
     """owner/name on the Hub: each checkpoint is pushed as a revision, the result with its card"""
     threads: Annotated[Positive | None, Field(le=1024), ASIDE] = None
-    """CPU threads; left out: PyTorch's choice, at most the processors that the process may use"""
+    """CPU threads; default: PyTorch's choice, at most the processors that the process may use"""
     device: Annotated[Literal["auto", "cpu", "cuda", "mps"], ASIDE] = "auto"
     """auto: CUDA if there is a device, else the CPU; mps is untested, and never chosen by itself"""
     parallel: Annotated[Literal["ddp", "fsdp"], ASIDE] = "ddp"

@@ -125,7 +125,9 @@ def _from_turns(row: Row, name: str) -> tuple[Row, tuple[Message, ...]]:
         solution = turns[-1]["content"]
         turns = turns[:-1]
     if not turns or turns[-1]["role"] != "user":
-        raise ValueError(f"column {name!r} holds a conversation whose last question is no user's")
+        raise ValueError(
+            f"column {name!r} holds a conversation whose last question is not from a user"
+        )
     read_row = {**row, "question": turns[-1]["content"]}
     if solution is not None:
         read_row["solution"] = solution

@@ -320,7 +320,7 @@ def _keep_unique(problems: Problems, config: RowsConfig, *_: object) -> tuple[li
         f"{len(problems):,} rows, {len(kept):,} rows used"
     )
     if count < limit:
-        note += f"; {limit:,} were asked for"
+        note += f"; {limit:,} were requested"
     return kept, f"{note}."
 
 

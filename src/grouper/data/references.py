@@ -23,7 +23,7 @@ from grouper.errors import GradingError, RunFolderError, installed
 from grouper.files import cache_folder, processors, write_atomic
 from grouper.grading import Grader, require_symbolic
 from grouper.grading.answers import read_reference
-from grouper.grading.normalise import tidy
+from grouper.grading.normalize import tidy
 from grouper.grading.numbers import is_number
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import Any
 from grouper.errors import DataError, did_you_mean, raise_all
 from grouper.files import load_table
 from grouper.grading import extract
-from grouper.grading.normalise import tidy
+from grouper.grading.normalize import tidy
 from grouper.grading.numbers import is_number
 from grouper.prompts import FORMATS
 from grouper.types import AnswerContract, AnswerKind

@@ -17,7 +17,7 @@ from pydantic import ConfigDict
 
 from grouper.evaluation.statistics import Interval, mean_interval, pass_at_k
 from grouper.grading import TEXT_ALONE
-from grouper.grading.normalise import canonical, tidy
+from grouper.grading.normalize import canonical, tidy
 from grouper.grading.numbers import TooLargeError, read_number
 from grouper.types import FinishReason, Verdict
 

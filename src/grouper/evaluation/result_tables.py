@@ -290,14 +290,14 @@ def _shared_settings(comparison: Comparison) -> str:
         return "; the same problems, sampled in different ways"
     seeds = {result.card.get("seed") for result in results}
     if sampling[0]["temperature"] > 0 and len(seeds) > 1:
-        return "; the same problems, drawn with different seeds"
-    return "; the same problems and draws for every model"
+        return "; the same problems, sampled with different seeds"
+    return "; the same problems and random seeds for every model"
 
 
 _NO_VERDICT: Mapping[Outcome, str] = {
     "timeout": "Grader timeouts, counted as not correct",
     "crash": "Grader crashes, counted as not correct",
-    "not_scored": "Completions whose reference answer cannot be read, taking no part",
+    "not_scored": "Completions whose reference answer cannot be read, excluded",
 }
 
 

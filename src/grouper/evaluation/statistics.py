@@ -177,7 +177,7 @@ def mean_interval(scores: Sequence[Sequence[float]]) -> Interval:
     2015 find the Wilson form the best of its kind for clustered data). r is the variance of the n
     problem means over p(1-p), which is 1 where the samples of a problem always agree and 1/m where
     they are independent. It is estimated from S = n min(p, 1-p) problems at most, so it is moved
-    towards 1 with the weight of a fifth of a problem: r = (S r + 0.2) / (S + 0.2). Without that,
+    toward 1 with the weight of a fifth of a problem: r = (S r + 0.2) / (S + 0.2). Without that,
     one right answer in 30 problems of 8 samples would count as 240 independent ones. No
     resampling, so no seed; with one sample per problem it is exactly Wilson's.
 

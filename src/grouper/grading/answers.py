@@ -20,7 +20,7 @@ from typing import NamedTuple
 from grouper.grading.brackets import MAX_NESTING, depths
 from grouper.grading.choices import Choice, choice_of
 from grouper.grading.lazy import once
-from grouper.grading.normalise import canonical, closing_brace, tidy
+from grouper.grading.normalize import canonical, closing_brace, tidy
 from grouper.grading.patterns import PATTERNS
 from grouper.grading.shapes import Node, candidates, is_unsolved
 from grouper.grading.surrounding_words import (
@@ -29,7 +29,7 @@ from grouper.grading.surrounding_words import (
     without_surrounding_words,
 )
 
-# Characters; a longer text is not the answer to a maths problem and not worth parsing.
+# Characters; a longer text is not the answer to a math problem and not worth parsing.
 MAX_ANSWER = 2_000
 _MAX_BRACKETS = 200
 # A reference of more words than both is an explanation.

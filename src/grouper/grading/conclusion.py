@@ -129,7 +129,7 @@ _VAGUE = re.compile(
 def _results_and_checks(
     masked: str, sentences: list[Span], answer_at: int
 ) -> tuple[list[Span], list[Span]]:
-    """Sort sentences into those that work towards a result and those that check one.
+    """Sort sentences into those that work toward a result and those that check one.
 
     Remarks are in neither list. A check goes on until the next conclusion, or until sentence
     `answer_at`, which says the answer.

@@ -1,6 +1,6 @@
 r"""Does the answer equal the reference? Three stages decide, the cheapest first.
 
-    text      the same normalised string
+    text      the same normalized string
     number    the same exact numbers, part by part; `Fraction` arithmetic, no sympy
     symbolic  the same expression, through Math-Verify in a worker, judged by numbers
 

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from grouper.grading.normalise import braced, unmixed
+from grouper.grading.normalize import braced, unmixed
 from grouper.grading.patterns import PATTERNS
 
 _DATA = json.loads(Path(__file__).with_name("units.json").read_text("utf-8"))

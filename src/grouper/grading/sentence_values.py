@@ -16,7 +16,7 @@ from typing import NamedTuple
 from grouper.grading.answers import MAX_ANSWER
 from grouper.grading.brackets import EQUALS, split
 from grouper.grading.chains import is_label
-from grouper.grading.normalise import GREEK, tidy
+from grouper.grading.normalize import GREEK, tidy
 from grouper.grading.numbers import TooLargeError, find_unit, ungrouped
 from grouper.grading.sentences import MATHS, Prose, Span
 
@@ -42,7 +42,7 @@ class SentenceValue(NamedTuple):
 _FUNCTION = "arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|log|ln|sqrt|pi"
 _VULGAR = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 # What a number or formula that is written without dollars consists of.
-_MATHS_PIECES = (
+_MATH_PIECES = (
     rf"\\(?:text[a-z]{{0,6}}|mbox|mathrm|operatorname)\s{{0,3}}\{{[^{{}}\n{MATHS}]{{0,200}}\}}",
     r"\\[A-Za-z]+",  # \sqrt
     rf"\\[^A-Za-z\n{MATHS}]",  # \%
@@ -60,7 +60,7 @@ _PIECE = re.compile(
     rf"(?P<formula>{MATHS}+)"
     r"|(?P<arrow>=>|->|[→⇒⟹])"
     r"|(?P<ordinal>\d+(?:st|nd|rd|th)(?![A-Za-z])|\d+(?:\.\d+)?-(?=[A-Za-z]{2}))"
-    rf"|(?P<maths>{'|'.join(_MATHS_PIECES)})"
+    rf"|(?P<math>{'|'.join(_MATH_PIECES)})"
     r"|(?P<comma>[,&])|(?P<word>[^\W\d_][\w'’]*)|(?P<gap>[ \t]+)|(?P<other>.)",
     re.DOTALL,
 )
@@ -113,7 +113,7 @@ def _runs(prose: Prose, start: int, end: int) -> Iterator[tuple[int, int]]:
                 at = prose.formulas[at].end()
             run = -1
             continue
-        if kind == "maths":
+        if kind == "math":
             if run < 0:
                 run = match.start()
                 depth = 0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from grouper.grading.brackets import LISTED, split
 from grouper.grading.chains import is_label
-from grouper.grading.normalise import CONSTANTS, GREEK
+from grouper.grading.normalize import CONSTANTS, GREEK
 from grouper.grading.numbers import NOT_UNITS, find_unit
 from grouper.grading.patterns import PATTERNS
 

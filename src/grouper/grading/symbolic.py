@@ -37,7 +37,7 @@ from latex2sympy2_extended import (  # type: ignore[import-untyped] # ships no t
 from grouper.grading.answers import Statement, read, read_reference
 from grouper.grading.chains import Chain
 from grouper.grading.equivalence import Comparison, Equivalence, Outcome
-from grouper.grading.normalise import braced, unmixed
+from grouper.grading.normalize import braced, unmixed
 from grouper.grading.numbers import ROUNDED_FROM, TooLargeError, matched
 from grouper.grading.patterns import PATTERNS
 from grouper.grading.shapes import Node, without_builder
@@ -129,7 +129,7 @@ class _Symbolic(Comparison):
             return constant
 
     def equations(self, answer: Chain, reference: Chain) -> Outcome:
-        """Whether each pair of neighbouring sides has the difference of its pair, or a multiple."""
+        """Whether each pair of neighboring sides has the difference of its pair, or a multiple."""
         sides = answer.sides
         expected = reference.sides
         if len(sides) != len(expected):

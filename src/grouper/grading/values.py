@@ -12,7 +12,7 @@ from typing import NamedTuple
 from grouper.grading.brackets import COLON, split
 from grouper.grading.choices import choice_of
 from grouper.grading.lazy import once
-from grouper.grading.normalise import CONSTANTS, GREEK, canonical
+from grouper.grading.normalize import CONSTANTS, GREEK, canonical
 from grouper.grading.numbers import (
     LargeNumber,
     Number,

@@ -2,7 +2,7 @@
 
 `kernels` is the module `cpu.ops` or `triton.layers`. Both have
 
-    norm(x, weight, eps, ones) -> the normalised x
+    norm(x, weight, eps, ones) -> the normalized x
     norm_gradient(grad, x, weight, eps, ones) -> of x and of the weight
     rotate(x, cosine, sine, dtype) -> heads turned
     gate(gate, up, m, c) -> gate sigmoid(m gate + c gate^3) up

@@ -1,6 +1,6 @@
 """Which parts of a transformers model run on our kernels, and when.
 
-A model keeps its own code. Its normalisation and MLP layers, and the function that rotates its
+A model keeps its own code. Its normalization and MLP layers, and the function that rotates its
 queries and keys, first check whether one of Grouper's passes is running and a kernel takes their
 tensors; otherwise they run as before. What a class computes is not guessed from its name: a kernel
 is used only if the class's own code gives the same results on random numbers.

@@ -114,7 +114,7 @@ def require_model_folder(path: str, *, where: str = "model.path") -> None:
         files = sorted(str(file) for file in folder.glob(f"*{GGUF_SUFFIX}"))
         if files:
             raise ModelError(
-                f"{path!r} is no model folder; it holds {plural(len(files), 'GGUF file')}",
+                f"{path!r} is not a model folder; it holds {plural(len(files), 'GGUF file')}",
                 where=where,
                 fix=f"Name the file: {' or '.join(files[:3])}.",
             )
@@ -279,7 +279,7 @@ def read_adapter(path: str) -> dict[str, Any] | None:
     method = str(config.get("init_lora_weights"))
     if method.lower().startswith(_CHANGES_THE_BASE):
         raise ModelError(
-            f"{str(file)!r} is of an adapter initialised with {method}, which changes the weights "
+            f"{str(file)!r} is of an adapter initialized with {method}, which changes the weights "
             "of the base model as well; together with the base model as it is, it means nothing",
             where="the adapter",
             fix="Where it was trained, save it with `path_initial_model_for_weight_conversion` of "

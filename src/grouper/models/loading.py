@@ -136,7 +136,7 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> Any:
         tokenizer.init_kwargs.pop(name, None)
     if not isinstance(tokenizer.model_max_length, int | float):
         raise ModelError(
-            f"model_max_length in the tokenizer_config.json of {path!r} is no number",
+            f"model_max_length in the tokenizer_config.json of {path!r} is not a number",
             where="the model",
             fix="Put the file back that came with the model.",
         )
@@ -299,7 +299,8 @@ def load_policy(
         if config.lora is None:
             log.info("The adapter %s is merged; all weights are trained.", path)
             with as_model_error(
-                f"the adapter {path!r} cannot be merged", fix="Set model.lora to go on training it."
+                f"the adapter {path!r} cannot be merged",
+                fix="Set model.lora to continue training it.",
             ):
                 # PEFT has frozen the base weights; now they are trained.
                 model = merged(adapter, model).requires_grad_(True)
@@ -519,7 +520,7 @@ def _attention(name: str, shape: PretrainedConfig) -> str:
     models = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(shape) not in models or shape.is_encoder_decoder:
         raise ModelError(
-            f"{shape.model_type} is no architecture of a causal language model",
+            f"{shape.model_type} is not an architecture of a causal language model",
             where="the model",
             fix="Name a model that continues text.",
         )

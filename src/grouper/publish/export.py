@@ -141,7 +141,7 @@ def export_model(
             (folder / EXPORT_FILE).write_text(text, encoding="utf-8")
         if run is not None:
             for loss in RunFolder(run).losses(recipe):
-                log.warning("%s has lost %s: the card says nothing of it.", run, loss)
+                log.warning("%s has lost %s: the card does not mention it.", run, loss)
             draw_curves(RunFolder(run), folder / CURVES_FILE)
         base = recipe.model.path if recipe is not None and recipe.model.path else base_of(source)
         card = model_card(
@@ -198,7 +198,7 @@ def recipe_of(source: str) -> Recipe | None:
     except ConfigError as error:
         if run_of(source) is not None:
             raise
-        log.info("Nothing is said of how to prompt %s: %s", source, error)
+        log.info("The card does not say how to prompt %s: %s", source, error)
         return None
 
 

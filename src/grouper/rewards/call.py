@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 Content = str | Sequence[Message]
 """A prompt or completion: messages in chat recipes, a string in plain-text ones."""
 
-# Time that a cancelled function has for its `finally` blocks.
+# Time that a canceled function has for its `finally` blocks.
 GRACE_SECONDS = 1.0
 
 
@@ -301,7 +301,7 @@ def started(
     Returns:
         A function that waits and returns the result and None, or None and the exception: a
         `StoppedError` where it took longer than `seconds`. A function that blocks the loop, or
-        cannot be cancelled, is left behind with its loop, and the next call starts another loop.
+        cannot be canceled, is left behind with its loop, and the next call starts another loop.
     """
 
     async def outcome() -> tuple[Any, BaseException | None]:

@@ -410,7 +410,7 @@ class RewardStack:
         values from this file.
         """
         self._file = path
-        fix = "Restore the file, or delete it: they are then asked again."
+        fix = "Restore the file, or delete it: they are then called again."
         with read_errors_as(path, "what rewards have answered cannot be read", fix):
             for row in whole_lines(path):
                 self._answers[row["place"]][row["key"]] = partial(dict, row)

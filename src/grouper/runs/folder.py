@@ -556,7 +556,7 @@ class RunFolder:
         step = read_json(file, _NO_STATE).get("step")
         if type(step) is not int or not 0 <= step <= MOST_STEPS:
             raise RunFolderError(
-                f"{_NO_STATE} (step: {step!r} is no number of steps)",
+                f"{_NO_STATE} (step: {step!r} is not a number of steps)",
                 where=str(file),
                 fix="Restore the file.",
             )
@@ -641,7 +641,7 @@ class RunFolder:
         try:
             if not items.exists():
                 raise LostItemsError(
-                    "the items of this evaluation are lost, and nothing can be said of it",
+                    "the items of this evaluation are lost, so it cannot be reported",
                     where=str(items),
                     fix=f"Restore the file, or delete {summary} and continue the run with "
                     "--resume, which measures it again.",

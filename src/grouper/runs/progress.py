@@ -208,7 +208,7 @@ class Progress:
         return self.console.is_terminal and not self._quiet
 
     def _is_due(self, step: int, total: int | None) -> bool:
-        """Return whether a step has a line on a console that is no terminal.
+        """Return whether a step has a line on a console that is not a terminal.
 
         With `log_every` the recipe decides; `training.log` has every step.
         """

@@ -176,7 +176,7 @@ class Recorder(RunFolder):
             self.draw(RunFolder(self.path))
         except Exception as error:  # noqa: BLE001 - a run does not need its pictures
             log.warning(
-                "The pictures of the run could not be drawn (%s: %s); the run goes on, and "
+                "The pictures of the run could not be drawn (%s: %s); the run continues, and "
                 "`grouper report %s` tries again.",
                 type(error).__name__,
                 error,

@@ -116,7 +116,7 @@ def rollout_of(line: str) -> dict[str, Any]:
     if isinstance(row, dict) and row.keys() & _FIELDS.keys():
         _check_fields(row)
         return {**_DEFAULTS, **row}
-    raise ValueError("this is no row of a rollout")
+    raise ValueError("this is not a row of a rollout")
 
 
 # The columns of a rollout, all of them optional.
@@ -281,11 +281,11 @@ def evaluation_of(summary: Mapping[str, Any], items: StoredItems) -> EvaluationR
         raise ValueError(f"phase: {settings.get('phase')!r} is none of {', '.join(PHASES)}")
     step = settings.get("step")
     if type(step) is not int or not 0 <= step <= MOST_STEPS:
-        raise ValueError(f"step: {step!r} is no number of steps")
+        raise ValueError(f"step: {step!r} is not a number of steps")
     result = replace(_parse_result({**settings, "items": ()}), items=items)
     seed = result.card.get("seed", 0)
     if type(seed) is not int:
-        raise ValueError(f"card: seed: {seed!r} is no whole number")
+        raise ValueError(f"card: seed: {seed!r} is not a whole number")
     problems = {item.problem_id for item in items.slim}
     if result.samples < 1 or len(problems) * result.samples != len(items):
         raise ValueError(

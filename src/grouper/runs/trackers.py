@@ -453,7 +453,7 @@ class Background:
             if not self._has_failed:
                 self._has_failed = True
                 log.warning(
-                    "The tracker %s failed, and the run goes on anyway (reported once): %s",
+                    "The tracker %s failed, and the run continues without it (reported once): %s",
                     self.name,
                     describe_exception(error),
                 )

@@ -59,13 +59,13 @@ def describe_dtypes(sampling: SamplingConfig, model: ModelConfig) -> str:
         elif model.lora and name == model.dtype:
             source = f"the weights themselves with {name} adapters"
         elif model.lora:
-            source += " with the adapters beside it"
+            source += " with the adapters kept separate"
     text = f"On CUDA: {weights} weights{adapters}, products in {compute}, samples from {source}."
     if has_bfloat16():
         return text
     if compute == "bfloat16":
-        return f"{text} This card has no bfloat16 and emulates it: set model.dtype=float32."
-    return f"{text} This card has no bfloat16, so nothing is computed in it."
+        return f"{text} This GPU has no bfloat16 and emulates it: set model.dtype=float32."
+    return f"{text} This GPU has no bfloat16, so nothing is computed in it."
 
 
 class SamplingWeights:

@@ -94,12 +94,14 @@ class UserHook(Hook):
             return HookReply(events=(f"hook {self._name} raised {describe_exception(error)}",))
         if unknown:
             event = (
-                f"hook {self._name} asks for {', '.join(unknown)}, which is none of "
+                f"hook {self._name} requests {', '.join(unknown)}, which is none of "
                 f"{', '.join(REQUESTS)}"
             )
             return HookReply(events=(event,))
         requests = {value: self._name for value in values if value is not None}
         if "evaluate" in requests and not run.prepared.validation:
-            event = f"hook {self._name} asks to evaluate, and there are no validation problems"
+            event = (
+                f"hook {self._name} requests an evaluation, but there are no validation problems"
+            )
             return HookReply(requests=requests, events=(event,))
         return HookReply(requests=requests)

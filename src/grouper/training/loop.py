@@ -101,7 +101,7 @@ class _Loop:
 
     def report(self, event: str) -> None:
         """Warn of a problem that does not stop training, and add it to the next step's metrics."""
-        log.warning("Training goes on with %s", event.partition(": ")[2])
+        log.warning("Training continues with %s", event.partition(": ")[2])
         self.events.append(event)
 
     def take_step(self, step: Callable[[Run, TrainState], StepReport]) -> None:
@@ -205,5 +205,5 @@ def _stop_broken(run: Run, state: TrainState) -> None:
         where=f"{state.phase} step {state.step}",
         fix=f"The steps, texts and metrics are in {folder}. Lower "
         f"{state.phase}.optimizer.learning_rate or use model.compute_dtype: float32; "
-        f"{checkpoint_hint}. Go on with --resume --allow-changes.",
+        f"{checkpoint_hint}. Continue with --resume --allow-changes.",
     )

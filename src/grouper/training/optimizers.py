@@ -178,7 +178,7 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> Optimizer:
     smallest_element = min(parameter.element_size() for parameter in policy.parameters())
     if policy.adapter is None and smallest_element < 2:
         raise ModelError(
-            "the weights of this model are stored quantised, and cannot be trained",
+            "the weights of this model are stored quantized, and cannot be trained",
             where="model.path",
             fix="Name the model that they were made from, or train an adapter with model.lora.",
         )

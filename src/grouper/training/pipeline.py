@@ -217,8 +217,8 @@ def _refuse_sft_after_grpo(run: Run) -> None:
         raise RunFolderError(
             f"{sft_final}, which the GRPO of this run began from, is missing",
             where=str(checkpoint),
-            fix="Restore it from a backup, go on with GRPO alone (--skip-sft), or delete "
-            f"{run.path / 'grpo'} to go on from the last checkpoint of SFT.",
+            fix="Restore it from a backup, continue with GRPO alone (--skip-sft), or delete "
+            f"{run.path / 'grpo'} to continue from the last checkpoint of SFT.",
         )
     raise RunFolderError(
         "the GRPO of this run did not start from its SFT, which has not been run",
@@ -306,7 +306,7 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
         raise CheckpointError(
             "model.lora would make an adapter of these weights, which are removed at a later step",
             where=str(folder),
-            fix="Go on without model.lora (--resume --allow-changes), or train the adapter in a "
+            fix="Continue without model.lora (--resume --allow-changes), or train the adapter in a "
             "run of its own, with a copy of this folder as its model.path.",
         )
     state = fresh_state(run, phase, run.models.load(str(folder)), saved["started_from"])
@@ -365,9 +365,9 @@ def _warn_of_missing_records(run: Run, phase: str, step: int) -> None:
         return
     for missing in missing_records:
         log.warning(
-            "The record of this run has lost %s. Training goes on without: the weights do not need "
-            "them, but curves and `grouper diagnose` do. Restore the files in %s from a backup, or "
-            "start again with --overwrite.",
+            "The record of this run has lost %s. Training continues: the weights do not need these "
+            "records, but curves and `grouper diagnose` do. Restore the files in %s from a backup, "
+            "or start again with --overwrite.",
             missing,
             run.path,
         )
@@ -406,6 +406,6 @@ def banner_lines(info: RunInfo, changes: Changes, versions: Mapping[str, Any]) -
     }
     if without_effect:
         log.warning(
-            "This phase goes on with the weights it has; this has no effect on them: %s",
+            "This phase continues with its current weights; this has no effect on them: %s",
             describe_changes(without_effect),
         )

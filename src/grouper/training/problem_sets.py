@@ -379,7 +379,7 @@ def opening_lines(recipe: Recipe, sets: ProblemSets, fitting: Mapping[str, int])
         )
     if sampling.min_new_tokens:
         yield (
-            f"Bias accepted: stop tokens are not drawn in the first {sampling.min_new_tokens} "
+            f"Bias accepted: stop tokens are not sampled in the first {sampling.min_new_tokens} "
             "tokens (sampling.min_new_tokens), while the gradient assumes they could be."
         )
     if recipe.grpo.shuffle_rewards:

@@ -38,7 +38,7 @@ def check_save_path(recipe: Recipe, run: Path) -> None:
         raise RunFolderError(
             "this folder is part of the run, or holds it, and would be replaced",
             where=where,
-            fix="Name a folder of its own.",
+            fix="Name a separate folder.",
         )
     names = {entry.name for entry in entries}
     # A saved model has a recipe, and an adapter or a configuration.

@@ -279,7 +279,7 @@ def grpo_objective(config: GRPOConfig, observe: ObserveSlice | None = None) -> O
         if batch.old_logprobs is not None:
             ratio = ratios.detach().exp()
             tallies["policy/ratio"] = _tally(ratio, mask)
-            # A token is clipped beyond the bound that its advantage pushes it towards.
+            # A token is clipped beyond the bound that its advantage pushes it toward.
             clipped_above = (ratio > 1 + bounds.high) & (advantages > 0)
             clipped_below = (ratio < 1 - bounds.low) & (advantages < 0)
             clipped = clipped_above | clipped_below

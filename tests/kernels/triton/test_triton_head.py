@@ -31,7 +31,7 @@ ROWS = 5
 def exact(
     products: Tensor, targets: Tensor, scaling: LogitScaling, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs, normalisers and entropies in float64, by torch's own operations."""
+    """Log-probs, normalizers and entropies in float64, by torch's own operations."""
     logits = products.double() * scaling.factor
     if scaling.cap:
         logits = scaling.cap * (logits / scaling.cap).tanh()
@@ -79,11 +79,11 @@ def test_gradients(
     scaling = SCALINGS[name]
     weights = torch.linspace(-1, 2, ROWS, device=DEVICE), torch.linspace(2, -1, ROWS, device=DEVICE)
     leaf = products.double().requires_grad_()
-    logprobs, normalisers, of_entropies = exact(leaf, targets, scaling, temperature)
+    logprobs, normalizers, of_entropies = exact(leaf, targets, scaling, temperature)
     loss = (logprobs * weights[0]).sum() + (of_entropies * weights[1]).sum() * entropies
     (expected,) = torch.autograd.grad(loss, leaf)
     of_tokens = (
-        *(targets, normalisers.detach().float(), of_entropies.detach().float()),
+        *(targets, normalizers.detach().float(), of_entropies.detach().float()),
         *weights,
     )
     pointer, curve = products.data_ptr(), scaling.curve(temperature)

@@ -192,18 +192,18 @@ def test_a_model_learns_on_them(family: str, monkeypatch: pytest.MonkeyPatch) ->
     modules.attach(model)
     other = copy.deepcopy(model)
 
-    def learnt(model: Any) -> tuple[Tensor, list[Tensor]]:
+    def learned(model: Any) -> tuple[Tensor, list[Tensor]]:
         logits = model(ids).logits
         logits.log_softmax(-1)[..., 7].sum().backward()
         return logits, [p.grad for p in model.parameters()]
 
     with switched_off(), running():
-        expected, theirs = learnt(other)
+        expected, theirs = learned(other)
     used: list[str] = []
     monkeypatch.setattr(gpu, "serves", lambda *_: True)
     monkeypatch.setattr(modules, "device_type", lambda _: "cuda")
     with running(), launches(lambda kernel, _: used.append(kernel)):
-        logits, ours = learnt(model)
+        logits, ours = learned(model)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     for mine, right in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-3, atol=1e-4)

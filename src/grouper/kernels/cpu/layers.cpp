@@ -9,7 +9,7 @@
 
 namespace {
 
-// ---- RMS normalisation -------------------------------------------------------------------------
+// ---- RMS normalization -------------------------------------------------------------------------
 
 // One over the root of a row's mean square.
 template <class X> inline float inverse_root(const X *in, int64_t width, double eps) {

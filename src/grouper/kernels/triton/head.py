@@ -27,7 +27,7 @@ Curve = tuple[float, float]
 
 
 def scores(products: Tensor, targets: Tensor, curve: Curve) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs of targets, the normalisers and the entropies in nats, each [n] in float32.
+    """Log-probs of targets, the normalizers and the entropies in nats, each [n] in float32.
 
     Args:
         products: [n, V], dense, of hidden states and the head's weight.
@@ -57,7 +57,7 @@ def gradient(
 
     Args:
         products: as for `scores`; overwritten.
-        of_tokens: [n] each: targets, normalisers, entropies, and the gradients with respect to
+        of_tokens: [n] each: targets, normalizers, entropies, and the gradients with respect to
             log-probs and entropies.
         curve: maps products to logits.
         dtype: of the result.
@@ -114,7 +114,7 @@ def _scores(
 
 @jit
 def _gradient(
-    products, targets, normalisers, entropies, to_logprobs, to_entropies, out, width, inner, outer,
+    products, targets, normalizers, entropies, to_logprobs, to_entropies, out, width, inner, outer,
     CAPPED: tl.constexpr, ENTROPIES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """D logp_t / dz_i = [i = t] - p_i, and dH / dz_i = -p_i (log p_i + H)."""
@@ -127,7 +127,7 @@ def _gradient(
         bent = tanh(logits)
         logits = outer * bent
         slope = outer * inner * (1 - bent * bent)
-    logprobs = logits - tl.load(normalisers + row)
+    logprobs = logits - tl.load(normalizers + row)
     pull = tl.load(to_logprobs + row)
     pulls = tl.zeros((BLOCK,), tl.float32) + pull
     if ENTROPIES:

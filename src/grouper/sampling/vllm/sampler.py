@@ -271,7 +271,7 @@ class VllmSampler:
             raise ModelError(
                 f"vLLM {otherwise}: it has {engine_tag or 'none'}, not {tag}",
                 where="sampling.engine",
-                fix="Nothing of this step was kept: go on with --resume.",
+                fix="Nothing of this step was kept: continue with --resume.",
             )
 
     @torch.no_grad()

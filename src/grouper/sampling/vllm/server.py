@@ -244,7 +244,7 @@ class ServerEngine:
                     raise ModelError(
                         f"a vLLM server has not answered for {self._timeout:g} seconds ({error})",
                         where="sampling.vllm",
-                        fix="Start it again, and go on with --resume: the step is done anew.",
+                        fix="Start it again, and continue with --resume: the step is repeated.",
                     ) from error
             self._closed.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -1,4 +1,4 @@
-r"""Normalisation: one spelling for what can be written in many ways, with the same meaning.
+r"""Normalization: one spelling for what can be written in many ways, with the same meaning.
 
 `tidy` removes typesetting and keeps words apart, `canonical` is what the text stage compares.
 Both are idempotent enough for grading (a canonical text canonicalises to itself) and linear.
@@ -69,7 +69,7 @@ _RIGHT_EDGE = " .,;:\\"
 
 
 def tidy(text: str) -> str:
-    r"""The answer without typesetting: spaces, sizes, fonts, dollar signs of maths mode.
+    r"""The answer without typesetting: spaces, sizes, fonts, dollar signs of math mode.
 
     >>> tidy(r"$\left( 3,\, \dfrac{1}{2} \right)$.")
     '( 3, \\frac{1}{2} )'
