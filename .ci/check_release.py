@@ -1,7 +1,8 @@
 """Check that a tag is ready to be released: `python .ci/check_release.py v1.2.3`.
 
-The version must be that of pyproject.toml and CITATION.cff, and the newest heading of CHANGELOG.md must have it with a
-date (`## 1.2.3 - 2026-01-31`) and at least one entry. Prints each problem and exits with 1.
+The version must be that of pyproject.toml and CITATION.cff, and the newest heading of CHANGELOG.md
+must have it with a date (`## 1.2.3 - 2026-01-31`) and at least one entry. Prints each problem and
+exits with 1.
 """
 
 from __future__ import annotations

@@ -131,7 +131,9 @@ def test_actions_are_pinned_to_a_commit(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     used = re.findall(r"uses: (.+)$", text, re.MULTILINE)
     assert used
-    loose = [use for use in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)]
+    loose = [
+        use for use in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)
+    ]
     assert loose == []
 
 
@@ -147,7 +149,9 @@ def test_one_action_has_one_version() -> None:
 def test_a_workflow_may_only_read(file: Path) -> None:
     workflow = load(file)
     assert workflow["permissions"] == {"contents": "read"}
-    extra = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
+    extra = {
+        name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job
+    }
     assert extra in ({}, {"publish": {"id-token": "write"}})
     assert "pull_request_target" not in file.read_text(encoding="utf-8")
 
@@ -205,7 +209,9 @@ def release(tmp_path: Path) -> Path:
 
 
 def write_changelog(folder: Path, heading: str, entry: str = "- An entry.") -> None:
-    (folder / "CHANGELOG.md").write_text(f"# Changelog\n\n## {heading}\n\n{entry}\n\n## 0.0.1 - 2025-01-01\n")
+    (folder / "CHANGELOG.md").write_text(
+        f"# Changelog\n\n## {heading}\n\n{entry}\n\n## 0.0.1 - 2025-01-01\n"
+    )
 
 
 def test_a_release_that_is_ready(release: Path) -> None:
@@ -276,7 +282,9 @@ def arguments_of(name: str) -> list[str]:
 
 def test_the_image_has_a_pinned_base() -> None:
     (base,) = arguments_of("FROM")
-    assert re.fullmatch(r"nvidia/cuda:\d+\.\d+\.\d+-base-ubuntu\d\d\.\d\d(@sha256:[0-9a-f]{64})?", base)
+    assert re.fullmatch(
+        r"nvidia/cuda:\d+\.\d+\.\d+-base-ubuntu\d\d\.\d\d(@sha256:[0-9a-f]{64})?", base
+    )
     assert instructions()[0][0] == "FROM"
 
 
@@ -334,7 +342,7 @@ def test_every_data_set_that_can_be_read_has_its_row() -> None:
             assert hub == source.hub
         # The license that `grouper data list` names is the one here.
         for known in ("MIT", "CC BY-NC"):
-            assert license_text.startswith(known) is f"({known})" in source.description
+            assert license_text.startswith(known) is (f"({known})" in source.description)
     for name, suite in SUITES.items():
-        if suite.data.source == "hub":
-            assert by_name[name][0] == suite.data.path
+        if suite["data"]["source"] == "hub":
+            assert by_name[name][0] == suite["data"]["path"]
