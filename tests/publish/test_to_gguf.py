@@ -76,7 +76,7 @@ def test_the_converter_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     script.chmod(0o755)
     assert find_converter(script) == find_converter(script.parent) == [sys.executable, str(script)]
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ModelError, match="not on the PATH.*--converter.*git clone"):
+    with pytest.raises(ModelError, match=r"not on the PATH.*--converter.*git clone"):
         find_converter(None)
     with pytest.raises(ModelError, match="there is no"):
         find_converter(tmp_path)

@@ -3,9 +3,9 @@
 The converter (`convert_hf_to_gguf.py`) knows names, orders of rows and tokenizers of each
 architecture and changes often, so it is not part of Grouper. The file that it writes is opened with
 the package `gguf`: every weight of the export must be in it with its shape, some of them are
-compared number by number, and the log-probs of the model that transformers rebuilds from it must be
-those of the export. Greedy continuations are compared as well, and reported: rounding may change one
-of them.
+compared number by number, and the log-probs of the model that transformers rebuilds from it must
+agree with those of the export. Greedy continuations are compared as well, and reported: rounding
+may change one of them.
 """
 
 from __future__ import annotations
