@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from grouper.errors import ModelError, require_extra
-from grouper.models.gguf import check_tokenizer, read_header, require_usable, write_folder
+from grouper.models.gguf import GgufHeader, read_header, require_usable, write_folder
 from grouper.models.loading import load_tokenizer
 from grouper.models.policy import Policy
 from grouper.prompts.rendering import render
@@ -66,7 +66,7 @@ class Converted:
 
     file: Path
     tensors: int
-    """Number of weights whose names and shapes were compared."""
+    """Number of weights whose names and shapes were compared, tied ones once."""
     gap: float | None
     """The largest difference between log-probs of file and export on the probe, in nats; None if
     transformers cannot rebuild this architecture from a GGUF file."""
@@ -173,18 +173,20 @@ def _check(file: Path, folder: Path, outtype: str) -> Converted:
     header = read_header(file)
     exported = load_for_probe(str(folder))
     tensors = _check_tensors(file, exported, outtype)
-    check_tokenizer(header, load_tokenizer(str(folder)))
     prompts = _prompts(folder)
     expected = probe(exported)
     texts = _continuations(exported, prompts)
     del exported  # before another model is loaded
-    try:
-        require_usable(header, where="--gguf")
-    except ModelError as error:
-        log.warning("The file was not read back as a model: %s", error)
-        return Converted(file=file, tensors=tensors, gap=None, same_texts=0, texts=0)
+    _check_tokens(header, load_tokenizer(str(folder)), [*prompts, *texts])
     with tempfile.TemporaryDirectory(prefix="grouper-gguf-") as place:
-        write_folder(header, Path(place), digest="", where="--gguf")
+        try:
+            require_usable(header, where="--gguf")
+            write_folder(header, Path(place), digest="", where="--gguf")
+        except ModelError as error:
+            # Names, shapes and numbers have been compared, and llama.cpp may read more than
+            # transformers does.
+            log.warning("The file was not read back as a model: %s", error)
+            return Converted(file=file, tensors=tensors, gap=None, same_texts=0, texts=0)
         read_back = load_for_probe(place)
         gap = float((probe(read_back) - expected).abs().max())
         texts_read_back = _continuations(read_back, prompts)
@@ -203,11 +205,28 @@ def _disagreement(reason: str) -> ModelError:
     )
 
 
+def _check_tokens(header: GgufHeader, tokenizer: Any, texts: list[list[int]]) -> None:
+    """Compare the spelling of the tokens in some texts; the file may have unused ones behind.
+
+    Raises:
+        ModelError: the file has too few tokens, or another one in the place of one of these.
+    """
+    tokens = header.metadata["tokenizer.ggml.tokens"]
+    if len(tokens) < len(tokenizer):
+        raise _disagreement(f"it has {len(tokens):,} tokens of {len(tokenizer):,}")
+    for token_id in sorted({token_id for ids in texts for token_id in ids}):
+        spelling = tokenizer.convert_ids_to_tokens(token_id)
+        if tokens[token_id] != spelling:
+            raise _disagreement(f"token {token_id} is {tokens[token_id]!r}, not {spelling!r}")
+
+
 def _check_tensors(file: Path, exported: Policy, outtype: str) -> int:
-    """Compare names and shapes of all weights, and the numbers of some.
+    """Compare names and shapes of the weights, and the numbers of some.
+
+    A weight that the package `gguf` has no name for is not compared, and a warning says so.
 
     Returns:
-        The number of weights in the file.
+        The number of weights that were compared.
 
     Raises:
         ModelError: a weight is missing, or differs by more than the type of the file rounds.
@@ -219,10 +238,18 @@ def _check_tensors(file: Path, exported: Policy, outtype: str) -> int:
     in_file = {tensor.name: tensor for tensor in reader.tensors}
     layers = int(reader.fields[f"{architecture}.block_count"].contents())
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    if architecture not in kinds:
+        log.warning("The package gguf does not know %s: no weight was compared.", architecture)
+        return 0
     names = gguf.get_tensor_name_map(kinds[architecture], layers)
     bound, _ = BOUNDS[outtype]
+    compared = 0
     for name, weight in _distinct_weights(exported).items():
         stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if stored_name is None:
+            log.warning("%s has no name in llama.cpp, and was not compared.", name)
+            continue
+        compared += 1
         tensor = in_file.get(stored_name)
         if tensor is None:
             raise _disagreement(f"it lacks {name} ({stored_name})")
@@ -237,7 +264,7 @@ def _check_tensors(file: Path, exported: Policy, outtype: str) -> int:
                     f"{stored_name} differs from {name} by {error:.2g} of its norm, allowed "
                     f"{bound:g}"
                 )
-    return len(in_file)
+    return compared
 
 
 def _distinct_weights(exported: Policy) -> dict[str, Tensor]:
