@@ -11,6 +11,7 @@ Progress (standard error), times, folders and the version of Python are left out
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -29,9 +30,9 @@ TIMEOUT = 3600
 
 def execute(path: Path) -> None:
     """Run a notebook and write it back with its outputs."""
-    import nbclient
-    import nbformat
-
+    # They are installed for this alone.
+    nbclient: Any = importlib.import_module("nbclient")
+    nbformat: Any = importlib.import_module("nbformat")
     notebook = nbformat.read(path, as_version=4)
     # Kernels inherit these. They must import this checkout, and reach no network.
     os.environ |= {

@@ -32,7 +32,7 @@ def load(path: Path) -> Any:
 
 # --- the address of the repository ---------------------------------------------------------------
 
-# Folders of other projects' addresses, and a file that may be any binary.
+# Folders of recorded results, where any address may have been printed.
 ELSEWHERE = ("benchmarks/results/", "tests/frozen/", "docs/images/")
 
 

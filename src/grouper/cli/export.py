@@ -87,7 +87,7 @@ def export(
         raise click.UsageError("--gguf and --modelfile need whole weights: leave --adapter out.")
     if converter is not None and gguf_type is None:
         raise click.UsageError("--converter is for --gguf TYPE.")
-    command = []
+    command: list[str] = []
     if gguf_type is not None:
         from grouper.errors import require_extra
         from grouper.publish.to_gguf import find_converter
