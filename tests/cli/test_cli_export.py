@@ -90,9 +90,7 @@ def test_an_export_replaces_nothing(grouper, tmp_path):
 
 
 def test_a_modelfile_lies_in_the_export(grouper, finished_run, tmp_path):
-    called = grouper(
-        "export", finished_run, tmp_path / "out", "--checkpoint", "best", "--modelfile"
-    )
+    called = grouper("export", finished_run, tmp_path / "out", "--modelfile")
     assert called.code == 0, called.err
     assert "Modelfile: ollama create NAME -f Modelfile" in called.out
     assert (tmp_path / "out" / "Modelfile").read_text().count("FROM .\n") == 1

@@ -14,7 +14,7 @@ EXAMPLES = """
 grouper export outputs/demo ./demo-model              the model that the run has trained
 grouper export outputs/demo/sft/final ./sft-model
 grouper export outputs/mine ./mine-bf16 --dtype bfloat16
-grouper export outputs/mine ./mine-best --checkpoint best --modelfile
+grouper export outputs/mine ./mine-ollama --modelfile
 """
 
 # Types of the matrices in a GGUF file, as llama.cpp's converter names them.
