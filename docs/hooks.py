@@ -1,4 +1,4 @@
-"""What the site has beside the pages in docs/: the front page and the reference.
+"""What the site has beside the pages in docs/: the front page, the reference and llms.txt.
 
 The front page is README.md; settings, commands and the Python API are written from the schema, the
 command line and the docstrings each time the site is built, so that they cannot be out of date.
@@ -56,6 +56,7 @@ def on_files(files: Files, config: Any) -> Files:
         "reference/commands.md": _commands_page(),
         PYTHON_PAGE: _python_page(),
     }
+    pages["llms.txt"] = _llms_text(config, pages)
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
@@ -149,3 +150,77 @@ def _python_page() -> str:
             if ".".join(module.split(".")[:2]) in modules:
                 page += f"::: {module}.{name}\n\n"
     return page
+
+
+# --- llms.txt: the pages as a list for language models -------------------------------------------
+
+# A Markdown link, of which only the words are kept.
+LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+
+
+def _llms_text(config: Any, made: dict[str, str]) -> str:
+    """Write the list of all pages of the navigation, each with its first sentence.
+
+    Args:
+        config: of the site.
+        made: path of a page that is no file -> its Markdown.
+    """
+    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}", ""]
+    lines += [
+        "Once it is installed, `grouper skill` prints instructions for coding agents: how to",
+        "train, evaluate and explain a run.",
+    ]
+    for section, paths in _sections(config["nav"] or []):
+        lines += ["", f"## {section}", ""]
+        for path in paths:
+            text = made.get(path)
+            if text is None:
+                text = (Path(config["docs_dir"]) / path).read_text(encoding="utf-8")
+            title, sentence = _summary(text)
+            folder = path.removesuffix("README.md").removesuffix("index.md")
+            address = f"{folder.removesuffix('.md')}/" if folder.endswith(".md") else folder
+            lines.append(f"- [{title}]({config['site_url'] or './'}{address}): {sentence}")
+    return "\n".join(lines) + "\n"
+
+
+def _sections(nav: list[Any]) -> list[tuple[str, list[str]]]:
+    """Return the sections of a navigation with the paths of their pages, in order.
+
+    Pages outside a section are in the section Pages.
+    """
+    sections: dict[str, list[str]] = {}
+    for entry in nav:
+        if isinstance(entry, dict):
+            for title, inner in entry.items():
+                if isinstance(inner, list):
+                    sections.setdefault(title, []).extend(_paths(inner))
+                else:
+                    sections.setdefault("Pages", []).append(inner)
+        else:
+            sections.setdefault("Pages", []).append(entry)
+    return list(sections.items())
+
+
+def _paths(entries: list[Any]) -> list[str]:
+    """Return the pages of a part of the navigation, in order."""
+    paths: list[str] = []
+    for entry in entries:
+        if isinstance(entry, str):
+            paths.append(entry)
+            continue
+        for inner in entry.values():
+            paths += _paths(inner if isinstance(inner, list) else [inner])
+    return paths
+
+
+def _summary(text: str) -> tuple[str, str]:
+    """Return the title of a page and the first sentence of its first paragraph, without markup."""
+    match = re.search(r"^# (.+)$", text, re.MULTILINE)
+    title = match[1] if match else "Page"
+    without_code = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    for block in re.split(r"\n\s*\n", without_code):
+        words = " ".join(LINK.sub(r"\1", block).split())
+        if words and words[0] not in "#|>-<!:" and not words.startswith("```"):
+            sentence = re.match(r".+?[.?!:](?= [A-Z`]|$)", words)
+            return LINK.sub(r"\1", title), (sentence[0] if sentence else words).rstrip(":")
+    return LINK.sub(r"\1", title), title

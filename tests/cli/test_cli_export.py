@@ -87,3 +87,34 @@ def test_an_export_replaces_nothing(grouper, tmp_path):
     for target in ("model", "thesis.tex"):
         called = grouper("export", tmp_path / "model", tmp_path / target)
         called.refused(f"TARGET: {tmp_path / target} exists already")
+
+
+def test_a_modelfile_lies_in_the_export(grouper, finished_run, tmp_path):
+    called = grouper("export", finished_run, tmp_path / "out", "--modelfile")
+    assert called.code == 0, called.err
+    assert "Modelfile: ollama create NAME -f Modelfile" in called.out
+    assert (tmp_path / "out" / "Modelfile").read_text().count("FROM .\n") == 1
+
+
+def test_a_converter_that_is_missing_is_refused_before_the_export(
+    grouper, finished_run, tmp_path, monkeypatch, extras
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    target = tmp_path / "out"
+    called = grouper("export", finished_run, target, "--gguf", "q8_0")
+    called.refused("llama.cpp's converter is not on the PATH", "--converter", "git clone")
+    called = grouper("export", finished_run, target, "--gguf", "q8_0", "--converter", tmp_path)
+    called.refused("there is no", "convert_hf_to_gguf.py")
+    assert not target.exists()
+
+
+def test_an_adapter_alone_has_no_gguf_file(grouper, finished_run, tmp_path):
+    for more in (
+        ("--adapter", "--modelfile"),
+        ("--adapter", "--gguf", "f16"),
+        ("--converter", "x"),
+    ):
+        called = grouper("export", finished_run, tmp_path / "out", *more)
+        assert called.code == 2
+        assert "--gguf" in called.err
+    assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Every command that README, docs and --help print is run as it stands there.
+"""Every command that README, docs, --help and files for agents print is run as it stands there.
 
 The recipe `demo` is a smaller one here, so that a run takes seconds; the files and runs that a
 command names are put where it looks for them. A command that needs the Hub gets as far as the Hub:
@@ -55,7 +55,8 @@ def helps(command: click.Command, name: str) -> Iterator[str]:
 def printed() -> list[str]:
     """Every command, each once."""
     found = dict.fromkeys(helps(cli, "grouper"))
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+    pages = [ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "src" / "grouper" / "cli" / "SKILL.md"]
+    for page in (*pages, *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text(encoding="utf-8")
         for block in re.findall(r"```(?:bash|console)\n(.*?)```", text, re.DOTALL):
             found |= dict.fromkeys(commands_in(block))

@@ -87,14 +87,13 @@ def test_the_python_page_runs_from_top_to_bottom(tiny, here, monkeypatch, capsys
 def test_a_notebook_runs_from_top_to_bottom(name, tiny, here, monkeypatch, capsys):
     """Its cells in their order, with a tiny model; no Jupyter is needed for that."""
     honest = grouper.load_recipe
-    sizes = [word for word in tiny[1:] if not (name == "your_data" and word.startswith("data."))]
-    sizes = [] if name == "read_a_run" else sizes  # what it makes is small, and has to be learned
+    # The data and the steps are chosen by the notebook itself.
+    sizes = [word for word in tiny[1:] if not word.startswith("data.")]
     monkeypatch.setattr(grouper, "load_recipe", lambda name: honest(name, sizes))
     path = EXAMPLES / "notebooks" / f"{name}.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert len(code) >= 4
-    assert not any(cell.get("outputs") for cell in cells), "committed without outputs"
     names: dict[str, object] = {}
     for cell in code:
         exec(cell, names)

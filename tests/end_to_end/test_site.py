@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs_package("mkdocs", extra="docs"
 ROOT = Path(__file__).resolve().parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PAGES = ("data.md", "publishing.md")
+# Pages that the hooks write.
+MADE = ("settings", "commands", "python")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "src").symlink_to(ROOT / "src")
     (folder / "README.md").write_text("# Grouper\n\n[Data](docs/data.md#sources)\n")
     head, _, _ = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")
-    made = [f"reference/{name}.md" for name in ("settings", "commands", "python")]
+    made = [f"reference/{name}.md" for name in MADE]
     nav = ["index.md", *PAGES, *made]
     (folder / "mkdocs.yml").write_text(f"{head}\n{yaml.safe_dump({'nav': nav})}", encoding="utf-8")
     return folder
@@ -58,6 +60,11 @@ def test_a_site_without_faults_is_built(small: Path) -> None:
     made = small / "build" / "site"
     assert "grpo.group_size" in (made / "reference" / "settings" / "index.html").read_text("utf-8")
     assert 'href="data/#sources"' in (made / "index.html").read_text("utf-8")
+    listed = (made / "llms.txt").read_text("utf-8")
+    assert listed.startswith("# Grouper\n\n> Train small language models")
+    addresses = re.findall(r"^- \[.+\]\(\./(.*)\): .+$", listed, re.MULTILINE)
+    assert addresses == ["", "data/", "publishing/", *(f"reference/{name}/" for name in MADE)]
+    assert all((made / address / "index.html").is_file() for address in addresses)
 
 
 @pytest.mark.parametrize(

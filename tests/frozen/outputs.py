@@ -71,6 +71,7 @@ def training(name: str, command: str) -> Row:
 
 WITHOUT_MODELS = (
     output("version", "--version"),
+    output("skill", "skill"),
     output("recipes", "recipes"),
     output("recipes-show", "recipes show demo grpo.beta=0.01"),
     output("recipes-fields", "recipes fields"),

@@ -86,6 +86,7 @@ COMMANDS = {
     ),
     "data": Row("Look up", "data.data", "List data sources; show, audit and prepare problems."),
     "env": Row("Look up", "env.env", "Show versions, devices, extras and kernels."),
+    "skill": Row("Look up", "skill.skill", "Print instructions for coding agents."),
 }
 
 # Command -> the note after Ctrl-C about its unfinished work.

@@ -119,8 +119,8 @@ def export_model(
     lora = None
     if adapter_settings is not None:
         lora = LoraConfig(rank=adapter_settings["r"])
-    original = _load(source, lora)
-    expected = _probe(original)
+    original = load_for_probe(source, lora)
+    expected = probe(original)
     exported = original if adapter else _merged(source, original, DTYPES[dtype])
     del original  # frees its memory where it has been merged
     tokenizer = load_tokenizer(source)
@@ -156,7 +156,7 @@ def export_model(
         (folder / "README.md").write_text(card, encoding="utf-8")
         gap = 0.0
         if not adapter:
-            gap = float((_probe(_load(str(folder))) - expected).abs().max())
+            gap = float((probe(load_for_probe(str(folder))) - expected).abs().max())
         _require_agreement(source, gap, dtype)
     larger = dtype == "float32" and not adapter and source_dtype is torch.bfloat16
     return Exported(gap=gap, dtype=dtype, larger=larger, prompts_alone=prompts_alone)
@@ -182,7 +182,7 @@ def _merged(source: str, original: Policy, dtype: torch.dtype) -> Policy:
     if original.adapter is not None and keeps_adapter(dtype) and can_be_added(original):
         merged, _ = merged_copy(original, dtype, seed=0)
         return merged
-    policy = _load(source)
+    policy = load_for_probe(source)
     policy.model.to(dtype)
     return policy
 
@@ -220,15 +220,15 @@ def _require_portable_adapter(source: str, settings: dict[str, Any] | None) -> N
         )
 
 
-def _load(path: str, lora: LoraConfig | None = None) -> Policy:
-    """Load a model for a probe and for saving."""
+def load_for_probe(path: str, lora: LoraConfig | None = None) -> Policy:
+    """Load a model in float32, for a probe and for saving."""
     # Nothing is trained or sampled, so the attention of the run is not needed.
     config = ModelConfig(path=path, dtype="float32", attention="sdpa", lora=lora)
     return load_policy(config, path, seed=0)
 
 
 @torch.no_grad()
-def _probe(policy: Policy) -> Tensor:
+def probe(policy: Policy) -> Tensor:
     """Compute log-probs [rows, tokens, V] in float32 on token ids spread over the vocabulary."""
     ids = (torch.arange(128).view(4, 32) * 7919 + 11) % policy.vocabulary
     logprobs: Tensor = policy.model(ids, use_cache=False).logits.float().log_softmax(-1)
