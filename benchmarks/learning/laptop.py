@@ -6,7 +6,8 @@
     python -m benchmarks.learning.laptop --seeds 0 --controls   # only one run
 
 Killed, a run goes on where it was. A record of each is kept in benchmarks/results/laptop.json, and
-docs/results/laptop.md is written from them. The control of a seed begins with its SFT model.
+docs/results/laptop.md, the picture and the rows of the README are written from them. The control of
+a seed begins with its SFT model.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 from benchmarks.checkout import RESULTS, ROOT
 from benchmarks.learning.result_records import (
@@ -32,6 +36,8 @@ from benchmarks.learning.result_records import (
 RECIPE = "laptop"
 RESULT = RESULTS / "laptop.json"
 PAGE = ROOT / "docs" / "results" / "laptop.md"
+PICTURE = ROOT / "docs" / "images" / "laptop.png"
+README = ROOT / "README.md"
 SEEDS = (0, 1, 2)
 CONTROL_SEEDS = (0,)
 
@@ -168,6 +174,93 @@ def page(records: dict[str, Record]) -> str:
     return "\n".join(lines)
 
 
+# --- the README ----------------------------------------------------------------------------------
+
+# Steps over which the share of right rollouts is averaged in the picture.
+SMOOTH = 4
+
+
+def seeds_of(records: dict[str, Record]) -> dict[str, Record]:
+    return {
+        name.removeprefix("seed-"): record
+        for name, record in records.items()
+        if name.startswith("seed-")
+    }
+
+
+def readme_rows(records: dict[str, Record]) -> list[str]:
+    rows = []
+    for seed, record in seeds_of(records).items():
+        found = record["evaluations"]
+        sft, grpo = (accuracy_cell(found[phase]) for phase in ("sft", "grpo"))
+        change = change_cell(compare_records(found["sft"], found["grpo"]))
+        rows.append(f"| word problems, seed {seed} | {sft} | {grpo} | {change} |")
+    return rows
+
+
+def write_readme(records: dict[str, Record]) -> None:
+    """Replace the rows between the marks in README.md."""
+    begin = "<!-- written by benchmarks/learning/laptop.py -->"
+    head = "| SmolLM2-135M-Instruct | after SFT | after GRPO | change |\n|---|---|---|---|"
+    before, mark, rest = README.read_text().partition(begin)
+    assert mark, f"README.md has no line {begin}"
+    _, end, after = rest.partition("<!-- end -->")
+    table = "\n".join([head, *readme_rows(records)])
+    README.write_text(f"{before}{begin}\n\n{table}\n\n{end}{after}")
+
+
+def draw_accuracies(axes: Axes, records: dict[str, Record]) -> None:
+    """Draw the accuracy on the test problems with its interval, per phase and seed."""
+    axes.set_title("Held-out problems solved (%)")
+    names = ("base", "sft", "grpo")
+    for place, record in enumerate(seeds_of(records).values()):
+        shift = 0.12 * (place - 1)
+        for x, name in enumerate(names):
+            found = record["evaluations"][name]
+            middle = 100 * found["accuracy"]
+            below, above = middle - 100 * found["low"], 100 * found["high"] - middle
+            axes.errorbar(
+                x + shift, middle, [[below], [above]], fmt="o", color=f"C{place}", capsize=3
+            )
+    axes.set_xticks(range(3), ["before", "after SFT", "after GRPO"])
+    axes.set_xlim(-0.5, 2.5)
+    axes.set_ylim(bottom=0)
+
+
+def draw_rollouts(axes: Axes, records: dict[str, Record]) -> None:
+    """Draw the share of right rollouts by step, a running mean; the control is dashed."""
+    axes.set_title("Training rollouts correct (%)")
+    for place, (name, record) in enumerate(records.items()):
+        solved = record["steps"]["grpo"]["solve_rate"]
+        means = [
+            100 * statistics.fmean(solved[max(0, last - SMOOTH) : last])
+            for last in range(1, len(solved) + 1)
+        ]
+        is_control = name.startswith("control-")
+        label = f"control of seed {name[-1]}" if is_control else f"seed {name[-1]}"
+        axes.plot(
+            range(1, len(means) + 1),
+            means,
+            color="0.4" if is_control else f"C{place}",
+            linestyle="--" if is_control else "-",
+            label=label,
+        )
+    axes.set_xlabel(f"step of GRPO (mean of {SMOOTH} steps)")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+
+
+def draw(records: dict[str, Record]) -> None:
+    """Write the README's picture."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.4), layout="constrained")
+    draw_accuracies(left, records)
+    draw_rollouts(right, records)
+    for axes in (left, right):
+        axes.grid(axis="y", color="0.9")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(PICTURE, dpi=160)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
@@ -185,7 +278,10 @@ def main() -> None:
         for seed in options.controls:
             changes = [*control_changes(seed, options.folder), *options.set]
             run_once(f"control-{seed}", seed, changes, options.folder, options.threads)
-    PAGE.write_text(page(read_records(RESULT)))
+    records = read_records(RESULT)
+    PAGE.write_text(page(records))
+    write_readme(records)
+    draw(records)
 
 
 if __name__ == "__main__":

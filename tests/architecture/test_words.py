@@ -13,17 +13,16 @@ ROOT = Path(__file__).resolve().parents[2]
 # What a reader sees: documentation, code with its comments and messages, templates.
 FOLDERS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "docs", "examples", "src")
 KINDS = {".md", ".py", ".yaml", ".yml", ".html", ".js", ".ipynb", ""}
-# Words of English problems, and names of data sets, are not ours.
+# Words of English problems and names of data sets are not ours.
 LEFT_ALONE = {"src/grouper/data/stories.yaml", "src/grouper/evaluation/suites.yaml"}
 
-# Pattern -> an example of it. `standardised` is left out: it is a value of `grpo.advantage`, and the
-# hashes of recorded runs depend on it.
+# Pattern -> an example of it. `standardised` is missing: it is a value of `grpo.advantage`, and
+# the hashes of recorded runs depend on it.
 BRITISH = {
     r"\bmaths\b": "maths problems",
     r"(?:behavi|col|fav|neighb)our": "behaviour",
-    r"(?:normal|quant|token|util|recogn|organ|initial|serial|general|summar|minim|maxim)is(?:e|i|a)": (
-        "normalise"
-    ),
+    r"(?:normal|quant|token|util|initial|serial|minim|maxim)is(?:e|i|a)": "normalise",
+    r"(?:recogn|organ|general|summar)is(?:e|i|a)": "recognise",
     r"\boptimis(?!m)": "optimise",
     r"\b(?:labell|cancell|modell|travell)(?:ed|ing)\b": "labelled",
     r"\blicence": "licence",
@@ -57,7 +56,9 @@ def _texts() -> dict[str, str]:
     )
     names = [name for name in listed.stdout.split("\0") if name and name not in LEFT_ALONE]
     files = {name: ROOT / name for name in names if Path(name).suffix in KINDS}
-    return {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    return {
+        name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()
+    }
 
 
 @pytest.mark.parametrize(("pattern", "example"), BANNED.items())

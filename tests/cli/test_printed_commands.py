@@ -95,13 +95,13 @@ def named_files(small: str) -> dict[str, str]:
     """File -> content, for every file that a command names; `small` is the recipe `demo`."""
     published = SHARED_DATA / "math" / "sft.jsonl"
     demonstrations = published.read_text("utf-8") if published.is_file() else ""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (readme_recipe,) = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)
+    page = (ROOT / "docs" / "your-own-model.md").read_text(encoding="utf-8")
+    (recipe_of_the_page,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     return {
         "mine.yaml": small,
         "other.yaml": small,
         "sft.yaml": small,
-        "qwen-gsm8k.yaml": readme_recipe,
+        "qwen-gsm8k.yaml": recipe_of_the_page,
         "grpo.yaml": "num_generations: 8\nepsilon: 0.2\n",
         "trl.yaml": "num_generations: 8\nepsilon: 0.2\n",
         "sft.json": '{"learning_rate": 1e-5}',
