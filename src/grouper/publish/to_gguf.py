@@ -281,7 +281,8 @@ def _relative_error(stored: Any, weight: Tensor) -> float:
     """Return |stored - weight| / |weight| in Frobenius norm."""
     exact = weight.float().numpy()
     difference = np.asarray(stored, dtype=np.float32).reshape(exact.shape) - exact
-    return float(np.linalg.norm(difference) / max(np.linalg.norm(exact), 1e-30))
+    norm = float(np.linalg.norm(exact))
+    return float(np.linalg.norm(difference)) / max(norm, 1e-30)
 
 
 def _prompts(folder: Path) -> list[list[int]]:
