@@ -225,6 +225,43 @@ def scores_of(results: Sequence[EvaluationResult], colors: Sequence[str] = ("ink
     return scores
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The verdict on the difference between two results."""
+
+    verdict: str
+    tone: Tone
+    text: str
+
+
+_TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "no evidence": "unsure"}
+
+
+def changes_between(results: Sequence[EvaluationResult]) -> list[Change]:
+    """Return the difference of each result from the one before, then of the last from the first."""
+    if len(results) < 2:
+        return []
+    try:
+        comparison = compare(results)
+    except DataError:
+        # They share no problem; the table of results says so.
+        return []
+    changes = []
+    for difference in comparison.differences:
+        paired = difference.paired
+        low = 100 * paired.interval.low
+        high = 100 * paired.interval.high
+        changes.append(
+            Change(
+                verdict=difference.verdict,
+                tone=_TONES[difference.verdict],
+                text=f"{label(difference.after)} - {label(difference.before)}: "
+                f"{100 * paired.difference:+.1f} points [{low:+.1f}, {high:+.1f}]",
+            )
+        )
+    return changes
+
+
 def verdict_of(split: str, results: Sequence[EvaluationResult]) -> tuple[Tone, str]:
     """Return the tone of a verdict, and its sentences."""
     differences: Sequence[Difference] = ()

@@ -24,7 +24,16 @@ from grouper.printable import printable
 from grouper.report.charts import Charts
 from grouper.report.completions import Completions
 from grouper.report.curves import are_current, draw_curves
-from grouper.report.facts import Score, facts_of, headline, scores_of, state_of, verdict_of
+from grouper.report.facts import (
+    Change,
+    Score,
+    changes_between,
+    facts_of,
+    headline,
+    scores_of,
+    state_of,
+    verdict_of,
+)
 from grouper.report.formulas import FORMULA
 from grouper.report.panels import COLORS, RunView, overlaid, overview, panels_of
 from grouper.report.sections import Views, last_results_of, table_sections
@@ -85,9 +94,12 @@ def _page(runs: Sequence[RunView]) -> str:
     for name, run in views.items():
         completions.add_rollouts(run, f"{name}: " if len(runs) > 1 else "")
     phase_lengths = [len(run.of_phase(phase)) for run in runs for phase in PHASES]
-    data = {
+    drawings = {
         "overview": charts.chart(overview_panels) if overview_panels else None,
         "charts": [charts.chart([panel]) for panel in panels],
+    }
+    data = {
+        **drawings,
         "clocks": charts.clocks,
         "outcomes": OUTCOME_NAMES,
         "sets": completions.sets,
@@ -106,6 +118,8 @@ def _page(runs: Sequence[RunView]) -> str:
         paths={name: run.folder.path for name, run in views.items()},
         verdicts=_verdicts(views),
         scores=_scores(views),
+        changes=_changes(views),
+        charts=drawings,
         parts=table_sections(views, completions.notes),
         steps_per_point=math.ceil(max(phase_lengths) / most_points),
         data=_json(data),
@@ -143,6 +157,15 @@ def _scores(views: Views) -> list[Score]:
     (run,) = views.values()
     tests = headline(run)
     return scores_of(tests[1]) if tests is not None else []
+
+
+def _changes(views: Views) -> list[Change]:
+    """Return the differences between the results beside the wide chart."""
+    if len(views) > 1:
+        return changes_between(last_results_of(views))
+    (run,) = views.values()
+    tests = headline(run)
+    return changes_between(tests[1]) if tests is not None else []
 
 
 def _templates() -> Environment:
