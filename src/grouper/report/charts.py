@@ -48,7 +48,7 @@ class Charts:
         # A line of an overlay has the name of its run.
         run_name = series.run or next(iter(self.runs))
         thinned = series.thinned(self.most_points)
-        line = {
+        line: dict[str, Any] = {
             "name": series.name,
             "color": series.color,
             "clock": self._clock(run_name, panel.phase),

@@ -82,13 +82,13 @@ def _model(run: RunView) -> str:
 def _data(run: RunView) -> str:
     """Name the source of the training problems, and the number of held-out ones."""
     assert run.recipe is not None
-    train = run.recipe.data.train or run.recipe.data.sft
-    name = "-"
-    if train is not None:
-        name = train.path or train.source
-        count = train.options.get("count") or train.limit
-        if isinstance(count, int):
-            name = f"{name}, {count:,} problems"
+    train = run.recipe.data.train
+    name = train.path or train.source
+    if train.mixture:
+        name = " + ".join(member.path or member.source for member in train.mixture)
+    count = train.options.get("count") or train.limit
+    if isinstance(count, int):
+        name = f"{name}, {count:,} problems"
     held_out = [f"{len(results[-1].problems)} {split}" for split, results in _by_split(run).items()]
     return f"{name}; {', '.join(held_out)}" if held_out else name
 

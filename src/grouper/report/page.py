@@ -38,7 +38,7 @@ from grouper.report.formulas import FORMULA
 from grouper.report.panels import COLORS, RunView, overlaid, overview, panels_of
 from grouper.report.sections import Views, last_results_of, table_sections
 from grouper.runs.folder import PHASES, RunFolder
-from grouper.tables import Line
+from grouper.tables import Line, Tone
 
 # Points of all curves of one metric together.
 MOST_POINTS = 400
@@ -139,8 +139,8 @@ def _verdicts(views: Views) -> list[Line]:
     lines = []
     for name, run in views.items():
         tests = headline(run)
+        tone: Tone = "unsure"
         if tests is None:
-            tone = "unsure"
             text = "Nothing has been measured on held-out problems yet."
         else:
             tone, text = verdict_of(*tests)

@@ -44,8 +44,7 @@ function ticks(low, high, count, isWhole = false) {
 function labels(places) {
   const top = Math.max(...places.map(Math.abs));
   if (top !== 0 && (top < 0.01 || top >= 1e5)) {
-    return places.map(value => value === 0 ? "0" : String(+value.toPrecision(3)).includes("e")
-      ? String(+value.toPrecision(3)) : shortPower(value));
+    return places.map(value => value === 0 ? "0" : shortPower(value));
   }
   return places.map(value => String(+value.toPrecision(6)));
 }
@@ -213,7 +212,7 @@ class Chart {
       group.append(shape("line", {class: "bar", x1: place[0], x2: place[0], y1: low, y2: high}));
       for (const end of [low, high]) group.append(shape("line", {class: "bar", x1: place[0] - 4, x2: place[0] + 4, y1: end, y2: end}));
       this.dot(group, place);
-      if (line.labels && this.layout.facets.length) this.nameOf(group, facet, line.labels[i], place);
+      if (line.labels) this.nameOf(group, facet, line.labels[i], place);
     });
   }
 
@@ -228,6 +227,7 @@ class Chart {
 
   // Shows the values at a place {phase, step}; those at the end where it is null.
   show(place) {
+    if (!this.layout) return;
     this.place = place;
     this.output.textContent = place ? `${this.facetOf(place).name} step ${place.step}` : "";
     for (const value of this.values.values()) value.textContent = "";
@@ -286,9 +286,7 @@ for (const figure of document.querySelectorAll("figure")) {
 
 // All charts of a phase speak of the same step.
 function showPlace(place) {
-  for (const chart of charts) {
-    if (place === null || chart.facetOf(place)) chart.show(place);
-  }
+  for (const chart of charts) chart.show(place && chart.facetOf(place) ? place : null);
 }
 
 for (const chart of charts) {

@@ -5,7 +5,7 @@ const filters = document.getElementById("filters");
 const groupList = document.getElementById("groups");
 const more = document.getElementById("more");
 const {elements} = filters;
-const name = outcome => data.outcomes[outcome] || outcome;
+const outcomeName = outcome => data.outcomes[outcome] || outcome;
 const mean = values => values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 
 for (const group of data.groups) {
@@ -30,7 +30,7 @@ function facts(group, sample) {
   const entries = {
     "read as": sample.extracted ?? "nothing",
     reference: group.answer,
-    verdict: `${name(sample.outcome)}${sample.reason ? `: ${sample.reason}` : ""}`,
+    verdict: `${outcomeName(sample.outcome)}${sample.reason ? `: ${sample.reason}` : ""}`,
     reward: sample.reward === null ? null : `${number(sample.reward)}${parts ? ` (${parts})` : ""}`,
     advantage: sample.advantage === null ? null : number(sample.advantage),
     length: `${sample.tokens} tokens, ended by ${(sample.finish_reason || "").replace("_", " ")}`,
@@ -82,11 +82,11 @@ function onDemand(props, summary, content) {
 
 function text(value) {
   const parts = elements.latex.checked ? withFormulas(value) : [value];
-  return make("pre", {dir: "auto", tabIndex: 0}, ...parts);
+  return make("pre", {dir: "auto"}, ...parts);
 }
 
 function chip(outcome) {
-  return make("span", {className: `chip ${outcome}`, textContent: name(outcome)});
+  return make("span", {className: `chip ${outcome}`, textContent: outcomeName(outcome)});
 }
 
 function sampleCard(group, sample) {
@@ -198,11 +198,11 @@ function chooseSet() {
 
 const LINKED = ["outcome", "change", "text", "order"];
 
-function fragment(more = {}) {
+function fragment(additions = {}) {
   const values = {set: elements.set.value};
   if (currentStep() !== null) values.step = currentStep();
   for (const key of LINKED) if (elements[key].value) values[key] = elements[key].value;
-  return `#completions?${new URLSearchParams({...values, ...more})}`;
+  return `#completions?${new URLSearchParams({...values, ...additions})}`;
 }
 
 function follow() {
@@ -241,7 +241,7 @@ if (data.sets.length) {
   options(elements.set, data.sets.map((set, i) => [i, set.name]));
   const outcomes = [...new Set(data.groups.flatMap(group => group.samples.map(sample => sample.outcome)))];
   const known = Object.keys(data.outcomes).filter(outcome => outcomes.includes(outcome));
-  options(elements.outcome, [["", "any"], ["not-correct", "all but correct"], ...known.map(outcome => [outcome, name(outcome)])]);
+  options(elements.outcome, [["", "any"], ["not-correct", "all but correct"], ...known.map(outcome => [outcome, outcomeName(outcome)])]);
   options(elements.order, [["", "as recorded"], ["correct 1", "fewest correct"], ["correct -1", "most correct"],
     ["reward -1", "highest reward"], ["reward 1", "lowest reward"], ["tokens -1", "longest"], ["tokens 1", "shortest"]]);
   // Rollouts are what a run has most of.
