@@ -48,5 +48,5 @@ def diagnose(run: str, *, as_json: bool) -> int:
             click.echo(f"\n{title} ({finding.phase} {first}-{last})")
             click.echo(f"  {finding.what}.\n  {finding.fix}")
         if not findings:
-            click.echo("Nothing that Grouper knows of went wrong.")
+            click.echo("No issues detected.")
     return int(any(finding.is_fault for finding in findings))

@@ -108,7 +108,7 @@ def _findings(views: Views) -> Iterator[Section]:
         if run.trouble:
             section.append(Line(run.trouble))
         elif not section and run.reports:
-            section.append(Line("Nothing that Grouper knows of went wrong."))
+            section.append(Line("No issues detected."))
         elif not section:
             section.append(Line("No step has been done yet."))
         section += [Line(f"Left out: {error.paragraph()}") for error in damaged]
