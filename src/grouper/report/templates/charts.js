@@ -147,15 +147,16 @@ class Chart {
     const room = width - left - RIGHT - GAP * (facets.length - 1);
     // The second phase is the one that is looked at most.
     const shares = facets.length > 1 ? [0.36, 0.64] : [1];
-    let start = left;
+    let next = left;
     facets.forEach((facet, i) => {
+      const start = next;
       const end = start + room * shares[i];
       facet.start = start;
       facet.end = end;
       const inset = this.chart.stacked ? 0 : 8;
       facet.at = value => start + inset + (value - facet.low) / (facet.high - facet.low) * (end - start - 2 * inset);
       for (const mark of marks) svg.append(shape("line", {class: "grid", x1: start, x2: end, y1: y(mark), y2: y(mark)}));
-      start = end + GAP;
+      next = end + GAP;
     });
     marks.forEach((mark, i) => svg.append(shape("text", {x: left - 6, y: y(mark) + 4, "text-anchor": "end"}, names[i])));
     for (const facet of facets) this.drawFacet(svg, facet, y, top, bottom, axis);
