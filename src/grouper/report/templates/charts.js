@@ -92,7 +92,7 @@ function layout(chart, axis, share) {
   let high = Math.max(...values);
   if (chart.stacked) high = Math.max(...facets.flatMap(facet => facet.lines.flatMap(line => line.top)));
   if (low >= 0) low = 0;
-  if (low >= 0 && chart.unit.endsWith("(%)")) high = 100;
+  if (low >= 0 && high <= 100 && chart.unit.endsWith("(%)")) high = 100;
   if (low === high) high = low + (Math.abs(low) || 1);
   else if (high !== 100) high += (high - low) * 0.04;
   return {facets, low, high};
@@ -253,9 +253,9 @@ class Chart {
     const last = line.steps.length - 1;
     const i = place ? nearest(line.steps, place.step) : last;
     if (last < 0 || (place && !line.bounds && place.step > line.steps[last])) return;
-    const ends = line.bounds ? ` [${line.bounds.map(bound => number(bound[i])).join(", ")}]` : "";
+    const ends = line.bounds ? ` [${line.bounds.map(bound => number(bound[i], 3)).join(", ")}]` : "";
     const other = place && line.steps[i] !== place.step ? `, step ${line.steps[i]}` : "";
-    this.values.get(line.name).textContent = number(line.values[i]) + ends + (line.bounds ? other : "");
+    this.values.get(line.name).textContent = number(line.values[i], line.bounds ? 3 : 4) + ends + (line.bounds ? other : "");
   }
 
   // The place under a horizontal position of the pointer.

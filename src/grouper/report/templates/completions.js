@@ -90,11 +90,12 @@ function chip(outcome) {
 }
 
 function sampleCard(group, sample) {
-  const linkOf = make("a", {textContent: "link", title: "Link to this sample", href: fragment({problem: group.problem, sample: sample.name})});
-  const head = make("p", {}, make("b", {}, make("bdi", {textContent: sample.name})), chip(sample.outcome));
+  const href = fragment({problem: group.problem, sample: sample.name});
+  const link = make("a", {href, title: "Link to this sample"}, make("bdi", {textContent: sample.name}));
+  const head = make("p", {}, link, chip(sample.outcome));
   if (sample.reward !== null) head.append(make("span", {textContent: `reward ${number(sample.reward)}`}));
   if (sample.advantage !== null) head.append(make("span", {textContent: `advantage ${number(sample.advantage)}`}));
-  head.append(make("span", {textContent: `${sample.tokens} tokens`}), linkOf);
+  head.append(make("span", {textContent: `${sample.tokens} tokens`}));
   const card = make("article", {className: "sample"}, head, text(sample.completion));
   card.dataset.sample = sample.name;
   card.append(onDemand({className: "facts"}, make("summary", {textContent: "Details"}), () => [facts(group, sample)]));

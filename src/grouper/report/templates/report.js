@@ -22,9 +22,9 @@ function options(select, entries) {
   select.replaceChildren(...nodes);
 }
 
-function number(value) {
+function number(value, digits = 4) {
   if (value === null || value === undefined) return "none";
-  return String(+(+value).toPrecision(4));
+  return String(+(+value).toPrecision(digits));
 }
 
 // Calls `read` with the place that a key moves to.
