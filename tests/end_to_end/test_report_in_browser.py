@@ -150,8 +150,7 @@ def test_axis_and_smoothing_change_every_chart(page: Page) -> None:
     line = "document.querySelector('.small .line').getAttribute('d')"
     before = page.run(line)
     page.run(
-        "axes.elements.smoothing.value = 30;"
-        "axes.dispatchEvent(new Event('input', {bubbles: true}))"
+        "axes.elements.smoothing.value = 30;axes.dispatchEvent(new Event('input', {bubbles: true}))"
     )
     assert page.run("axes.querySelector('.amount').textContent") == "30 %"
     assert before.startswith("M")
@@ -169,8 +168,7 @@ def test_test_points_are_points_with_bars_that_no_line_joins(page: Page) -> None
 
 def test_a_chart_can_be_downloaded(page: Page) -> None:
     page.run(
-        "window.saved = [];"
-        "download = (blob, name) => { saved.push([name, blob.type, blob.size]) }"
+        "window.saved = [];download = (blob, name) => { saved.push([name, blob.type, blob.size]) }"
     )
     page.run("document.querySelectorAll('figure')[0].querySelector('[data-save=svg]').click()")
     page.run("document.querySelectorAll('figure')[1].querySelector('[data-save=png]').click()")
@@ -295,7 +293,7 @@ def test_pointing_at_a_chart_moves_nothing(page: Page) -> None:
     for x, y in places:
         page.point(x, y)
         assert page.run(BOXES) == before
-    assert page.run("document.querySelector('figcaption output').textContent") != "" or places
+        assert " step " in page.run("document.querySelector('figcaption output').textContent")
     page.point(1, 1)
     assert page.run(BOXES) == before
 

@@ -24,7 +24,7 @@ FORMULA = (
     r"\$\$[^$]+\$\$|\\\[[\s\S]+?\\\]|\\\([\s\S]+?\\\)|"
     # As Pandoc reads it: `$5 and $3` are amounts of money.
     r"(?<![\\$\w])\$(?=[^\s$])[^$\n]*?[^\s$\\]\$(?![\d$])|"
-    rf"\\boxed{_BRACED}"
+    rf"\\boxed(?!\{{\s*\}}){_BRACED}"
 )
 r"""Formulas between `$$`, `$`, `\[` or `\(`, and boxes outside of them.
 

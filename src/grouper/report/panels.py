@@ -426,7 +426,9 @@ def overview(runs: Mapping[str, RunView]) -> list[Panel]:
             own_lines = _overview_lines(run, phase, is_first=not panels)
             if len(runs) > 1:
                 own_lines = own_lines[:1]
-                own_lines = [replace(line, name=name, run=name, color=color) for line in own_lines]
+                own_lines = [
+                    replace(line, name=name, run=name, color=color, labels=()) for line in own_lines
+                ]
             lines += own_lines
         if any(line.bounds is not None for line in lines):
             panels.append(

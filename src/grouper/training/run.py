@@ -253,7 +253,6 @@ class Run:
             # After an error the other processes may never get here, and must not be waited for.
             leave_processes(self.models.held_replica())
 
-
     def _describe_end(self, error: object) -> RunEnd:
         """Return how the run ends.
 

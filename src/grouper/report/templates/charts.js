@@ -81,7 +81,8 @@ function layout(chart, axis, share) {
       const clock = data.clocks[line.clock];
       return clockValue(clock, clock.steps[clock.steps.length - 1], axis);
     });
-    const starts = axis === "steps" && !lines.some(line => line.steps[0] === 0) ? lines.map(line => line.x[0]) : [0];
+    // A model is measured at step 0, too; curves begin with the first step.
+    const starts = axis === "steps" && !lines.some(line => line.bounds) ? lines.map(line => line.x[0]) : [0];
     const low = Math.min(...starts);
     const high = Math.max(...ends, ...lines.flatMap(line => line.x));
     return {...facet, lines, steps, low, high: high > low ? high : low + 1};
@@ -180,7 +181,9 @@ class Chart {
       svg.append(shape("text", {x: place, y: bottom + 16, "text-anchor": "middle"}, names[i]));
     });
     const name = unit.name === "step" ? `${facet.name} step` : `${unit.name} of ${facet.name}`;
-    svg.append(shape("text", {x: (start + end) / 2, y: bottom + 31, "text-anchor": "middle"}, name));
+    facet.axisName = shape("text", {x: (start + end) / 2, y: bottom + 31, "text-anchor": "middle"}, name);
+    facet.axisText = name;
+    svg.append(facet.axisName);
     if (this.layout.facets.length > 1) {
       svg.append(shape("text", {class: "name", x: start + 2, y: 12}, facet.name));
     }
@@ -235,6 +238,8 @@ class Chart {
     for (const facet of this.layout.facets) {
       const isShown = place !== null && facet.phase === place.phase;
       facet.cursor.setAttribute("visibility", isShown ? "visible" : "hidden");
+      facet.axisName.setAttribute("class", isShown ? "now" : "");
+      facet.axisName.textContent = isShown ? `${facet.name} step ${place.step}` : facet.axisText;
       if (isShown) {
         const clock = data.clocks[facet.lines[0].clock];
         const x = facet.at(clockValue(clock, place.step, axes.elements.axis.value));
@@ -311,7 +316,7 @@ if (axes) {
 
 // --- download of a chart
 
-const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-weight", "font-family", "visibility"];
+const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-weight", "font-family", "paint-order", "visibility"];
 
 // A copy of a chart that needs no style sheet, with its title above it and its legend below.
 function standalone(chart) {

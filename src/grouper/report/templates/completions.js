@@ -94,7 +94,7 @@ function sampleCard(group, sample) {
   const link = make("a", {href, title: "Link to this sample"}, make("bdi", {textContent: sample.name}));
   const head = make("p", {}, link, chip(sample.outcome));
   if (sample.reward !== null) head.append(make("span", {textContent: `reward ${number(sample.reward)}`}));
-  if (sample.advantage !== null) head.append(make("span", {textContent: `advantage ${number(sample.advantage)}`}));
+  if (sample.advantage !== null) head.append(make("span", {textContent: `advantage ${number(sample.advantage, 3)}`}));
   head.append(make("span", {textContent: `${sample.tokens} tokens`}));
   const card = make("article", {className: "sample"}, head, text(sample.completion));
   card.dataset.sample = sample.name;
