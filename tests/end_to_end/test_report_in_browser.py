@@ -191,7 +191,7 @@ def test_a_chart_can_be_downloaded(page: Page) -> None:
 # --- layout: bounding boxes rather than pixels, which differ between fonts and versions -----------
 
 BOXES = """[...document.querySelectorAll(
-  'header, #facts, nav, section, figure, figcaption, .legend, .scores, .score, .group, form, table')]
+  'header, #facts, nav, section, figure, figcaption, .legend, .score, .group, form, table')]
   .map(node => { const box = node.getBoundingClientRect();
     return [node.tagName, box.left + scrollX, box.top + scrollY, box.width, box.height]; })"""
 OVERLAPS = """(() => {
@@ -199,13 +199,15 @@ OVERLAPS = """(() => {
   const lists = ['main > section', '.first > *', '.score', '.charts > figure', '#groups > *',
     '.samples > *', '#facts dl > *', 'figcaption > *', '.legend > li', 'form > label', 'nav > a'];
   for (const list of lists) {
-    for (const parent of new Set([...document.querySelectorAll(list)].map(node => node.parentNode))) {
+    const parents = [...document.querySelectorAll(list)].map(node => node.parentNode);
+    for (const parent of new Set(parents)) {
       const nodes = [...parent.children].filter(node => node.matches(list) && node.offsetHeight);
       nodes.forEach((one, i) => nodes.slice(i + 1).forEach(other => {
         const a = one.getBoundingClientRect(), b = other.getBoundingClientRect();
         const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
         const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-        if (wide > 1 && high > 1) found.push([list, one.textContent.slice(0, 40), other.textContent.slice(0, 40)]);
+        const texts = [one, other].map(node => node.textContent.slice(0, 40));
+        if (wide > 1 && high > 1) found.push([list, ...texts]);
       }));
     }
   }
@@ -217,8 +219,9 @@ LABELS = """(() => {
     const texts = [...plot.querySelectorAll('text:not(.name)')];
     texts.forEach((text, i) => {
       const a = text.getBoundingClientRect();
-      if (a.left < frame.left - 1 || a.right > frame.right + 1 || a.bottom > frame.bottom + 1 || a.top < frame.top - 3)
-        found.push(['outside', text.textContent]);
+      const isInside = a.left >= frame.left - 1 && a.right <= frame.right + 1 &&
+        a.top >= frame.top - 3 && a.bottom <= frame.bottom + 1;
+      if (!isInside) found.push(['outside', text.textContent]);
       for (const other of texts.slice(i + 1)) {
         const b = other.getBoundingClientRect();
         if (Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
@@ -232,9 +235,11 @@ CONTRAST = """(() => {
   const rgb = text => {
     const parts = text.match(/[\\d.]+/g).map(Number);
     const size = text.startsWith('color(') ? 1 : 255;
-    return {color: parts.slice(0, 3).map(part => part / size), alpha: parts.length > 3 ? parts[3] : 1};
+    const alpha = parts.length > 3 ? parts[3] : 1;
+    return {color: parts.slice(0, 3).map(part => part / size), alpha};
   };
-  const luminance = color => color.map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+  const linear = c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const luminance = color => color.map(linear)
     .reduce((sum, c, i) => sum + [0.2126, 0.7152, 0.0722][i] * c, 0);
   const behind = node => {
     for (let at = node; at; at = at.parentElement) {
@@ -247,12 +252,14 @@ CONTRAST = """(() => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const node = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || !node.getClientRects().length || node.closest('script, style, .tokens')) continue;
+    if (!walker.currentNode.data.trim() || !node.getClientRects().length) continue;
+    if (node.closest('script, style, .tokens')) continue;
     const style = getComputedStyle(node);
     const ink = rgb(node.closest('svg') ? style.fill : style.color).color;
     const [a, b] = [luminance(ink), luminance(behind(node))].sort((x, y) => y - x);
     const ratio = (a + 0.05) / (b + 0.05);
-    if (ratio < 4.5) found.push([ratio.toFixed(2), node.tagName, node.className.toString(), walker.currentNode.data.slice(0, 30)]);
+    const text = walker.currentNode.data.slice(0, 30);
+    if (ratio < 4.5) found.push([ratio.toFixed(2), node.tagName, node.className.toString(), text]);
   }
   return found; })()"""
 
@@ -287,7 +294,8 @@ def test_the_first_screen_has_facts_verdict_chart_and_results(report: Path) -> N
 def test_pointing_at_a_chart_moves_nothing(page: Page) -> None:
     before = page.run(BOXES)
     places = page.run(
-        "[...document.querySelectorAll('.plot')].slice(0, 3).map(plot => plot.getBoundingClientRect())"
+        "[...document.querySelectorAll('.plot')].slice(0, 3)"
+        ".map(plot => plot.getBoundingClientRect())"
         ".map(box => [box.left + box.width / 2, box.top + box.height / 2])"
     )
     for x, y in places:

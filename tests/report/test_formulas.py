@@ -1,4 +1,4 @@
-"""LaTeX of a model as MathML: what is drawn, what stays text, and that nothing else comes through."""
+"""LaTeX of a model as MathML: what is drawn, what stays text, what never comes through."""
 
 from __future__ import annotations
 

@@ -188,11 +188,14 @@ class Chart {
       svg.append(shape("text", {class: "name", x: start + 2, y: 12}, facet.name));
     }
     facet.cursor = shape("line", {class: "cursor", y1: top, y2: bottom, visibility: "hidden"});
-    facet.lines.forEach((line, i) => this.drawLine(svg, facet, line, i, y));
+    // Measurements lie over curves.
+    const measured = facet.lines.filter(line => line.bounds);
+    for (const line of facet.lines.filter(one => !one.bounds)) this.drawCurve(svg, facet, line, y);
+    measured.forEach((line, i) => this.drawMeasured(svg, facet, line, y, 5 * (i - (measured.length - 1) / 2)));
     svg.append(facet.cursor);
   }
 
-  drawLine(svg, facet, line, order, y) {
+  drawCurve(svg, facet, line, y) {
     const group = shape("g", {class: line.color});
     svg.append(group);
     const points = values => values.map((value, i) => [facet.at(line.x[i]), value]).filter(([, value]) => value !== null)
@@ -201,15 +204,16 @@ class Chart {
       group.append(shape("path", {class: "area", d: `${path([...points(line.top), ...points(line.bottom).reverse()])}Z`}));
       return;
     }
-    if (!line.bounds) {
-      group.append(shape("path", {class: "raw", d: path(points(line.values))}));
-      group.append(shape("path", {class: "line", d: path(points(line.smooth))}));
-      if (line.values.length === 1) this.dot(group, points(line.values)[0]);
-      return;
-    }
-    // Sets of problems that were measured at the same step lie beside each other.
-    const shift = (order - (facet.lines.filter(one => one.bounds).length - 1) / 2) * 5;
-    const places = points(line.values).map(([x, height]) => [x + shift, height]);
+    group.append(shape("path", {class: "raw", d: path(points(line.values))}));
+    group.append(shape("path", {class: "line", d: path(points(line.smooth))}));
+    if (line.values.length === 1) this.dot(group, points(line.values)[0]);
+  }
+
+  // Points with interval bars. Those of several sets at the same step are shifted beside each other.
+  drawMeasured(svg, facet, line, y, shift) {
+    const group = shape("g", {class: line.color});
+    svg.append(group);
+    const places = line.values.map((value, i) => [facet.at(line.x[i]) + shift, y(value)]);
     if (line.joined) group.append(shape("path", {class: "joint", d: path(places)}));
     places.forEach((place, i) => {
       const [low, high] = line.bounds.map(bound => y(bound[i]));
