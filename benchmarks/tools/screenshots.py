@@ -4,7 +4,7 @@
     python -m benchmarks.tools.screenshots FOLDER    # a folder for every picture, to look at
 
 Needs Chromium. Without FOLDER the pictures that are shown go to docs/images, in 256 colors; with
-one, every section of the report in both themes, on a desktop and on a phone, and all of it in print.
+one, every section of the report in both themes, on a desktop and on a phone, and all of it printed.
 """
 
 from __future__ import annotations
