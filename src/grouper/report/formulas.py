@@ -33,6 +33,8 @@ Python and JavaScript read it alike.
 
 # Characters of the longest formula that is converted.
 LONGEST = 600
+# Elements around the innermost one: JSON and browsers have limits of their own.
+DEEPEST = 60
 # Bytes of all formulas of a page together.
 FORMULA_BYTES = 300_000
 
@@ -85,8 +87,10 @@ class _UnknownError(Exception):
     """An element or a command that is not converted."""
 
 
-def _tree(element: Element) -> Tree:
+def _tree(element: Element, depth: int = 0) -> Tree:
     """Convert an element; raises `_UnknownError` for what a page should not show."""
+    if depth > DEEPEST:
+        raise _UnknownError("nested too deeply")
     name = element.tag.rpartition("}")[2]
     # An unknown command is left as it was written, and so is the mark of a column.
     text = printable(html.unescape(element.text or ""))
@@ -103,7 +107,7 @@ def _tree(element: Element) -> Tree:
     if text:
         tree.append(text)
     for child in element:
-        tree.append(_tree(child))
+        tree.append(_tree(child, depth + 1))
     return tree
 
 

@@ -80,6 +80,12 @@ function onDemand(props, summary, content) {
   return node;
 }
 
+// Opens a card with its content at once: the event of the browser comes later, and moves the page.
+function openCard(card) {
+  card.open = true;
+  card.ontoggle();
+}
+
 function text(value) {
   const parts = elements.latex.checked ? withFormulas(value) : [value];
   return make("pre", {dir: "auto"}, ...parts);
@@ -181,7 +187,7 @@ function filter() {
   groupList.replaceChildren();
   shown = 0;
   showMore();
-  if (groupList.firstChild) groupList.firstChild.open = true;
+  if (groupList.firstChild) openCard(groupList.firstChild);
 }
 
 function changesOf(set) {
@@ -227,8 +233,7 @@ function follow() {
   while (shown < matching.length && !cardOf(problem)) showMore();
   const card = cardOf(problem);
   if (!card) return;
-  card.open = true;
-  card.ontoggle();
+  openCard(card);
   const sample = [...card.querySelectorAll(".sample")].find(node => node.dataset.sample === wanted.get("sample"));
   if (sample) sample.classList.add("linked");
   (sample || card).scrollIntoView({block: "center"});
