@@ -42,7 +42,7 @@ from grouper.tables import Line, Tone
 
 # Points of all curves of one metric together.
 MOST_POINTS = 400
-# Facts of several runs are rows of a table; more runs than these are not named in the title.
+# Runs that the title names; of more it has their number.
 MOST_NAMED = 3
 
 

@@ -209,7 +209,7 @@ class Recorder(RunFolder):
 
     def _record_end(self, end: RunEnd) -> None:
         """Write how the run ends; its report is then drawn again, since it shows this."""
-        if self._lock is None:
+        if self._lock is None or not self._is_ours():
             return
         try:
             self.write_end(end)
@@ -217,6 +217,13 @@ class Recorder(RunFolder):
             log.warning("%s", error.paragraph())
         if not (self.is_untrained() and self.is_unmeasured()):
             self._undrawn = True
+
+    def _is_ours(self) -> bool:
+        """Return whether the folder is still there, and still that of this run."""
+        try:
+            return self.read_info().host == self._host
+        except GrouperError:
+            return False
 
     def _send(self, record: Record) -> None:
         """Send a record to all trackers; the first one opens them."""
