@@ -4,7 +4,7 @@
     python -m benchmarks.tools.screenshots FOLDER    # a folder for every picture, to look at
 
 Needs Chromium. Without FOLDER the pictures that are shown go to docs/images, in 256 colors; with
-one, every section of the report in both themes, on a desktop and on a phone.
+one, every section of the report in both themes, on a desktop and on a phone, and all of it printed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks.checkout import ROOT
-from tests.end_to_end.chromium import WIDTHS, Page
+from tests.end_to_end.chromium import Page
 
 RUN = Path("outputs/demo")
-SECTIONS = ("", "findings", "curves", "parts", "completions", "same", "recipe")
+SECTIONS = ("", "results", "findings", "curves", "completions", "parts", "recipe")
 # What is shown: where it lies -> screen, theme and section.
 SHOWN = {
     "report-verdict": ("desktop", "light", ""),
@@ -30,15 +30,16 @@ SHOWN = {
 }
 
 
-def take(page: Page, size: str, theme: str, section: str, target: Path) -> Path:
-    """One picture of the report."""
+def take(
+    page: Page, size: str, theme: str, section: str, target: Path, *, whole: bool = False
+) -> Path:
+    """Take a picture of the report: of a section, or of the whole page."""
     page.open(RUN / "report.html", dark=theme == "dark", size=size)
     if section == "completions":
-        page.run("filters.elements.traced.click()")
-        page.run("document.querySelector('.card summary')?.click()")
+        page.run("document.querySelector('.trace summary')?.click()")
     page.run(f"document.getElementById('{section}')?.scrollIntoView()")
     time.sleep(0.3)
-    return page.picture(target)
+    return page.picture(target, whole=whole)
 
 
 def main(folder: Path | None) -> None:
@@ -47,7 +48,8 @@ def main(folder: Path | None) -> None:
     with Page() as page:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            for size in WIDTHS:
+            take(page, "print", "light", "", folder / "print.png", whole=True)
+            for size in ("desktop", "phone"):
                 for theme in ("light", "dark"):
                     for section in SECTIONS:
                         name = f"{size}-{theme}-{section or 'top'}.png"

@@ -294,7 +294,7 @@ def test_a_short_run_that_was_truncated_and_in_no_format_is_not_fine(tmp_path: P
     broken = {"completion/truncated": lambda _: 0.75, "reward/format": lambda _: 0.0}
     findings = {f.name: f for f in find(read_record(short_run(tmp_path / "broken", **broken)))}
     assert list(findings) == ["truncated", "no-format"]
-    assert "75% of the completions were cut off in the last 3" in findings["truncated"].what
+    assert "75% of the completions were truncated in the last 3" in findings["truncated"].what
     assert "not one of 24 completions was in the format compact" in findings["no-format"].what
     assert all(finding.is_fault for finding in findings.values())
 
@@ -449,7 +449,7 @@ def test_a_budget_that_cuts_off_most_is_found_before_grpo(
 ) -> None:
     found = find(SampleSummary(completions=drawn, budget=10, before="grpo", begun=begun))
     assert [fix in one.fix for one in found] == [True] * bool(fix)
-    assert [one.name for one in found] == ["cut off"] * bool(fix)
+    assert [one.name for one in found] == ["truncated"] * bool(fix)
 
 
 @pytest.mark.parametrize(("late", "names"), [(2, []), (3, ["stopping"])])

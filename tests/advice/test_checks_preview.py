@@ -141,8 +141,8 @@ SHORT = {"max_new_tokens": 4}
         (
             [answer(5, "abcd"), answer(6, "efgh")],
             SHORT,
-            "cut off",
-            "all 2 samples are cut off at 4 tokens",
+            "truncated",
+            "all 2 samples are truncated at 4 tokens",
         ),
     ],
 )
@@ -160,13 +160,13 @@ def test_samples_that_never_end_are_named_even_where_rewards_differ():
     room = len(answer(4)) + 2
     seen = looked_at([answer(4) + " and so on", answer(5) + " and so on"], max_new_tokens=room)
     assert seen.signal == (True,)
-    assert named(seen) == ["cut off"]
+    assert named(seen) == ["truncated"]
 
 
 def test_a_low_temperature_is_named_where_all_samples_are_cut_off_too():
     """More room alone would not make them differ."""
     seen = looked_at(SAME, temperature=0.1, **SHORT)
-    assert named(seen) == ["cut off", "temperature"]
+    assert named(seen) == ["truncated", "temperature"]
 
 
 def test_every_cause_is_named_with_its_count():
@@ -174,7 +174,7 @@ def test_every_cause_is_named_with_its_count():
     long = [answer(5, working="abcdefghijkl"[:n] * 9) for n in range(7, 12)]
     seen = looked_at([*long, answer(6)], max_new_tokens=len(answer(6)) + 2)
     causes = {cause.name: str(cause) for cause in find(seen)}
-    assert "5 of 6 samples are cut off at" in causes["cut off"]
+    assert "5 of 6 samples are truncated at" in causes["truncated"]
     assert "all 6 are wrong" in causes["equal rewards"]
     # Two of three samples that end have no tags.
     seen = looked_at(["I say 4", "So 5", answer(6)])

@@ -38,7 +38,7 @@ def test_a_run_folder_measures_what_it_trained_as_training_did(grouper, run):
     assert result.card["model"].endswith("grpo/final")
     assert (folder / "recipe.yaml").read_text() == (run / "recipe.yaml").read_text()
     parts = ("subject", "level", "2 steps", "reasoning %", "rewards by subject", "tag_count")
-    for text in ("accuracy % [95 %]", "no answer", "cut off", *parts):
+    for text in ("accuracy % [95 %]", "no answer", "truncated", *parts):
         assert text in called.out
     # What was measured afterwards does not disturb the run.
     names = [r.name for r in RunFolder(run).read_evaluations()]

@@ -28,7 +28,11 @@ SWITCHES = (
     "--force-color-profile=srgb",
     "--remote-debugging-pipe",
 )
-WIDTHS = {"desktop": (1280, 900, 1.0), "phone": (390, 844, 2.0)}
+WIDTHS = {
+    "desktop": (1280, 900, 1.0),
+    "phone": (390, 844, 2.0),
+    "print": (794, 1123, 1.5),  # A4 at 96 dots per inch
+}
 SECONDS = 60.0
 
 
@@ -111,7 +115,8 @@ class Page:
             width=width, height=height, deviceScaleFactor=scale, mobile=size == "phone",
         )  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        media = "print" if size == "print" else ""
+        self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
         before = self.loaded
         self.call("Page.navigate", url=file.resolve().as_uri())
         while self.loaded == before:
@@ -129,6 +134,10 @@ class Page:
         common = {"key": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", **common, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    def point(self, x: float, y: float) -> None:
+        """Move the pointer to a place of the screen."""
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def picture(self, target: Path, *, whole: bool = False) -> Path:
         """A PNG of what is to be seen, or of the whole page."""

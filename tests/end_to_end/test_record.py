@@ -289,7 +289,7 @@ def test_a_damaged_model_file_is_one_paragraph(tmp_path: Path, name: str) -> Non
 def test_a_budget_that_cuts_off_most_answers_is_refused(tmp_path: Path) -> None:
     """P1: never flat rewards for hours without a word."""
     with pytest.raises(
-        PreflightError, match=r"are cut off at sampling\.max_new_tokens=12"
+        PreflightError, match=r"are truncated at sampling\.max_new_tokens=12"
     ) as caught:
         run(tmp_path, "grpo.allow_truncation=false")
     assert "grpo.allow_truncation=true" in str(caught.value)

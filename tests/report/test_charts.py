@@ -1,70 +1,92 @@
-"""Panels as SVG: well-formed, inside the drawing, and with the values that a pointer reads."""
+"""The values of charts: short, whole, and with the time and the tokens of their steps."""
 
 from __future__ import annotations
 
-import re
-from xml.etree import ElementTree as ET
-
 import numpy as np
 import pytest
-from drawn_runs import make_run
+from drawn_runs import GRPO, make_run, new_run, report
 
-from grouper.report.charts import chart
-from grouper.report.panels import Panel, RunView, Series, panels_of
+from grouper.report.charts import Charts
+from grouper.report.panels import Panel, RunView, Series, overview, panels_of
 
 
-def curve(values, *, steps=None, **more):
+def curve(values, **more):
     values = np.asarray(values, dtype=float)
-    steps = np.arange(1.0, len(values) + 1) if steps is None else np.asarray(steps, dtype=float)
+    steps = np.arange(1.0, len(values) + 1)
     return Series(name="x", color="blue", steps=steps, values=values, **more)
 
 
-SVG = "{http://www.w3.org/2000/svg}"
+def charts_of(run, most=400):
+    return Charts({"demo": RunView.of(run)}, most)
 
 
-def places(svg):
-    """Every point of the curves of an SVG, with the size of the drawing."""
-    tree = ET.fromstring(svg)
-    width, height = map(float, tree.get("viewBox").split()[2:])
-    drawn = [n for n in tree.iter(f"{SVG}path") if "url(" in n.get("clip-path", "")]
-    points = [pair for n in drawn for pair in re.findall(r"([-\d.]+) ([-\d.]+)", n.get("d"))]
-    return width, height, [tuple(map(float, pair)) for pair in points]
-
-
-def inside(svg):
-    width, height, points = places(svg)
-    return points and all(0 <= x <= width and 0 <= y <= height for x, y in points)
-
-
-def test_every_panel_of_a_run_stays_inside_its_drawing(tmp_path):
-    for panel in panels_of(RunView.of(make_run(tmp_path / "demo"))):
-        drawn = chart(panel, 400)
-        assert inside(drawn["svg"]), panel.title
-        assert "#" not in re.sub(r"[(\"]#\w+", "", drawn["svg"]), "a colour that no theme has"
-
-
-@pytest.mark.parametrize(
-    "values", [[0.0], [5.0], [0.0, 0.0], [-3.0, -2.0], [1e-7, 2e-7], [1e12, 2e12], [-1.0, 1.0]]
-)
-def test_any_range_of_values_can_be_drawn(values):
-    panel = Panel(title="t", unit="u", phase="grpo", series=(curve(values),))
-    drawn = chart(panel, 400)
-    assert inside(drawn["svg"])
-    assert drawn["values"]["lines"][0]["values"] == values
-
-
-def test_higher_values_are_higher_and_later_ones_further_right():
-    series = curve([0.0, 10.0], bounds=(np.array([0.0, 8.0]), np.array([1.0, 12.0])))
+def line_of(series, run, most=400):
     panel = Panel(title="t", unit="u", phase="grpo", series=(series,))
-    dots = ET.fromstring(chart(panel, 9)["svg"]).iter(f"{SVG}use")
-    blue = [n for n in dots if "var(--blue)" in n.get("style", "")]
-    (low, high) = ((float(n.get("x")), float(n.get("y"))) for n in blue)
-    assert low[0] < high[0]
-    assert low[1] > high[1]
+    (facet,) = charts_of(run, most).chart([panel])["facets"]
+    (line,) = facet["lines"]
+    return line
 
 
-def test_long_curves_are_thinned():
-    panel = Panel(title="t", unit="u", phase="grpo", series=(curve(np.ones(5000)),))
-    drawn = chart(panel, 400)
-    assert len(drawn["values"]["lines"][0]["steps"]) <= 400
-    assert len(drawn["svg"]) < 20_000
+@pytest.mark.parametrize("values", [[0.0], [-3.0, -2.0], [1e-7, 2e-7], [1e12, 2e12]])
+def test_values_of_any_size_keep_four_digits(tmp_path, values):
+    assert line_of(curve(values), new_run(tmp_path / "run"))["values"] == values
+
+
+def test_long_curves_are_thinned(tmp_path):
+    line = line_of(curve(np.ones(5000)), new_run(tmp_path / "run"))
+    assert len(line["steps"]) == len(line["values"]) <= 400
+
+
+def test_a_clock_counts_time_and_tokens_from_the_beginning_of_a_phase(tmp_path):
+    run = new_run(tmp_path / "run")
+    for step in (1, 2):
+        run.append_metrics(report("sft", step, {"tokens": 100 / (1 + step / 100)}))
+    run.append_metrics(report("grpo", 1, {"completion/tokens": 20 / 1.01}))
+    view = RunView.of(run)
+    sft = view.clock("sft")
+    assert list(sft.steps) == [0, 1, 2]
+    assert sft.tokens == pytest.approx([0, 100, 200])
+    assert list(sft.seconds) == sorted(sft.seconds)
+    grpo = view.clock("grpo")
+    assert grpo.tokens == pytest.approx([0, 20])
+    assert grpo.seconds[-1] == pytest.approx(view.seconds[-1] - view.seconds[-2])
+
+
+def test_a_long_clock_is_thinned_and_keeps_its_end(tmp_path):
+    run = new_run(tmp_path / "run")
+    for step in range(1, 1002):
+        run.append_metrics(report("grpo", step, {}))
+    clock = RunView.of(run).clock("grpo").thinned(200)
+    assert len(clock["steps"]) <= 202
+    assert (clock["steps"][0], clock["steps"][-1]) == (0, 1001)
+
+
+def test_every_line_has_a_clock_of_its_run_and_phase(tmp_path):
+    run = make_run(tmp_path / "demo")
+    charts = charts_of(run)
+    for panel in panels_of(RunView.of(run)):
+        for facet in charts.chart([panel])["facets"]:
+            for line in facet["lines"]:
+                last_step = 40 if facet["phase"] == "sft" else 5
+                assert charts.clocks[line["clock"]]["steps"][-1] == last_step
+    assert len(charts.clocks) == 2
+
+
+def test_the_overview_shows_each_model_once_with_its_interval(tmp_path):
+    run = make_run(tmp_path / "demo", grpo={**GRPO, "solve_rate": 0.5})
+    sft, grpo = overview({"demo": RunView.of(run)})
+    assert [line.labels for line in sft.series if line.labels] == [("base", "SFT")]
+    assert [line.labels for line in grpo.series if line.labels] == [("GRPO",)]
+    assert grpo.series[-1].name == "rollouts in training"
+    assert grpo.series[-1].bounds is None
+
+
+def test_without_held_out_problems_the_overview_shows_the_reward_or_the_loss(tmp_path):
+    run = new_run(tmp_path / "run")
+    assert overview({"run": RunView.of(run)}) == []
+    run.append_metrics(report("sft", 1, {"loss": 2.0}))
+    (loss,) = overview({"run": RunView.of(run)})
+    assert loss.title == "Loss"
+    run.append_metrics(report("grpo", 1, {"reward/total": 1.0}))
+    (reward,) = overview({"run": RunView.of(run)})
+    assert reward.title == "Reward by weighted component"

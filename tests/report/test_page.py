@@ -16,6 +16,8 @@ from grouper.evaluation.result_tables import result_blocks
 from grouper.files import write_lines
 from grouper.report.page import write_report
 from grouper.runs.folder import RunFolder
+from grouper.runs.lock import RunLock
+from grouper.runs.records import RunEnd
 from grouper.types import Verdict
 
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
@@ -30,7 +32,15 @@ def page(*runs):
 
 
 def rows(data):
-    return [dict(zip(data["fields"], row, strict=True)) for row in data["rows"]]
+    """Every completion of a page."""
+    return [sample for group in data["groups"] for sample in group["samples"]]
+
+
+def lines(data):
+    """Every line of the charts of a page."""
+    charts = [data["overview"], *data["charts"]]
+    facets = [facet for chart in charts for facet in chart["facets"]]
+    return [line for facet in facets for line in facet["lines"]]
 
 
 def test_it_says_first_whether_it_got_better(tmp_path):
@@ -42,7 +52,7 @@ def test_it_says_first_whether_it_got_better(tmp_path):
         "Yes: GRPO is better than base. 0.0 % before and 90.0 % after, of 20 test problems: "
         "+90.0 points ["
     )
-    assert text.index("Yes: GRPO") < text.index("<svg")
+    assert text.index("Yes: GRPO") < text.index("<figure")
 
 
 @pytest.mark.parametrize(
@@ -89,8 +99,14 @@ def test_tables_curves_recipe_and_environment_are_there(tmp_path):
         "2.13.0",
     ):
         assert words in text
-    assert len(data["charts"]) == text.count("<figure ") > 10
-    assert data["charts"][0]["lines"][0]["bounds"]
+    assert 1 + len(data["charts"]) == text.count("<figure ") > 10
+    first, second = data["overview"]["facets"]
+    assert (first["phase"], second["phase"]) == ("sft", "grpo")
+    test_points = first["lines"][0]
+    assert test_points["labels"] == ["base", "SFT"]
+    assert test_points["bounds"]
+    assert not test_points["joined"]
+    assert second["lines"][0]["labels"] == ["GRPO"]
 
 
 def test_every_change_on_the_way_is_told(tmp_path):
@@ -155,11 +171,95 @@ def test_a_text_of_a_megabyte_is_cut_and_that_is_said(tmp_path):
 
 def test_rollouts_with_their_tokens_come_first(tmp_path):
     run = make_run(tmp_path / "demo")
-    found = [row for row in rows(page(run)[1]) if row["trace"]]
+    _, data = page(run)
+    found = [row for row in rows(data) if row["trace"]]
     assert len(found) == 5 * 4
     texts, sampled, trained, entropies, clipped = found[0]["trace"]
     assert texts == ["so", " 2", "<eos>"]
     assert (sampled[1], trained[1], entropies[1], clipped) == (-1.0, -1.25, 2.0, [1])
+    rollouts = [group for group in data["groups"] if group["step"] == 1]
+    assert [bool(group["samples"][0]["trace"]) for group in rollouts] == [True, False]
+
+
+def test_a_problem_has_all_its_completions_and_its_prompt_once(tmp_path):
+    text, data = page(make_run(tmp_path / "demo"))
+    kinds = [chosen["kind"] for chosen in data["sets"]]
+    assert kinds == ["evaluation", "evaluation", "rollouts"]
+    of_step = [group for group in data["groups"] if group["step"] == 2]
+    assert [group["problem"] for group in of_step] == ["train/0", "train/1"]
+    for group in of_step:
+        assert [sample["name"] for sample in group["samples"]] == [f"sample {n}" for n in range(4)]
+    measured = next(group for group in data["groups"] if group["set"] == 0)
+    assert [sample["name"] for sample in measured["samples"]] == ["base", "SFT", "GRPO"]
+    assert measured["change"] == "got better"
+    assert text.count("Question 1?") == 1
+
+
+def test_a_group_that_is_larger_than_its_room_is_there_with_shorter_texts(tmp_path, monkeypatch):
+    monkeypatch.setattr("grouper.report.completions.ROLLOUT_BYTES", 20_000)
+    run = make_run(tmp_path / "demo", text="word " * 600)
+    _, data = page(run)
+    for step in range(1, 6):
+        groups = [group for group in data["groups"] if group["step"] == step]
+        assert [len(group["samples"]) for group in groups] == [4]
+        assert len(json.dumps(groups)) < 8_000
+
+
+def test_an_answer_that_is_missing_is_truncated_where_the_budget_ended_it(tmp_path):
+    run = make_run(tmp_path / "demo")
+    ended = {"verdict": "no_answer", "finish_reason": "length"}
+    write_lines(run.path / "rollouts" / "grpo-000009.jsonl.gz", [{**rollout(9, 0), **ended}])
+    write_lines(
+        run.path / "rollouts" / "grpo-000010.jsonl.gz",
+        [{**rollout(10, 0), "verdict": "no_answer"}],
+    )
+    text, data = page(run)
+    outcomes = {
+        group["step"]: group["samples"][0]["outcome"] for group in data["groups"] if group["step"]
+    }
+    assert (outcomes[9], outcomes[10]) == ("truncated", "no_answer")
+    assert data["outcomes"]["truncated"] == "truncated"
+    assert ">truncated</th>" in text
+    assert "cut off" not in text.lower()
+
+
+def test_the_facts_are_first(tmp_path):
+    text, _ = page(make_run(tmp_path / "demo"))
+    names = re.findall(r"<dt>(.*?)</dt>", text)
+    assert names == [
+        "model", "data", "algorithm", "steps", "hardware", "time", "tokens", "seed", "commit",
+    ]  # fmt: skip
+    facts = dict(re.findall(r"<dt>(.*?)</dt><dd><bdi>(.*?)</bdi>", text))
+    assert facts["steps"] == "SFT 40 of 400, GRPO 5 of 60"
+    assert facts["seed"] == "0"
+    assert "20 test" in facts["data"]
+    assert "sampled by GRPO" in facts["tokens"]
+    assert text.index("<dl>") < text.index("<figure")
+
+
+@pytest.mark.parametrize(
+    ("end", "shown"),
+    [
+        (None, "interrupted"),
+        (RunEnd(state="stopped", reason="SIGTERM"), "at GRPO step 5, by SIGTERM"),
+        (RunEnd(state="failed", reason="the disk is <full>"), "the disk is &lt;full&gt;"),
+    ],
+)
+def test_the_state_of_the_run_is_shown(tmp_path, end, shown):
+    run = make_run(tmp_path / "demo")
+    run.write_end(end)
+    text, _ = page(run)
+    state = text.partition('<p class="state">')[2].partition("</p>")[0]
+    assert shown in state
+
+
+def test_a_run_whose_process_lives_is_running(tmp_path):
+    run = make_run(tmp_path / "demo")
+    lock = RunLock(run.path)
+    try:
+        assert '<span class="chip plain">running</span>' in page(run)[0]
+    finally:
+        lock.release()
 
 
 @pytest.mark.slow
@@ -170,7 +270,9 @@ def test_many_runs_share_the_points_of_a_chart(tmp_path):
         run.append_metrics(report("grpo", step, GRPO))
     others = [shutil.copytree(run.path, tmp_path / str(n)) for n in range(1, 12)]
     _, data = page(run, *map(RunFolder, others))
-    assert max(sum(len(line["steps"]) for line in c["lines"]) for c in data["charts"]) <= 400
+    for chart in data["charts"]:
+        points = [len(line["steps"]) for facet in chart["facets"] for line in facet["lines"]]
+        assert sum(points) <= 400
 
 
 @pytest.mark.slow
@@ -196,8 +298,8 @@ def test_several_runs_lie_over_each_other(tmp_path):
     assert "<h1>a against b</h1>" in text
     assert "The last models against each other" in text
     assert "no evidence of a change" in text
-    names = {line["name"] for chart in data["charts"] for line in chart["lines"]}
-    assert names == {"a", "b"}
+    assert {line["name"] for line in lines(data)} == {"a", "b"}
+    assert {clock["steps"][-1] for clock in data["clocks"]} == {40, 5}
 
 
 def test_runs_are_compared_on_their_own_problems_whatever_was_measured_afterwards(tmp_path):
@@ -220,8 +322,8 @@ def test_models_of_different_phases_are_named_with_them(tmp_path):
 
 def test_a_unit_is_there_only_where_a_curve_has_one(tmp_path):
     text, _ = page(make_run(tmp_path / "demo"))
-    assert ", by GRPO step<" in text
-    assert "<small>, by" not in text
+    assert "<small>mean reward of a completion</small>" in text
+    assert "<small></small>" in text
 
 
 def test_runs_of_other_problems_are_not_compared(tmp_path):
@@ -262,7 +364,7 @@ def test_what_is_damaged_or_missing_is_said(tmp_path):
     text, data = page(run)
     assert "grpo-000002.jsonl.gz: the file cannot be read" in text
     assert "The recipe cannot be read by this version of Grouper" in text
-    assert "GRPO step 3" in {source["name"] for source in data["sources"]}
+    assert {group["step"] for group in data["groups"]} == {None, 1, 3, 4, 5}
     for file in (run.path / "rollouts").iterdir():
         file.unlink()
     assert "No rollouts are stored in the run folder." in page(run)[0]
@@ -276,7 +378,7 @@ def test_damaged_rollouts_leave_the_rest_of_the_page(tmp_path):
     assert "a learning rate of 0.003 looks too high" in text
     assert "Left out: " in text
     assert text.count("the file cannot be read") >= 2
-    assert "GRPO step 4" in {source["name"] for source in data["sources"]}
+    assert {group["step"] for group in data["groups"]} == {None, 1, 4, 5}
 
 
 def test_a_run_of_an_older_version_has_fewer_fields(tmp_path):

@@ -21,7 +21,7 @@ def test_a_whole_run_has_accuracy_first_and_time_last(tmp_path):
         "Reward by weighted component",
         "Groups: how many samples are right",
         "Completion length",
-        "Cut off, repetitive",
+        "Truncated, repetitive",
         "Policy entropy (0: always the same answer)",
         "KL to the reference",
         "Probability ratio",

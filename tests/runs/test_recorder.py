@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ from grouper.models.process_group import ProcessGroup
 from grouper.report.page import draw_pictures
 from grouper.runs.folder import RunFolder
 from grouper.runs.recorder import Recorder
-from grouper.runs.records import RunInfo, recipe_changes
+from grouper.runs.records import RunEnd, RunInfo, recipe_changes
 from grouper.runs.trackers import Record, TrackedRun, WandbSink, check_trackers
 from grouper.training.run import Run
 from grouper.types import StepReport, Tally
@@ -346,6 +347,57 @@ def test_only_the_first_process_draws(tmp_path):
     recorder.append_metrics(report("grpo", 1, {"solve_rate": 0.5}))
     recorder.processes = SimpleNamespace(rank=1)
     recorder.close()
+
+
+def test_the_end_is_recorded_and_the_pictures_show_it(tmp_path):
+    recorder, drawn = recording(tmp_path), []
+    recorder.draw = drawn.append
+    recorder.append_metrics(report("grpo", 1, {"solve_rate": 0.5}))
+    recorder.redraw()
+    end = RunEnd(state="stopped", reason="SIGTERM")
+    recorder.close(end)
+    assert len(drawn) == 2
+    assert drawn[1].read_end() == end
+
+
+def test_a_run_without_a_step_has_no_pictures_of_its_end(tmp_path):
+    recorder = recording(tmp_path)
+    recorder.draw = lambda folder: pytest.fail("there is nothing to draw")
+    recorder.close(RunEnd(state="failed", reason="no data"))
+    assert recorder.read_end() is not None
+
+
+def test_a_run_that_goes_on_has_no_end(tmp_path):
+    recorder = recording(tmp_path)
+    recorder.append_metrics(report("grpo", 1, {"solve_rate": 0.5}))
+    recorder.close(RunEnd(state="stopped"))
+    assert recorder.read_end() == RunEnd(state="stopped")
+    recorder.write_end(None)
+    assert recorder.read_end() is None
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "reason"),
+    [
+        (errors.Interrupted("stopped on request", where="x", fix="y"), "stopped", "SIGTERM"),
+        (KeyboardInterrupt(), "stopped", "SIGTERM"),
+        (RunFolderError("the disk is full", where="x", fix="y"), "failed", "the disk is full"),
+        (RuntimeError("the lights\nwent out"), "failed", "RuntimeError: the lights"),
+        (None, "stopped", ""),
+    ],
+)
+def test_the_report_shows_how_the_run_ended(tmp_path, error, state, reason):
+    write_problems(tmp_path)
+    overrides = [*TINY_RUN, *data_from(str(tmp_path)), "sft.steps=1", "grpo.steps=3"]
+    opened = Run(load_recipe("demo", [*overrides, f"output_dir={tmp_path}"]))
+    opened.folder.draw = draw_pictures
+    opened.folder.append_metrics(report("sft", 1, {"loss": 2.0}))
+    opened.stop._request(signal.SIGTERM, None)
+    opened.__exit__(type(error), error, None)
+    assert RunFolder(tmp_path / "demo").read_end() == RunEnd(state=state, reason=reason)
+    text = (tmp_path / "demo" / "report.html").read_text()
+    assert f">{state}</span>" in text
+    assert reason in text
 
 
 def test_a_run_that_ends_with_an_error_has_its_report(tmp_path):

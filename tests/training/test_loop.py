@@ -212,4 +212,4 @@ def test_a_finding_is_told_recorded_and_heeded(
     events = [(r.step, event) for r in desk.folder.read_metrics() for event in r.events]
     assert len(events) == 1
     assert events[0][0] == 12
-    assert events[0][1].startswith("check truncated: 75% of the completions are cut off")
+    assert events[0][1].startswith("check truncated: 75% of the completions are truncated")

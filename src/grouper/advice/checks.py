@@ -743,7 +743,7 @@ def budget(summary: SampleSummary) -> Iterator[Finding]:
             how = ", with --resume --allow-changes to keep what is there, or --overwrite"
             resume = "--resume "
         yield found(
-            "endless" if summary.endless > MOST else "cut off",
+            "endless" if summary.endless > MOST else "budget-too-small",
             share=summary.truncated,
             count=len(summary.completions),
             budget=summary.budget,
@@ -773,7 +773,7 @@ class Samples:
         return tuple(rollout for group in self.groups for rollout in group.rollouts)
 
     @property
-    def cut_off(self) -> bool:
+    def all_truncated(self) -> bool:
         """Whether all samples are truncated."""
         return all(rollout.completion.truncated for rollout in self.rollouts)
 
@@ -823,15 +823,15 @@ def tokenization(samples: Samples) -> Iterator[Finding]:
         yield found("tokenization-of-prefix", prefix=prompt.prefix, ending=prompt_text[-40:])
 
 
-def cut_off(samples: Samples) -> Iterator[Finding]:
+def truncated_samples(samples: Samples) -> Iterator[Finding]:
     """Report that all samples are truncated, or some of samples without a signal.
 
     If all are truncated, rewards may still differ by accident.
     """
     truncated = sum(rollout.completion.truncated for rollout in samples.rollouts)
-    if samples.cut_off or (truncated and not any(samples.signal)):
+    if samples.all_truncated or (truncated and not any(samples.signal)):
         yield found(
-            "all-cut-off" if samples.cut_off else "some-cut-off",
+            "all-truncated" if samples.all_truncated else "some-truncated",
             count=truncated,
             samples=len(samples.rollouts),
             budget=samples.groups[0].params.max_new_tokens,
@@ -847,7 +847,7 @@ def equal_rewards(samples: Samples) -> Iterator[Finding]:
     equal_groups = sum(group.diversity == 0 for group in samples.groups)
     if equal_groups:
         yield _equal_samples(samples, equal_groups, conditions)
-    if equal_groups == len(samples.groups) or samples.cut_off:
+    if equal_groups == len(samples.groups) or samples.all_truncated:
         return
     fmt = samples.prepared.format
     # A truncated sample has had no room for its answer.
@@ -976,7 +976,7 @@ CHECKS: dict[type, tuple[Callable[[Any], Iterator[Finding]], ...]] = {
         warnings_logged,
     ),
     SampleSummary: (budget,),
-    Samples: (tokenization, cut_off, equal_rewards),
+    Samples: (tokenization, truncated_samples, equal_rewards),
 }
 
 

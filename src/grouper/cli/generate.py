@@ -242,7 +242,7 @@ def _show(question: str, generator: Generator) -> None:
         show_answer(solution)
         if solution.finish_reason == "length":
             limit = generator.params.max_new_tokens
-            click.echo(f"(cut off after {plural(limit, 'token')}; see --max-new-tokens)")
+            click.echo(f"(truncated after {plural(limit, 'token')}; see --max-new-tokens)")
 
 
 def _read_lines(generator: Generator) -> None:

@@ -28,12 +28,12 @@ grouper report outputs/demo outputs/demo-1 --output both.html
 def report(runs: tuple[str, ...], *, output: Path | None) -> None:
     """Write runs as one HTML file to read and share.
 
-    The file needs no network: whether the model improved, results with intervals, curves,
-    completions to browse and filter, the same problems before and after, tokens with their
-    log-probs, recipe, environment and findings. The curves of several runs are overlaid.
+    The file needs no network: facts and state of the run, whether the model improved, results with
+    intervals, curves, all completions of a problem together, tokens with their log-probs, recipe,
+    environment and findings. The curves of several runs are overlaid.
 
-    A run writes its own report.html after evaluations and when it ends, for whatever reason. The
-    file stays below 3 MB and states which completions it holds.
+    A run writes its own report.html after evaluations and on every exit: finished, stopped by
+    Ctrl-C or SIGTERM, or failed. The file stays below 3 MB and states which completions it holds.
     """
     paths = {Path(run).expanduser().resolve() for run in runs}
     if len(paths) < len(runs):

@@ -11,7 +11,16 @@ from grouper.cli.commands import Command
 from grouper.cli.run_args import open_run
 from grouper.cli.text import output_console, show_blocks
 
-VERDICTS = ["correct", "incorrect", "no_answer", "unparseable", "timeout", "crash", "not_scored"]
+VERDICTS = [
+    "correct",
+    "incorrect",
+    "no_answer",
+    "truncated",
+    "unparseable",
+    "timeout",
+    "crash",
+    "not_scored",
+]
 
 EXAMPLES = """
 grouper show outputs/demo                      the last step

@@ -28,7 +28,34 @@ Outcome = Literal["correct", "wrong", "no_answer", "truncated", "timeout", "cras
 # The four-way split, then the outcomes that are no verdict on the model and are counted apart.
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
+OUTCOME_NAMES: dict[Outcome, str] = {
+    "correct": "correct",
+    "wrong": "wrong",
+    "no_answer": "no answer",
+    "truncated": "truncated",
+    "timeout": "timeout",
+    "crash": "crash",
+    "not_scored": "not scored",
+}
+"""Outcome -> its name in tables, badges and filters."""
+
 _WRONG = (Verdict.INCORRECT, Verdict.UNPARSEABLE)
+
+
+def outcome_of(verdict: Verdict, finish_reason: FinishReason) -> Outcome:
+    """Return the outcome of a completion: a wrong answer, none, or none before it was truncated.
+
+    >>> outcome_of(Verdict.NO_ANSWER, FinishReason.LENGTH)
+    'truncated'
+    >>> outcome_of(Verdict.UNPARSEABLE, FinishReason.LENGTH)
+    'wrong'
+    """
+    if verdict is Verdict.NO_ANSWER and finish_reason is FinishReason.LENGTH:
+        return "truncated"
+    if verdict in _WRONG:
+        return "wrong"
+    # The other verdicts are outcomes of the same names.
+    return cast("Outcome", verdict.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,23 +99,15 @@ class EvaluationItem:
 
     @property
     def outcome(self) -> Outcome:
-        """The four-way split: cut off before any answer is `truncated`, not `no_answer`."""
-        return self._outcome(self.verdict)
+        """The four-way split: a completion without an answer may be `truncated`."""
+        return outcome_of(self.verdict, self.finish_reason)
 
     @property
     def lenient_outcome(self) -> Outcome | None:
         """The outcome with the answer taken from anywhere; None where this was not measured."""
         if self.lenient_verdict is None:
             return None
-        return self._outcome(self.lenient_verdict)
-
-    def _outcome(self, verdict: Verdict) -> Outcome:
-        if verdict is Verdict.NO_ANSWER and self.finish_reason is FinishReason.LENGTH:
-            return "truncated"
-        if verdict in _WRONG:
-            return "wrong"
-        # The other verdicts are outcomes of the same names.
-        return cast("Outcome", verdict.value)
+        return outcome_of(self.lenient_verdict, self.finish_reason)
 
     @property
     def correct(self) -> bool:

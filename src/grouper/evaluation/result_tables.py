@@ -8,7 +8,7 @@ from typing import Any
 
 from grouper.errors import DataError, plural
 from grouper.evaluation.compare import CAUSES, Comparison, Difference, compare, label
-from grouper.evaluation.result import OUTCOMES, Accuracy, EvaluationResult, Outcome
+from grouper.evaluation.result import OUTCOME_NAMES, OUTCOMES, Accuracy, EvaluationResult, Outcome
 from grouper.evaluation.statistics import CONFIDENCE, Interval, Verdict
 from grouper.tables import Block, Cell, Line, Table, Tone, table
 
@@ -50,13 +50,15 @@ def _results_table(comparison: Comparison) -> Table:
         columns["lenient"] = [_percent(mean) for mean in means]
     if k > 1:
         columns[f"pass@{k}"] = [_percent(r.pass_at_k.get(k)) for r in results]
-    for outcome, name in zip(OUTCOMES, _SPLIT, strict=False):
+    for outcome in _SPLIT:
+        name = OUTCOME_NAMES[outcome]
         columns[name] = [str(r.split_counts[outcome]) for r in results]
     columns["tokens"] = [_number(r.mean_tokens) for r in results]
     return table([*columns], zip(*columns.values(), strict=True))
 
 
-_SPLIT = ("correct", "wrong", "no answer", "cut off")
+# The outcomes that are counted in columns.
+_SPLIT = OUTCOMES[:4]
 
 
 def _differences_table(comparison: Comparison) -> Table:
@@ -177,7 +179,8 @@ def answers_table(results: Sequence[EvaluationResult]) -> Table:
         rows.append(["maj@k %", *majorities])
     lenient = [r.lenient_counts for r in results if r.lenient_counts is not None]
     if len(lenient) == len(results):
-        for outcome, name in zip(OUTCOMES, _SPLIT, strict=False):
+        for outcome in _SPLIT:
+            name = OUTCOME_NAMES[outcome]
             counts = [str(counts_of_model[outcome]) for counts_of_model in lenient]
             rows.append([f"leniently {name}", *counts])
     tokens_right = [_number(result.tokens_right) for result in results]

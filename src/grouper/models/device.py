@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import platform
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -132,6 +134,22 @@ def find_device(name: str) -> torch.device:
     return torch.device("cpu" if name == "auto" else name)
 
 
+def describe_hardware(device: torch.device) -> str:
+    """Return the name of the GPU, or of the processor, and its memory."""
+    if device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(device)
+        return f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):  # only Linux has the file
+        match = re.search(r"model name\s*: (.+)", CPU_INFO.read_text("utf-8", "replace"))
+        if match is not None:
+            name = match[1]
+    memory = f"{machine_memory() / 2**30:.0f} GiB"
+    return f"{name}, {processors()} processors, {memory}"
+
+
+# The file with the names of the processors.
+CPU_INFO = Path("/proc/cpuinfo")
 # The file that holds the bytes of memory that a container may take.
 MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
 

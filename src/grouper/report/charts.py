@@ -1,83 +1,77 @@
-"""Panels inside an HTML page: its style has the colors, its script shows the values."""
+"""The values of charts, which the script of the page draws."""
 
 from __future__ import annotations
 
-import io
-import re
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from markupsafe import Markup
+from grouper.evaluation.compare import label
+from grouper.report.panels import Array, Panel, RunView, Series
 
-from grouper.report.curves import draw
-from grouper.report.panels import COLORS, STYLES, Array, Panel, Series
-
-# Size in inches; the page scales a drawing to its width.
-WIDTH = 4.2
-HEIGHT = 2.1
-# Start and end of the curves, as shares of the width and of the height.
-INNER = (0.12, 0.97)
-UPRIGHT = (0.12, 0.91)
-# Ids of groups of shapes, the same in every drawing.
-_IDS = re.compile(r' id="[a-z0-9.]+_\d+"')
+# Points of a clock; between them the page interpolates.
+CLOCK_POINTS = 200
 
 
-def chart(panel: Panel, most: int) -> dict[str, Any]:
-    """Draw a panel for the page.
+@dataclass
+class Charts:
+    """Charts of one or several runs, with the time and the tokens of their steps.
 
     Args:
-        panel: the curves.
-        most: points of a curve; neighboring steps share one where there are more.
-
-    Returns:
-        `svg`, the drawing, and `values`, the numbers that its script shows on hover.
+        runs: by their names.
+        most_points: points of a curve; neighboring steps share one where there are more.
     """
-    import matplotlib as mpl
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
 
-    thinned_series = tuple(series.thinned(most) for series in panel.series)
-    panel = replace(panel, series=thinned_series)
-    file = io.StringIO()
-    # The ids of shapes that others refer to differ between the drawings of a page.
-    salt = f"{panel.title} {panel.phase}"
-    with mpl.rc_context({**STYLES["style"], "svg.fonttype": "none", "svg.hashsalt": salt}):
-        figure = Figure(figsize=(WIDTH, HEIGHT))
-        left, right = INNER
-        bottom, top = UPRIGHT
-        figure.subplots_adjust(left=left, bottom=bottom, right=right, top=top)
-        FigureCanvasSVG(figure)
-        axes = figure.add_subplot()
-        draw(axes, panel)
-        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(file, format="svg", transparent=True, metadata=no_metadata)
-    _, tag, content = file.getvalue().partition("<svg")
-    svg = _IDS.sub("", tag + content)
-    variables = {**COLORS, **STYLES["parts"]}
-    for name, color in variables.items():
-        svg = svg.replace(color.lower(), f"var(--{name})")
-    values = {
-        "phase": panel.phase,
-        "span": [float(limit) for limit in axes.get_xlim()],
-        "lines": [_hover_values(series) for series in panel.series],
-    }
-    return {"svg": Markup(svg), "values": values}  # noqa: S704 - shapes and numbers alone
+    runs: Mapping[str, RunView]
+    most_points: int
+    clocks: list[dict[str, Any]] = field(default_factory=list)
+    """Steps of a phase of a run, with the seconds and the tokens up to each of them."""
+    _clock_of: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(run, phase) -> its position in `clocks`."""
+
+    def chart(self, panels: Sequence[Panel]) -> dict[str, Any]:
+        """Return a chart: its panels, of one phase each, stand side by side on one scale."""
+        first = panels[0]
+        facets = []
+        for panel in panels:
+            lines = [self._line(series, panel) for series in panel.series]
+            facets.append({"phase": panel.phase, "name": label(panel.phase), "lines": lines})
+        return {
+            "title": first.title,
+            "unit": first.unit,
+            "stacked": first.stacked,
+            "facets": facets,
+        }
+
+    def _line(self, series: Series, panel: Panel) -> dict[str, Any]:
+        # A line of an overlay has the name of its run.
+        run_name = series.run or next(iter(self.runs))
+        thinned = series.thinned(self.most_points)
+        line: dict[str, Any] = {
+            "name": series.name,
+            "color": series.color,
+            "clock": self._clock(run_name, panel.phase),
+            "steps": thinned.steps.astype(int).tolist(),
+            "values": _short(thinned.values),
+            "exact": series.exact,
+        }
+        if series.bounds is not None:
+            line["bounds"] = [_short(bound) for bound in series.bounds]
+            line["joined"] = series.joined
+        if series.labels:
+            line["labels"] = list(series.labels)
+        return line
+
+    def _clock(self, run_name: str, phase: str) -> int:
+        """Return the position of a clock, which is made once."""
+        key = (run_name, phase)
+        if key not in self._clock_of:
+            self._clock_of[key] = len(self.clocks)
+            self.clocks.append(self.runs[run_name].clock(phase).thinned(CLOCK_POINTS))
+        return self._clock_of[key]
 
 
-def _hover_values(series: Series) -> dict[str, Any]:
-    """Return the values of a curve that the script of the page shows on hover."""
-    bounds = None
-    if series.bounds:
-        bounds = [_short(bound) for bound in series.bounds]
-    return {
-        "name": series.name,
-        "color": series.color,
-        "steps": series.steps.astype(int).tolist(),
-        "values": _short(series.values),
-        "bounds": bounds,
-    }
-
-
-def _short(values: Array) -> list[float]:
-    """Round values to four digits, which are enough on hover."""
-    return [float(f"{value:.4g}") for value in values]
+def _short(values: Array) -> list[float | None]:
+    """Round values to four digits, which are enough for a drawing."""
+    return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values]

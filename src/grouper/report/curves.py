@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from grouper.evaluation.compare import label
 from grouper.files import write_atomic
-from grouper.report.panels import COLORS, FEW, STYLES, Panel, RunView, Series, panels_of
+from grouper.report.panels import COLORS, STYLES, Panel, RunView, Series, panels_of
 from grouper.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 
 # Distances between ticks, times a power of ten.
 NICE = [1, 2, 5, 10]
+
+
+def are_current(folder: RunFolder) -> bool:
+    """Return whether nothing was recorded since `curves.png` was drawn."""
+    picture = folder.path / "curves.png"
+    if not picture.exists():
+        return False
+    records = [folder.path / "metrics.jsonl", *(folder.path / "evaluations").glob("*.json")]
+    times = [file.stat().st_mtime_ns for file in records if file.exists()]
+    return picture.stat().st_mtime_ns > max(times, default=0)
 
 
 def draw_curves(run: RunFolder | RunView, path: Path | None = None) -> Path:
@@ -124,10 +134,15 @@ def _line(axes: Axes, series: Series) -> None:
         axes.plot(series.steps, series.smooth, color=color, label=series.name, marker=marker)
         return
     low, high = series.bounds
-    has_band = len(series.steps) > FEW
-    if has_band:
-        axes.fill_between(series.steps, low, high, color=color, alpha=0.18, linewidth=0)
-    else:
-        axes.vlines(series.steps, low, high, color=color, linewidth=1.5, alpha=0.6)
-    line_format = "o-" if has_band else "o:"
-    axes.plot(series.steps, series.values, line_format, color=color, ms=4, label=series.name)
+    axes.vlines(series.steps, low, high, color=color, linewidth=1.5, alpha=0.6)
+    # Test points are measurements of different models, and no line leads from one to the next.
+    line_format = "o-" if series.joined else "o"
+    axes.plot(
+        series.steps,
+        series.values,
+        line_format,
+        color=color,
+        linewidth=1,
+        markersize=4,
+        label=series.name,
+    )

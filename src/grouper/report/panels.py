@@ -1,7 +1,7 @@
 """Panels of curves in the pictures of a run, whatever draws them.
 
-`curves` draws them as PNG, `charts` as SVG for the HTML report. A run has only the panels for which
-it has values.
+`curves` draws them as PNG, the script of the HTML report as SVG. A run has only the panels for
+which it has values.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from grouper.evaluation.statistics import CONFIDENCE
 from grouper.files import load_table
 from grouper.rewards.call import reward_label
 from grouper.runs.folder import PHASES, RunFolder
+from grouper.runs.records import report_of
 from grouper.types import StepReport
 
 Array = npt.NDArray[np.float64]
 
 STYLES: dict[str, dict[str, Any]] = load_table("grouper.report", "style.yaml")
 COLORS = STYLES["colors"]
-# Up to this many measurements get an error bar each; more of them share a band.
-FEW = 3
+# Up to this many measurements stand alone; more of them are joined by a line.
+FEW = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,8 @@ class RunView:
 
     folder: RunFolder
     reports: Sequence[StepReport]
+    seconds: Sequence[float]
+    """Seconds that the run had been running after each of these steps."""
     evaluations: Sequence[EvaluationResult]
     """Evaluations of the run itself, by phase and step."""
     later: Mapping[str, Sequence[EvaluationResult]]
@@ -66,11 +69,13 @@ class RunView:
         for path in sorted((folder.path / "eval_runs").glob("*")):
             for result in _measured(RunFolder(path)):
                 later.setdefault(result.name, []).append(replace(result, name=path.name))
+        rows = folder.read_metrics_rows()
         for results in later.values():
             results.sort(key=lambda result: (PHASES.index(result.phase), result.step))
         return cls(
             folder=folder,
-            reports=folder.read_metrics(),
+            reports=[report_of(row) for row in rows],
+            seconds=[row.elapsed_s for row in rows],
             evaluations=_measured(folder),
             later=later,
             recipe=recipe,
@@ -85,6 +90,22 @@ class RunView:
         """Return the steps of a phase."""
         return [report for report in self.reports if report.phase == phase]
 
+    def clock(self, phase: str) -> Clock:
+        """Return the time and the tokens of the steps of a phase."""
+        steps = [0]
+        seconds = [0.0]
+        tokens = [0.0]
+        start = 0.0
+        for report, elapsed in zip(self.reports, self.seconds, strict=True):
+            if report.phase != phase:
+                if len(steps) == 1:
+                    start = elapsed
+                continue
+            steps.append(report.step)
+            seconds.append(max(seconds[-1], elapsed - start))
+            tokens.append(tokens[-1] + tokens_of(report))
+        return Clock(steps=steps, seconds=seconds, tokens=tokens)
+
     def findings(self) -> tuple[list[Finding], list[RunFolderError]]:
         """Return the findings of `grouper diagnose`, and the rollouts that it could not read."""
         if self.recipe is None or not self.reports:
@@ -97,6 +118,40 @@ class RunView:
             evaluations=self.evaluations,
         )
         return find(record), record.damaged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Time and tokens of a phase at each of its steps, from its beginning, which is step 0."""
+
+    steps: Sequence[int]
+    seconds: Sequence[float]
+    tokens: Sequence[float]
+    """Tokens that SFT trained on, or that GRPO sampled."""
+
+    def thinned(self, most: int) -> dict[str, list[float]]:
+        """Return the values at about `most` evenly spaced steps, the last one among them."""
+        every = math.ceil(len(self.steps) / most)
+        last = len(self.steps) - 1
+        places = [*range(0, last, every), last]
+        return {
+            "steps": [self.steps[place] for place in places],
+            "seconds": [round(self.seconds[place], 2) for place in places],
+            "tokens": [round(self.tokens[place]) for place in places],
+        }
+
+
+def tokens_of(report: StepReport) -> float:
+    """Return the tokens that a step of SFT trained on, or that a step of GRPO sampled.
+
+    0 if that was not recorded.
+    """
+    for metric in ("completion/tokens", "tokens"):
+        tally = report.tallies.get(metric)
+        if tally is not None and tally.count:
+            total = tally.mean * tally.count
+            return total if math.isfinite(total) else 0.0
+    return 0.0
 
 
 def _measured(folder: RunFolder) -> list[EvaluationResult]:
@@ -118,6 +173,13 @@ class Series:
     bounds: tuple[Array, Array] | None = None
     """Interval of each value. Such values were measured one by one; others are noisy, and drawn
     with their running mean."""
+    joined: bool = False
+    """True if a line joins values with intervals: they are measurements of one training, often
+    enough to show its course."""
+    labels: tuple[str, ...] = ()
+    """Name of each value, if it has one."""
+    run: str = ""
+    """Name of the run, if there are several."""
     exact: bool = False
     """True if the values were set, not measured: they need no smoothing."""
 
@@ -294,12 +356,15 @@ def _accuracy(run: RunView, phase: str) -> Iterator[Panel]:
             steps.insert(0, 0)
         intervals = [[result.interval.low, result.interval.high] for result in split_results]
         bounds = np.array(intervals) * 100
+        is_test = split != "validation"
         line = Series(
             name=f"{split} ({100 * CONFIDENCE:g}% interval)",
             color=color,
             steps=np.array(steps, dtype=np.float64),
             values=np.array([100 * result.accuracy for result in split_results]),
             bounds=(bounds[:, 0], bounds[:, 1]),
+            joined=not is_test and len(steps) > FEW,
+            labels=tuple(label(result.name) for result in split_results) if is_test else (),
         )
         series.append(line)
     if series:
@@ -334,8 +399,78 @@ def overlaid(runs: Mapping[str, Sequence[Panel]]) -> list[Panel]:
                     curve = curve.rpartition(" ")[0]
                 title = f"{panel.title}: {curve}" if curve else panel.title
                 _, lines = curves.setdefault((title, panel.phase), (panel, []))
-                lines.append(replace(series, name=name, color=color))
+                line = replace(series, name=name, run=name, color=color, labels=())
+                lines.append(line)
     overlays = []
     for (title, _), (panel, lines) in curves.items():
         overlays.append(replace(panel, title=title, series=tuple(lines), stacked=False))
     return overlays
+
+
+# --- the overview --------------------------------------------------------------------------------
+
+# What the overview shows of a run without held-out problems, by the titles of panels.
+_WITHOUT_TEST = ("Loss", "Reward by weighted component")
+
+
+def overview(runs: Mapping[str, RunView]) -> list[Panel]:
+    """Return the panels of the wide chart at the top, one per phase, on one scale.
+
+    They show the accuracy on held-out problems and that of the rollouts; of several runs the
+    first alone. Without held-out problems they show the reward, or the loss of SFT.
+    """
+    panels = []
+    for phase in ("sft", "grpo"):
+        lines: list[Series] = []
+        for (name, run), color in zip(runs.items(), itertools.cycle(COLORS), strict=False):
+            own_lines = _overview_lines(run, phase, is_first=not panels)
+            if len(runs) > 1:
+                own_lines = own_lines[:1]
+                own_lines = [
+                    replace(line, name=name, run=name, color=color, labels=()) for line in own_lines
+                ]
+            lines += own_lines
+        if any(line.bounds is not None for line in lines):
+            panels.append(
+                Panel(
+                    title="Accuracy over the run",
+                    unit="problems solved (%)",
+                    phase=phase,
+                    series=tuple(lines),
+                )
+            )
+    if panels:
+        return panels
+    first = next(iter(runs.values()))
+    by_title = {panel.title: panel for panel in panels_of(first)}
+    others = [by_title[title] for title in _WITHOUT_TEST if title in by_title]
+    return others[-1:]
+
+
+def _overview_lines(run: RunView, phase: str, *, is_first: bool) -> list[Series]:
+    """Return the accuracy on each set of problems, and that of the rollouts.
+
+    The model that a phase started from is left out where the panel of the phase before shows it.
+    """
+    lines: list[Series] = []
+    for panel in _accuracy(run, phase):
+        for line in panel.series:
+            shown = line if is_first else _without_start(line)
+            if shown:
+                lines.append(shown)
+    lines.sort(key=lambda line: line.joined)
+    solved = Series.of(run.of_phase(phase), "solve_rate", "rollouts in training", "gray", 100)
+    if solved:
+        lines.append(solved)
+    return lines
+
+
+def _without_start(line: Series) -> Series:
+    """Leave out the value at step 0."""
+    later = line.steps > 0
+    bounds = line.bounds
+    if bounds is not None:
+        bounds = (bounds[0][later], bounds[1][later])
+    labels = tuple(name for name, is_kept in zip(line.labels, later, strict=False) if is_kept)
+    steps = line.steps[later]
+    return replace(line, steps=steps, values=line.values[later], bounds=bounds, labels=labels)

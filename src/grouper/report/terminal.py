@@ -21,6 +21,7 @@ from grouper.report.panels import RunView, Series, panels_of
 from grouper.runs.folder import RunFolder
 from grouper.runs.lock import is_running
 from grouper.tables import STYLES, Cell, Table, Tone, for_terminal, table
+from grouper.types import FinishReason, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,12 @@ Row = Mapping[str, Any]
 # Characters of a text, from its end, where the question or the answer is.
 PROMPT = 600
 COMPLETION = 3000
-VERDICTS: Mapping[str, Tone] = {"correct": "good", "incorrect": "bad", "no_answer": "unsure"}
+VERDICTS: Mapping[str, Tone] = {
+    "correct": "good",
+    "incorrect": "bad",
+    "no_answer": "unsure",
+    "truncated": "unsure",
+}
 # Points of a curve in `watch`: as many as fit into 80 columns.
 POINTS = 16
 # Characters of a curve's name.
@@ -96,7 +102,7 @@ def _matching_rows(run: RunFolder, file: Path, problem: str, verdict: str | None
     # Decoding JSON takes most of the time: lines without the id are skipped.
     needle = json.dumps(problem)[1:-1] if problem.isascii() else ""
     for row in _rows(run, file, needle):
-        if problem in row["problem_id"] and verdict in (None, row["verdict"]):
+        if problem in row["problem_id"] and verdict in (None, verdict_of(row)):
             yield row
 
 
@@ -108,13 +114,21 @@ def _rows(run: RunFolder, file: Path, needle: str) -> Iterator[Row]:
         log.warning("%s", error.paragraph())
 
 
+def verdict_of(row: Row) -> str:
+    """Return the verdict of a row; without an answer, `truncated` where it met the token limit."""
+    has_no_answer = row["verdict"] == Verdict.NO_ANSWER
+    if has_no_answer and row["finish_reason"] == FinishReason.LENGTH:
+        return "truncated"
+    return str(row["verdict"])
+
+
 def rollout_text(row: Row) -> Text:
     """Describe a rollout, without characters that steer a terminal."""
     rewards = row["rewards"] or {}
     components = ", ".join(f"{printable(name)} {_number(rewards[name])}" for name in rewards)
     step = printable(f"{row['phase']} step {row['step']}  ")
     problem = printable(row["problem_id"])
-    verdict = row["verdict"]
+    verdict = verdict_of(row)
     reward = f"reward {_number(row['reward'])} ({components})"
     advantage = f"advantage {_number(row['advantage'])}"
     finish_reason = printable(row["finish_reason"]).replace("_", " ")
@@ -167,7 +181,7 @@ def changes(run: RunFolder, before: int, after: int, problem: str | None) -> Ite
         completions = []
         for step, side in zip((before, after), sides, strict=True):
             row = side[name]
-            verdict = row["verdict"]
+            verdict = verdict_of(row)
             header = f"step {step}: {verdict.replace('_', ' ')}"
             headers.append(Cell(header, VERDICTS.get(verdict, "strong")))
             completions.append(_end(row["completion"], COMPLETION))

@@ -7,6 +7,7 @@
                    rollouts/grpo-000001.jsonl.gz   every rollout of a step
                    evaluations/<name>.json         summary; <name>.jsonl.gz beside it: each item
                    training.log  report.html  curves.png
+                   ended.json                      how the last process ended
                    base/                           the recipe's new random model, if it has one
                    {sft,grpo}/checkpoint-<step>/   and final/ (written by training, like base/)
                    nan_dump/<phase>-<step>/        evidence of why a run stopped by itself
@@ -61,6 +62,7 @@ from grouper.runs.records import (
     MOST_STEPS,
     Change,
     Changes,
+    RunEnd,
     RunInfo,
     are_harmless,
     content_changes,
@@ -82,7 +84,8 @@ ANSWERS_FILE = "reward_answers.jsonl"
 PHASES = records.PHASES
 
 PICTURES = ("report.html", "curves.png")
-_FILES = ("recipe.yaml", "metrics.jsonl", "training.log", *PICTURES, ANSWERS_FILE)
+END_FILE = "ended.json"
+_FILES = ("recipe.yaml", "metrics.jsonl", "training.log", *PICTURES, ANSWERS_FILE, END_FILE)
 OUR_FOLDERS = (*PHASES, "rollouts", "evaluations", "eval_runs", "nan_dump", "trackers")
 # Allowed in a folder without a `run.json`: the run was killed at its very start, or a model was
 # measured before anything was trained.
@@ -362,6 +365,29 @@ class RunFolder:
         """
         return _read(self._info, "this is not a run folder of Grouper", records.parse_info)
 
+    def read_end(self) -> RunEnd | None:
+        """Read how the process that last wrote this run ended; None: it still runs, or was killed.
+
+        A damaged file counts as missing: nothing but the report's state depends on it.
+        """
+        try:
+            return records.parse_end(json.loads((self.path / END_FILE).read_text("utf-8")))
+        except (OSError, ValueError):
+            return None
+
+    def write_end(self, end: RunEnd | None) -> None:
+        """Write how the process of this run ends; None when one begins.
+
+        Raises:
+            RunFolderError: the folder cannot be written.
+        """
+        file = self.path / END_FILE
+        if end is None:
+            with os_errors_as(file):
+                file.unlink(missing_ok=True)
+        else:
+            write_atomic(file, end.model_dump_json().encode())
+
     def recipe_hashes(self) -> set[str]:
         """Return the hashes of the recipe, now and before changes that were allowed."""
         info = self.read_info()
@@ -471,6 +497,10 @@ class RunFolder:
             RunFolderError: a line is damaged; a last line without its end is left out instead.
         """
         return [records.report_of(row) for _, row in self._metrics_lines()]
+
+    def read_metrics_rows(self) -> list[records.MetricsRow]:
+        """Read all steps as `read_metrics`, with their times."""
+        return [row for _, row in self._metrics_lines()]
 
     def metrics_rows(self) -> list[dict[str, Any]]:
         """Read all steps as the flat rows of the file."""

@@ -130,6 +130,11 @@ class RunLock:
 _HELD: dict[Path, RunLock] = {}
 
 
+def is_held_here(run: Path) -> bool:
+    """Return whether this process holds a run folder."""
+    return run.absolute() / LOCK_FILE in _HELD
+
+
 def is_running(run: Path) -> bool:
     """Return whether a process that may still write holds a run folder."""
     return _is_alive(_holder(run.absolute() / LOCK_FILE))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from grouper.config.loading import resolved_yaml
 from grouper.config.schema import Recipe
-from grouper.errors import RunFolderError
+from grouper.errors import GrouperError, RunFolderError
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import read_json
 from grouper.models.process_group import ProcessGroup
@@ -18,7 +18,7 @@ from grouper.printable import printable
 from grouper.rewards.call import reward_label
 from grouper.runs.folder import Intent, LostItemsError, RunFolder
 from grouper.runs.lock import RunLock
-from grouper.runs.records import RunInfo
+from grouper.runs.records import RunEnd, RunInfo
 from grouper.runs.samples import END
 from grouper.runs.trackers import Background, Record, Sink, close_all, find_trackers
 from grouper.types import Completion, RolloutGroup, StepReport
@@ -125,6 +125,7 @@ class Recorder(RunFolder):
         self._is_new = not self.check(info.recipe_hash, text, **intent)
         self._lock = RunLock(self.path)
         RunFolder.create(self.path, info, recipe_yaml=text, **intent)
+        self.write_end(None)
         self._host = self.read_info().host
         self._builders = find_trackers(recipe, self.path, started=str(self._host["started"]))
 
@@ -190,15 +191,39 @@ class Recorder(RunFolder):
         if self._is_new:
             super().discard()
 
-    def close(self) -> None:
-        """Draw, end the trackers (within `CLOSING_SECONDS`), and let another process write."""
+    def close(self, end: RunEnd | None = None) -> None:
+        """Draw, end the trackers (within `CLOSING_SECONDS`), and let another process write.
+
+        Args:
+            end: how the run ends, which its report shows; None: it has not begun.
+        """
         try:
+            if end is not None:
+                self._record_end(end)
             self.redraw()
         finally:  # also on Ctrl-C while it draws
             close_all(self._open or [])
             self._open = None
             if self._lock is not None:
                 self._lock.release()
+
+    def _record_end(self, end: RunEnd) -> None:
+        """Write how the run ends; its report is then drawn again, since it shows this."""
+        if self._lock is None or not self._is_ours():
+            return
+        try:
+            self.write_end(end)
+        except GrouperError as error:  # the disk is full, which may be why the run ends
+            log.warning("%s", error.paragraph())
+        if not (self.is_untrained() and self.is_unmeasured()):
+            self._undrawn = True
+
+    def _is_ours(self) -> bool:
+        """Return whether the folder is still there, and still that of this run."""
+        try:
+            return self.read_info().host == self._host
+        except GrouperError:
+            return False
 
     def _send(self, record: Record) -> None:
         """Send a record to all trackers; the first one opens them."""

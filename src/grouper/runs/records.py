@@ -11,6 +11,7 @@ import json
 import math
 import platform
 import re
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -355,6 +356,21 @@ class RunInfo(BaseModel, strict=True, extra="forbid"):
 parse_info = checked(RunInfo.model_validate)
 
 
+class RunEnd(BaseModel, strict=True, extra="forbid", frozen=True):
+    """The content of `ended.json`: how the process that last wrote the run ended.
+
+    A killed process leaves none.
+    """
+
+    state: Literal["finished", "stopped", "failed"]
+    """All phases are finished; the user stopped the run; or an error ended it."""
+    reason: str = ""
+    """The signal, or the first line of the error."""
+
+
+parse_end = checked(RunEnd.model_validate)
+
+
 def content_changes(old: RunInfo, new: RunInfo) -> Changes:
     """Return the data sets (`data.NAME`) and user's files (`code.NAME`) that have other content."""
     changes = {}
@@ -469,12 +485,37 @@ def numbers_in_words(numbers: Sequence[int]) -> str:
     )
 
 
-def host(threads: int, processes: int) -> dict[str, str | int]:
-    """Return machine and time of a run's start, which have no meaning to the experiment."""
-    return {
+def host(threads: int, processes: int, hardware: str = "") -> dict[str, str | int]:
+    """Return machine, commit and time of a run's start, which have no meaning to the experiment.
+
+    Args:
+        threads: of PyTorch.
+        processes: of the run.
+        hardware: processor or GPUs; left out if it is empty.
+    """
+    facts: dict[str, str | int] = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),
         "machine": platform.node(),
         "threads": threads,
         "processes": processes,
     }
+    if hardware:
+        facts["hardware"] = hardware
+        facts["commit"] = working_commit()
+    return facts
+
+
+def working_commit() -> str:
+    """Return the commit of the Git repository around the working directory.
+
+    Returns:
+        Its first 12 digits, with `-dirty` after them if tracked files differ from it; empty outside
+        of a repository, or without Git.
+    """
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return process.stdout.strip()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grouper.printable import printable
+from grouper.types import Verdict
 
 if TYPE_CHECKING:
     from grouper.types import Reward, RolloutGroup
@@ -29,6 +30,8 @@ def format_sample(group: RolloutGroup, step: int) -> str:
     if len(text) > END:
         text = f"... {text[-END:]}"
     verdict = grade.verdict.value.replace("_", " ")
+    if grade.verdict is Verdict.NO_ANSWER and rollout.completion.truncated:
+        verdict = "truncated"
     lines = (
         f"Sample of grpo step {step} ({group.problem.id})",
         f"Question: {group.problem.question}",

@@ -14,9 +14,22 @@ from rich.text import Text
 
 from grouper.config.loading import recipe_hash
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, GrouperError, ModelError, installed
+from grouper.errors import (
+    ConfigError,
+    GrouperError,
+    Interrupted,
+    ModelError,
+    installed,
+    redact,
+)
 from grouper.kernels.cpu.library import kernels_in_use
-from grouper.models.device import MACHINE_DTYPES, find_device, on_device, use_cpu_threads
+from grouper.models.device import (
+    MACHINE_DTYPES,
+    describe_hardware,
+    find_device,
+    on_device,
+    use_cpu_threads,
+)
 from grouper.models.folders import (
     STATE_FILE,
     on_this_machine,
@@ -30,7 +43,7 @@ from grouper.rewards.user_code import code_fingerprints
 from grouper.runs.folder import ANSWERS_FILE
 from grouper.runs.progress import Progress, end_logging, setup_logging
 from grouper.runs.recorder import Recorder
-from grouper.runs.records import RunInfo, describe_changes, host, that_differ
+from grouper.runs.records import RunEnd, RunInfo, describe_changes, host, that_differ
 from grouper.sampling.weights import describe_dtypes
 from grouper.training.background import Background
 from grouper.training.models_in_memory import ModelsInMemory
@@ -93,7 +106,11 @@ class Run:
             versions=describe_versions(recipe),
             fingerprints=sets.fingerprints,
             code=code,
-            host=host(use_cpu_threads(recipe.threads), self.processes.size),
+            host=host(
+                use_cpu_threads(recipe.threads),
+                self.processes.size,
+                describe_hardware(find_device(recipe.device)),
+            ),
         )
         self.folder = Recorder(
             recipe,
@@ -226,7 +243,7 @@ class Run:
         self.stop.end()
         self.prepared.close()
         self.background.close()  # its work ends with the servers
-        self.folder.close()
+        self.folder.close(self._describe_end(raised[1]))
         end_logging(self._logging)  # later messages of the process do not belong to this run
         # An empty folder would only stand in the way of the corrected recipe.
         stopped = isinstance(raised[1], GrouperError | KeyboardInterrupt)
@@ -235,6 +252,23 @@ class Run:
         if not any(raised) and not self._group_is_callers:
             # After an error the other processes may never get here, and must not be waited for.
             leave_processes(self.models.held_replica())
+
+    def _describe_end(self, error: object) -> RunEnd:
+        """Return how the run ends.
+
+        Args:
+            error: the exception that ends it, if any.
+        """
+        if isinstance(error, Interrupted | KeyboardInterrupt):
+            return RunEnd(state="stopped", reason=self.stop.signal_name or "Ctrl-C")
+        if isinstance(error, GrouperError):
+            return RunEnd(state="failed", reason=redact(error.what))
+        if error is not None:
+            first_line = str(error).partition("\n")[0]
+            return RunEnd(state="failed", reason=redact(f"{type(error).__name__}: {first_line}"))
+        if self.folder.has_finished(self.recipe.phases):
+            return RunEnd(state="finished")
+        return RunEnd(state="stopped")
 
 
 def _warn_of_data(recipe: Recipe, sets: ProblemSets) -> None:

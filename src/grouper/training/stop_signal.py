@@ -34,6 +34,8 @@ class StopSignal:
     ) -> None:
         self.requested = False
         """Whether this process was asked to stop."""
+        self.signal_name = ""
+        """The signal of the request: `Ctrl-C`, `SIGTERM` or `SIGHUP`."""
         self._processes = processes
         self._display = display
         self._run = run
@@ -107,6 +109,7 @@ class StopSignal:
         del frame
         was_requested = self.requested
         self.requested = True
+        self.signal_name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         if was_requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         if number == signal.SIGHUP:  # the terminal is gone: what is written to it would fail
