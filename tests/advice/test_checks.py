@@ -381,7 +381,7 @@ def test_the_command_says_it_in_words_and_in_json(
     code, out = diagnose(str(healthy))
     assert code == 0
     assert "40 steps of grpo" in out
-    assert "Nothing" in out
+    assert "No issues detected" in out
     code, out = diagnose(str(broken))
     assert code == 1
     assert "truncated (grpo 11-20)" in out
