@@ -30,7 +30,7 @@ from grouper.runs import folder as run_folder
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.training import checkpoint, rotation
-from grouper.training import prepare as preparation
+from grouper.training import measure as measuring
 from grouper.training.optimizers import Optimizer
 from grouper.training.run import Run
 from grouper.types import StepReport
@@ -85,7 +85,7 @@ def half_the_optimizer_folder(honest: Honest, folder: Path, **_: Any) -> None:
     next(file for file in folder.iterdir()).unlink()
 
 
-def half_the_items(honest: Honest, **settings: Any) -> None:
+def half_the_items(honest: Honest, *args: Any, **settings: Any) -> None:
     """Killed when half of an evaluation is drawn."""
     shown = settings["progress"]
 
@@ -94,7 +94,7 @@ def half_the_items(honest: Honest, **settings: Any) -> None:
         if done >= total / 2:
             die()
 
-    honest(**{**settings, "progress": progress})
+    honest(*args, **{**settings, "progress": progress})
 
 
 def of_path(position: int) -> Callable[..., str]:
@@ -115,7 +115,7 @@ POINTS: dict[str, tuple[Any, str, Callable[..., str], Honest | None]] = {
     ),
     "rollouts": (run_folder, "write_lines", of_path(0), half_the_file),
     "summary": (run_folder, "write_atomic", of_path(0), half_the_file),
-    "evaluation": (preparation, "evaluate", lambda **settings: settings["name"], half_the_items),
+    "evaluation": (measuring, "measure", lambda what, *_, **__: what.name, half_the_items),
     "remove": (rotation, "remove_folder", of_path(0), half_the_folder),
     "strip": (shutil, "rmtree", of_path(0), half_the_optimizer_folder),
     "cut": (run_folder, "delete", of_path(0), None),
