@@ -168,7 +168,7 @@ class Completions:
         position = self._add_set(f"{split}: {', '.join(names)}", "evaluation")
         problem_count = 0
         for id_, items in rows.items():
-            shared = {"set": position, "step": None}
+            shared: dict[str, Any] = {"set": position, "step": None}
             if len(entries) > 1:
                 shared["change"] = changes[id_]
             columns = [(name, asdict(item)) for name, item in items]

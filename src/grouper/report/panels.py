@@ -419,7 +419,7 @@ def overview(runs: Mapping[str, RunView]) -> list[Panel]:
     They show the accuracy on held-out problems and that of the rollouts; of several runs the
     first alone. Without held-out problems they show the reward, or the loss of SFT.
     """
-    panels = []
+    panels: list[Panel] = []
     for phase in ("sft", "grpo"):
         lines: list[Series] = []
         for (name, run), color in zip(runs.items(), itertools.cycle(COLORS), strict=False):
