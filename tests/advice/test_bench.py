@@ -128,7 +128,7 @@ def test_a_stop_leaves_nothing_either(
     recipe: Recipe, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(run: Run, what: str = "", **_: bool) -> None:
-        raise Interrupted("stopped on request", fix="go on with --resume")
+        raise Interrupted("stopped on request", fix="continue with --resume")
 
     monkeypatch.setattr(StopSignal, "raise_if_requested", stopped)
     with pytest.raises(Interrupted, match="Nothing was written") as error:

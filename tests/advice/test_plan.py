@@ -125,7 +125,7 @@ def test_a_recipe_whose_rows_cannot_be_made_says_why() -> None:
 
 def test_a_model_that_does_not_continue_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
-    with pytest.raises(ModelError, match="t5 is no architecture of a causal language model"):
+    with pytest.raises(ModelError, match="t5 is not an architecture of a causal language model"):
         plan("model.new=null", f"model.path={tmp_path}")
 
 

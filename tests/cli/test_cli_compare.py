@@ -126,7 +126,7 @@ def test_a_run_that_goes_on_is_compared_as_far_as_it_is(grouper, run, monkeypatc
     assert called.code == 0, called.err
     assert "SFT - base" in called.out
     assert "GRPO" not in called.out
-    assert f"the run in {run} goes on; this is what it has measured so far." in called.err
+    assert f"the run in {run} is still in progress; these are its results so far." in called.err
     # One is taken back while it is read, as by a run that is resumed from a checkpoint.
     read = StoredItems.read
 
@@ -151,7 +151,7 @@ def test_what_cannot_be_compared_is_refused(grouper, run, tmp_path):
     assert called.code == 2
     assert "the same run cannot be two seeds" in called.err
     assert "nor two arms" in grouper("compare", run, f"{run.parent}/./{run.name}").err
-    assert "nothing beside a comma" in grouper("compare", ",", run).err
+    assert "missing next to a comma" in grouper("compare", ",", run).err
     grouper("compare", run, tmp_path).refused("no evaluation on test problems")
     grouper("compare", run, run / "run.json").refused("no evaluation on test problems")
     other = tmp_path / "other"

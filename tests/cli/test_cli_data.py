@@ -236,7 +236,7 @@ def test_several_splits_keep_their_names(grouper, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([""], "'' is no source, file, folder or recipe"),
+        ([""], "'' is not a source, file, folder or recipe"),
         (["svamp", "numeric_onl=true"], "Did you mean data.train.numeric_only=true?"),
         (["svamp", "numeric_only"], "Write key=value"),
         (["svamp", "validation_share=2"], "should be less than 1 (got 2)"),

@@ -191,7 +191,7 @@ def test_a_model_of_elsewhere_needs_a_recipe_or_a_format(grouper, model, tmp_pat
     )
     assert called.code == 0, called.err
     assert called.out.startswith("<start_working_out>")
-    assert "cut off after 4 tokens" in called.out
+    assert "truncated after 4 tokens" in called.out
 
 
 @pytest.mark.parametrize(

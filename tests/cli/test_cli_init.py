@@ -282,7 +282,7 @@ def test_it_asks_where_there_is_a_terminal(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--model", "{model}"), "no terminal to ask in: give --model and --data"),
+        (("--model", "{model}"), "no terminal for questions: give --model and --data"),
         (("--model", "{model}", "--data", "rowz.jsonl"), "Did you mean 'rows.jsonl'?"),
         (("--model", "{model}", "--data", "./nowhere"), "no such file or folder"),
         (("--model", "{model}", "--data", "gsmk"), "Did you mean 'gsm8k'?"),

@@ -356,7 +356,7 @@ def test_a_text_where_a_path_is_meant_is_one_paragraph(grouper):
     question = "What is 2 + 2? " * 30
     for command in (["generate", question], ["compare", question]):
         told = "the name of a file or folder is too long: 'What is 2 + 2?"
-        grouper(*command).refused(told, "Is it a text, where a path or a model is meant?")
+        grouper(*command).refused(told, "Is it a text where a path or a model is expected?")
 
 
 def test_windows_gets_a_sentence():

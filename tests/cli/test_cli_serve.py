@@ -47,14 +47,14 @@ def test_other_machines_are_admitted_with_a_key(grouper, exported, monkeypatch, 
     monkeypatch.setattr("grouper.cli.serve.subprocess", SimpleNamespace(run=run))
     monkeypatch.delenv("GROUPER_API_KEY", raising=False)
     asked = ("serve", exported, "--host", host)
-    grouper(*asked).refused("--host", host, "no key", "GROUPER_API_KEY")
-    grouper(*asked, "--engine", "transformers").refused("transformers knows no keys")
+    grouper(*asked).refused("--host", host, "without a key", "GROUPER_API_KEY")
+    grouper(*asked, "--engine", "transformers").refused("transformers supports no keys")
     assert grouper(*asked, "--unprotected").code == 0
     monkeypatch.setenv("GROUPER_API_KEY", "abcdef-0123456789")
     called = grouper(*asked)
     assert called.code == 0, called.err
     assert '-H "Authorization: Bearer $GROUPER_API_KEY"' in called.out
-    grouper(*asked, "--engine", "transformers").refused("transformers knows no keys")
+    grouper(*asked, "--engine", "transformers").refused("transformers supports no keys")
     assert [key for _, key in started] == [None, "abcdef-0123456789"]
     assert "abcdef" not in called.out + called.err + str(started[-1][0])
     for here in ("127.0.0.1", "localhost", "::1"):

@@ -58,7 +58,7 @@ def test_ctrl_c_while_an_error_waits_to_be_told(
         (KeyboardInterrupt(), "Stopped.\n"),
         (
             RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]"),
-            "another process of this run has ended, or is out of reach.\n",
+            "another process of this run has ended, or cannot be reached.\n",
         ),
     ],
     ids=["saved", "at once", "left behind"],
@@ -111,7 +111,7 @@ def test_a_process_that_was_started_starts_no_more(
 def test_more_processes_than_gpus_are_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     require_devices(2, device)
-    with pytest.raises(ConfigError, match="3 processes were asked for"):
+    with pytest.raises(ConfigError, match="3 processes were requested"):
         require_devices(3, device)
 
 
@@ -165,7 +165,7 @@ def test_a_process_that_was_killed_is_named(
     assert started("test $RANK = 0 || kill -9 $$; exec sleep 60") == 128 + signal.SIGKILL
     err = capsys.readouterr().err
     assert "rank 1 of 2 was ended by SIGKILL" in err
-    assert "memory ran out" in err
+    assert "ran out of memory" in err
     assert started("test $RANK = 0 || kill -SEGV $$; exec sleep 60") == 128 + signal.SIGSEGV
     err = capsys.readouterr().err
     assert "rank 1 of 2 was ended by SIGSEGV" in err

@@ -87,7 +87,7 @@ def test_probe_passes_our_own_and_fails_a_compatibility_stack(grouper) -> None:
     assert "No attack pays: all 13 probes passed." in ours.out
     theirs = grouper("rewards", "probe", "stack:openmath-dapo", "--texts")
     assert theirs.code == 1
-    assert "Cheating pays in 4 of 13 probes." in theirs.out
+    assert "Cheating is rewarded in 4 of 13 probes." in theirs.out
     assert "--- answer_list: earned 5.500" in theirs.out
     for name in STACKS["openmath-dapo"].fails:
         assert any(name in line and "FAIL" in line for line in theirs.out.splitlines())

@@ -159,7 +159,7 @@ HINTS = [
     ("vllm_sampling={temperature: 1.2}", "Write sampling.temperature=1.2."),
     ("grpo_training={max_steps: 5}", "Write grpo.steps=5."),
     ("wandb={project: mine}", "Write tracking.trackers.0.project=mine."),
-    ("grpo.optimizer={learning_rate: 1}", "Write grpo.optimizer.learning_rate=1."),
+    ("grpo.optimiser={learning_rate: 1}", "Write grpo.optimizer.learning_rate=1."),
     ("actor.optim={lr: 1e-5}", "Write grpo.optimizer.learning_rate=1e-05 or sft.optimizer"),
     ("algorithm={adv_estimator: grpo}", "algorithm.adv_estimator: there is no section"),
     # Not where it has a meaning of its own, or nothing in it.

@@ -101,7 +101,7 @@ def test_prompts_of_rl_need_no_answer_of_the_assistant(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [ASKED, {"role": "tool", "content": "4"}]}, "a turn of 'tool'"),
-    ({"messages": [SAID, SAID]}, "whose last question is no user's"),
+    ({"messages": [SAID, SAID]}, "whose last question is not from a user"),
     ({"messages": [ASKED, SYSTEM, ASKED, ANSWERED]}, "after the first turn"),
     ({"messages": [{"role": "user", "content": None}, ANSWERED]}, "a turn without text"),
     (

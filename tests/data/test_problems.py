@@ -236,7 +236,7 @@ def test_more_asked_for_than_there_are_is_said(tmp_path):
     found = load("file", written(tmp_path / "a.jsonl", ["1", "2", "2", "1"]), unique=9)
     assert [p.id for p in found.problems] == ["a/0", "a/1"]
     assert found.notes == (
-        "unique: 2 different rows of the 2 there are in 4 rows, 2 rows used; 9 were asked for.",
+        "unique: 2 different rows of the 2 there are in 4 rows, 2 rows used; 9 were requested.",
     )
 
 

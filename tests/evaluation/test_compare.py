@@ -118,7 +118,7 @@ def test_an_unreadable_reference_leaves_every_difference_and_is_told():
     # The base gives no answer, so only the better model meets the unreadable reference.
     comparison = compare([make_result("base", ".-"), make_result("sft", "?+")])
     assert comparison.differences[0].paired.problems == 1
-    assert "cannot be read, taking no part: base 0, SFT 1" in plain(comparison_blocks(comparison))
+    assert "cannot be read, excluded: base 0, SFT 1" in plain(comparison_blocks(comparison))
 
 
 def test_problems_that_were_graded_by_text_alone_are_counted_apart():
@@ -385,11 +385,11 @@ def carded(name: str, seed: int, **sampling: object) -> EvaluationResult:
     ("results", "note"),
     [
         ([carded("base", 0)], "20 problems, 1 completion each."),
-        ([carded("base", 0), carded("sft", 0)], "same problems and draws for every model."),
-        ([carded("base", 0), carded("sft", 1)], "same problems, drawn with different seeds."),
+        ([carded("base", 0), carded("sft", 0)], "same problems and random seeds for every model."),
+        ([carded("base", 0), carded("sft", 1)], "same problems, sampled with different seeds."),
         (
             [carded("base", 0, temperature=0.0), carded("sft", 1, temperature=0.0)],
-            "same problems and draws for every model.",
+            "same problems and random seeds for every model.",
         ),
         (
             [carded("base", 0), carded("sft", 0, max_new_tokens=9)],

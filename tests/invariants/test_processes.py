@@ -378,7 +378,7 @@ def test_where_another_process_is_gone_the_first_says_so_in_one_line(
     plan = [(2, ["run", "demo", *SMALL, "output_dir=out", "-q"])]
     assert gang("runs", 1, json.dumps(plan)) == [[{"exit": 130}, {"exit": 9}]]
     log = (tmp_path / "gang.log").read_text()
-    assert "another process of this run has ended, or is out of reach." in log
+    assert "another process of this run has ended, or cannot be reached." in log
     assert "Traceback" not in log
 
 

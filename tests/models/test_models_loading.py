@@ -125,7 +125,7 @@ def test_end_ids_come_from_the_generation_config_and_nothing_else_does(folder: P
 def test_what_does_not_continue_text_is_refused(kind: str, tmp_path: Path) -> None:
     """Of BART the decoder was taken, without the texts that it attends to."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    with pytest.raises(ModelError, match=f"{kind} is no architecture of a causal") as told:
+    with pytest.raises(ModelError, match=f"{kind} is not an architecture of a causal") as told:
         load_policy(config(tmp_path), str(tmp_path), seed=0)
     assert told.value.fix == "Name a model that continues text."
 

@@ -74,7 +74,7 @@ LINE = "grpo  3/60  reward 0.750  solved 75%  length 22  KL 0.0012  1.00 s"
 def test_the_line_fits_and_the_long_one_says_everything():
     assert format_step(make_report(), 60) == LINE
     assert format_step(make_report(), 60, verbose=True) == (
-        f"{LINE}  mixed 50%  all right 50%  all wrong 0%  cut off 25%  entropy 0.50  grad 0.12  "
+        f"{LINE}  mixed 50%  all right 50%  all wrong 0%  truncated 25%  entropy 0.50  grad 0.12  "
         "sampled 7,000 tok/s  trained 12,345 tok/s  MFU 31.4%  prefill 0.10 s  decode 0.50 s  "
         "grade 0.10 s  update 0.26 s  other 0.04 s"
     )

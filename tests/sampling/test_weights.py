@@ -182,7 +182,7 @@ BANNERS: list[tuple[dict[str, Any], bool, str]] = [
         True,
         (
             "float32 weights with float32 adapters, products in bfloat16, samples from a bfloat16 "
-            "copy with the adapters beside it."
+            "copy with the adapters kept separate."
         ),
     ),
     (
@@ -205,7 +205,7 @@ BANNERS: list[tuple[dict[str, Any], bool, str]] = [
         {},
         False,
         (
-            "float32 weights, products in float32, samples from the weights themselves. This card "
+            "float32 weights, products in float32, samples from the weights themselves. This GPU "
             "has no bfloat16, so nothing is computed in it."
         ),
     ),
@@ -214,7 +214,7 @@ BANNERS: list[tuple[dict[str, Any], bool, str]] = [
         False,
         (
             "bfloat16 weights, products in bfloat16, samples from the weights themselves. This "
-            "card has no bfloat16 and emulates it: set model.dtype=float32."
+            "GPU has no bfloat16 and emulates it: set model.dtype=float32."
         ),
     ),
 ]

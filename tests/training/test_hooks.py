@@ -96,9 +96,9 @@ def test_what_it_asks_to_stop_is_measured_saved_and_named(tmp_path: Path) -> Non
         ("raise ValueError('no more')", "raised ValueError: no more (mine.py, line 5, in f)"),
         ("sys.exit(3)", "raised SystemExit: 3"),
         ("raise type('Odd', (Exception,), {'__str__': None})", "raised Odd: <Odd that cannot"),
-        ("return 'pause'", "asks for 'pause', which is none of evaluate, save, stop"),
-        ("return ['save', 3]", "asks for 3, which is none of"),
-        ("return 'evaluate'", "asks to evaluate, and there are no validation problems"),
+        ("return 'pause'", "requests 'pause', which is none of evaluate, save, stop"),
+        ("return ['save', 3]", "requests 3, which is none of"),
+        ("return 'evaluate'", "requests an evaluation, but there are no validation problems"),
     ],
 )
 def test_what_goes_wrong_in_it_is_an_event_and_a_warning(
