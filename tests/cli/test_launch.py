@@ -179,7 +179,7 @@ def test_a_signal_is_passed_on_and_a_step_may_take_its_time(
     started: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also that of the other process, where one has ended."""
-    monkeypatch.setattr(train, "GRACE", 0.1)
+    monkeypatch.setattr(launching, "GRACE", 0.1)
     Timer(0.5, signal.raise_signal, [signal.SIGTERM]).start()
     begun = time.monotonic()
     assert started("trap 'sleep $((2 * RANK)); exit 130' TERM; while :; do sleep 0.1; done") == 130
@@ -200,7 +200,7 @@ def test_one_that_fails_after_a_signal_is_not_waited_for(
     started: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its exit code counts: what was to be saved may not be. All that end well have finished."""
-    monkeypatch.setattr(train, "GRACE", 0.5)
+    monkeypatch.setattr(launching, "GRACE", 0.5)
     Timer(0.5, signal.raise_signal, [signal.SIGTERM]).start()
     begun = time.monotonic()
     assert (
