@@ -111,7 +111,7 @@ def test_what_was_answered_before_an_interruption_is_kept(grouper, model, tmp_pa
     answers.count, answers.most = 0, 5  # in the middle of the third question
     called = grouper("generate", model, *how, "--output", target)
     assert called.code == 130
-    assert "Stopped. With --output, what was answered is kept" in called.err
+    assert "Stopped. With --output, finished answers are kept" in called.err
     assert not target.exists()
     (kept,) = tmp_path.glob(".out.jsonl.*.part")
     kept.open("a").write('{"row":2,"answers":[{"ques')  # cut off by a kill
