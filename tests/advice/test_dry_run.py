@@ -119,6 +119,7 @@ def test_functions_of_users_are_tried_as_the_run_calls_them(system, shared_data,
             "data.test=null",
             f"data.train={{source: gsm8k, path: {shared_data / 'gsm8k'}, split: test, limit: 300}}",
             f"rewards={json.dumps([{'name': f'{FUNCTIONS}:{n}'} for n in SYSTEMS[system]])}",
+            "grpo.optimizer.name=adamw",  # that of openmath-dapo takes bitsandbytes
         ],
     )
     assert make_plan(recipe).warnings == ()

@@ -40,7 +40,7 @@ from grouper.models.loading import check_adapter, check_lora_targets, load_token
 from grouper.models.new_model import new_model_config
 from grouper.printable import printable
 from grouper.rewards.user_code import code_fingerprints
-from grouper.runs.folder import ANSWERS_FILE
+from grouper.runs.folder import ANSWERS_FILE, RunFolder
 from grouper.runs.progress import Progress, end_logging, setup_logging
 from grouper.runs.recorder import Recorder
 from grouper.runs.records import RunEnd, RunInfo, describe_changes, host, that_differ
@@ -243,7 +243,9 @@ class Run:
         self.stop.end()
         self.prepared.close()
         self.background.close()  # its work ends with the servers
-        self.folder.close(self._describe_end(raised[1]))
+        # Rank 0 alone writes it.
+        end = self._describe_end(raised[1]) if self.processes.rank == 0 else None
+        self.folder.close(end)
         end_logging(self._logging)  # later messages of the process do not belong to this run
         # An empty folder would only stand in the way of the corrected recipe.
         stopped = isinstance(raised[1], GrouperError | KeyboardInterrupt)
@@ -266,9 +268,12 @@ class Run:
         if error is not None:
             first_line = str(error).partition("\n")[0]
             return RunEnd(state="failed", reason=redact(f"{type(error).__name__}: {first_line}"))
-        if self.folder.has_finished(self.recipe.phases):
-            return RunEnd(state="finished")
-        return RunEnd(state="stopped")
+        try:
+            # Not `self.folder`, which asks all processes: the others may have ended.
+            has_finished = RunFolder(self.path).has_finished(self.recipe.phases)
+        except GrouperError as damage:
+            return RunEnd(state="failed", reason=redact(damage.what))
+        return RunEnd(state="finished" if has_finished else "stopped")
 
 
 def _warn_of_data(recipe: Recipe, sets: ProblemSets) -> None:
