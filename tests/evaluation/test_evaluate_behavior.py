@@ -11,8 +11,9 @@ from evaluation.plain import plain
 from tiny_models import ScriptedSampler
 
 from grouper.config.schema import GradingConfig, RewardConfig
+from grouper.evaluation.compare import compare
 from grouper.evaluation.evaluate import Measurement, measure, reasoning_of
-from grouper.evaluation.result_tables import metrics_line, metrics_table, part_tables
+from grouper.evaluation.result_tables import log_line, metrics_table, part_tables, verdict_line
 from grouper.grading import Grader
 from grouper.prompts import FORMATS
 from grouper.rewards import RewardStack, build_rewards
@@ -141,9 +142,18 @@ def test_rewards_apart_and_by_subject(stack):
     ]
     row = plain(metrics_table([result])).splitlines()[1].split()
     assert row == ["validation-grpo-000002", "75.0", "50.0", "6", "1.250", "0.500", "0.500"]
-    assert metrics_line(result) == (
-        "validation-grpo-000002: format 75.0 %, answers 50.0 %, reasoning 50.0 % (6 characters), "
-        "reward 1.250"
+    assert log_line(result) == (
+        "GRPO step 2, validation: 50.0 % [15.0, 85.0] correct, format 75.0 %, reward 1.250"
+    )
+
+
+def test_the_last_line_of_a_run_is_what_changed(stack):
+    before = replace(measured(stack), name="sft")
+    after = replace(before, name="grpo")
+    assert verdict_line(compare([before])) is None
+    assert verdict_line(compare([before, after])) == (
+        "Result: no evidence that GRPO differs from SFT. 50.0 -> 50.0 % correct, "
+        "+0.0 points [-46.2, +46.2]."
     )
 
 
@@ -162,7 +172,7 @@ def test_an_evaluation_from_before_has_no_such_numbers(stack):
     old = measured(stack)
     old = replace(old, items=tuple(replace(item, rewards=None) for item in old.items))
     assert old.metrics is None
-    assert metrics_line(old) is None
+    assert log_line(old).endswith("] correct")
     assert metrics_table([old]) is None
     assert old.rewards_by_subject == {}
 

@@ -372,9 +372,10 @@ def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool, verbose: boo
 
 
 def _report(recipe: Recipe, result: RunResult) -> None:
+    """Print the recipe's note, where things are, and last what came out."""
+    from grouper.evaluation.result_tables import verdict_line
+
     show("")
-    if result.comparison is not None:
-        show_results(result.comparison, parts=False)
     if recipe.note and not (recipe.skip_sft or recipe.skip_grpo):
         # One line per paragraph, which the terminal wraps.
         for paragraph in recipe.note.strip().split("\n\n"):
@@ -382,3 +383,10 @@ def _report(recipe: Recipe, result: RunResult) -> None:
         show("")
     show(f"Run folder: {result.path}", f"Report:     {result.path / 'report.html'}")
     show(f"By subject, level and length: grouper compare {result.path}")
+    if result.comparison is None:
+        return
+    show("")
+    show_results(result.comparison, parts=False)
+    sentence = verdict_line(result.comparison)
+    if sentence is not None:
+        show(sentence)

@@ -304,20 +304,39 @@ _NO_VERDICT: Mapping[Outcome, str] = {
 }
 
 
-def metrics_line(result: EvaluationResult) -> str | None:
-    """Write format, accuracy, reasoning and reward in a line for a log; None: not measured."""
+def log_line(result: EvaluationResult) -> str:
+    """Write what an evaluation during a run has found in a line.
+
+    Example: `GRPO step 8, validation: 49.2 % [40.7, 57.8] correct, format 98.4 %, reward 0.492`.
+    """
+    model = label(result.phase)
+    if result.phase != "base":
+        model += f" step {result.step}"
+    found = result.overall
+    low, high = (_percent(limit) for limit in (found.interval.low, found.interval.high))
+    line = f"{model}, {result.split}: {_percent(found.mean)} % [{low}, {high}] correct"
     metrics = result.metrics
-    if metrics is None:
+    if metrics is not None:
+        line += f", format {_percent(metrics.format_accuracy)} %"
+        line += f", reward {_number(metrics.reward, 3)}"
+    return line
+
+
+def verdict_line(comparison: Comparison) -> str | None:
+    """Say in a sentence how the last model compares with the one before it; None: it is alone."""
+    models = len(comparison.results)
+    if models < 2:
         return None
-    length = ""
-    if not math.isnan(metrics.reasoning_length):
-        length = f" ({metrics.reasoning_length:.0f} characters)"
-    return (
-        f"{result.name}: format {_percent(metrics.format_accuracy)} %, "
-        f"answers {_percent(metrics.answer_accuracy)} %, "
-        f"reasoning {_percent(metrics.with_reasoning)} %{length}, "
-        f"reward {_number(metrics.reward, 3)}"
-    )
+    difference = comparison.differences[models - 2]
+    before, after = comparison.results[-2:]
+    names = f"{label(difference.after)} is {difference.verdict} than {label(difference.before)}"
+    if difference.verdict == "no evidence":
+        names = f"no evidence that {label(difference.after)} differs from "
+        names += label(difference.before)
+    paired = difference.paired
+    points = f"{100 * paired.difference:+.1f} points {_points(paired.interval)}"
+    accuracies = f"{_percent(before.accuracy)} -> {_percent(after.accuracy)} % correct"
+    return f"Result: {names}. {accuracies}, {points}."
 
 
 def _interval(accuracy: Accuracy, digits: int = 1) -> str:

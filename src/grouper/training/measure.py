@@ -9,7 +9,7 @@ from typing import Any
 
 from grouper.evaluation.evaluate import Measurement, few_at_a_time, measure, weights_mark
 from grouper.evaluation.result import EvaluationResult
-from grouper.evaluation.result_tables import metrics_line
+from grouper.evaluation.result_tables import log_line
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import draw_seed
@@ -91,9 +91,7 @@ def begin_validation(
 
 def record_evaluation(run: Run, result: EvaluationResult) -> EvaluationResult:
     """Display and write what an evaluation has found."""
-    line = metrics_line(result)
-    if line is not None:
-        run.display.say(line)
+    run.display.say(log_line(result))
     run.folder.write_evaluation(result)
     return result
 
