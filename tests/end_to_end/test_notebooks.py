@@ -30,8 +30,6 @@ def test_all_notebooks_are_known() -> None:
     assert {file.stem for file in NOTEBOOKS.glob("*.ipynb")} == {*EXECUTED, "colab_t4"}
 
 
-# Strict: once `python -m benchmarks.tools.notebooks` has made them, this mark has to go.
-@pytest.mark.xfail(strict=True, reason="the outputs have not been made yet")
 @pytest.mark.parametrize("name", EXECUTED)
 def test_every_cell_has_run_in_order(name: str) -> None:
     cells = code_cells(load(name))

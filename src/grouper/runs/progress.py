@@ -117,7 +117,8 @@ class Progress:
         log_every: int = 1,
         console: Console | None = None,
     ) -> None:
-        self.console = console or Console(stderr=True)
+        # In a notebook, too, lines go to standard error: rich would make an output of each.
+        self.console = console or Console(stderr=True, force_jupyter=False)
         self._quiet = quiet
         self._verbose = verbose
         self._log_every = log_every
