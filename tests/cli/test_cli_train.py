@@ -132,7 +132,8 @@ def test_a_dry_run_warns_of_leaks_and_of_a_system_prompt_without_the_tags(groupe
     assert "data.test: 3 problems are in the training data" in called.err
     (last,) = [line for line in called.out.splitlines() if "Dry run: " in line]
     assert (
-        "All checks passed, but data.test: 3 problems are in the training data. Not checked: the" in last
+        "All checks passed, but data.test: 3 problems are in the training data. Not checked: "
+        in last
     )
     assert "prompt.system never mentions <reasoning>" in called.err
 
