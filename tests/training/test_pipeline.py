@@ -103,12 +103,13 @@ def test_another_model_to_start_from_finds_the_memory_free(monkeypatch, tmp_path
     assert seen.policies - before == 1
 
 
-def test_validation_says_five_numbers_at_step_0_and_at_the_end(lora_run):
+def test_validation_is_told_and_written_at_step_0_and_at_the_end(lora_run):
     said = (lora_run / "training.log").read_text()
     for phase, last in (("sft", 4), ("grpo", 2)):
         for step in (0, last):
             name = f"validation-{phase}-{step:06d}"
-            assert f"{name}: format " in said
+            model = {"sft": "SFT", "grpo": "GRPO"}[phase]
+            assert f"{model} step {step}, validation: " in said
             summary = json.loads((lora_run / "evaluations" / f"{name}.json").read_text())
             assert summary["metrics"].keys() == {
                 "format_accuracy",
