@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from grouper.advice import dry_run
 from grouper.advice.dry_run import make_plan
 from grouper.config.loading import load_recipe
 from grouper.config.schema import NewModelConfig
 from grouper.data import load_problems
 from grouper.errors import GrouperError
+from grouper.models import device
 from grouper.models.new_model import make_new_model, save_new_model
 from grouper.prompts.formats import FORMATS
 
@@ -236,6 +238,25 @@ def test_a_model_folder_without_weights_is_a_warning(tmp_path):
     assert lacking == [
         f"model.path: {tmp_path}/m holds no weights (*.safetensors): a run cannot load it."
     ]
+
+
+def test_a_dtype_that_the_cpu_is_slow_in_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only the run itself said so, and its first step took minutes."""
+    problems = load_problems(load_recipe("demo").data.train, seed=0).problems
+    save_new_model(
+        tmp_path / "m", *make_new_model(NewModelConfig(), problems, FORMATS["xml"], seed=0)
+    )
+    monkeypatch.setattr(device, "bfloat16_slowdown", lambda: 80.0)
+    monkeypatch.setattr(dry_run, "_LARGE", 0)
+    model = ("model.new=null", f"model.path={tmp_path}/m", f"output_dir={tmp_path}", "device=cpu")
+    warned = [
+        [text for text in make_plan(load_recipe("demo", [*model, *more])).warnings if "CPU" in text]
+        for more in ([], ["model.dtype=bfloat16"], ["model.compute_dtype=bfloat16"])
+    ]
+    assert [len(texts) for texts in warned] == [0, 1, 1]
+    assert "80.0 times as long as in float32. model.dtype=float32 is faster" in warned[1][0]
 
 
 def test_a_missing_library_is_reported_with_what_else_is_wrong(

@@ -14,6 +14,7 @@ from cli.conftest import Grouper
 
 from grouper.cli import init
 from grouper.config.loading import load_recipe
+from grouper.models import device
 from grouper.prompts import FORMATS
 from grouper.training.prepare import make_base
 from grouper.training.problem_sets import load_problem_sets
@@ -57,9 +58,10 @@ def test_the_update_takes_what_a_plan_says(grouper: Grouper, model: Path) -> Non
     data = write("rows.jsonl", ROWS)
     called = grouper("init", "--model", model, "--data", data, "--full", "--no-samples")
     assert called.code == 0, called.err
+    assert "GiB of this machine" in called.out
     assert "planning an update ..." in called.err
     said = re.search(r"An update takes (\d+\.\d\d) GiB", called.out)
-    command = re.search(r"`grouper (plan .*? --device cuda)`", called.out)
+    command = re.search(r"`grouper (plan .*? --device cpu)`", called.out)
     assert said is not None, called.out
     assert command is not None, called.out
     planned = grouper(*command[1].split(), "--json")
@@ -206,12 +208,40 @@ def test_memory_decides_about_the_update(
     grouper: Grouper, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write("rows.jsonl", ROWS)
-    monkeypatch.setattr(init, "SHARE", 0.002)
+    monkeypatch.setattr(init, "SHARE", {"cuda": 0.002, "cpu": 0})
     called = grouper("init", "--model", model, "--data", data, "--memory", "1")
     assert "warning: an update does not fit in 1 GB" in called.err
     recipe = load_recipe("./mine.yaml")
     assert recipe.model.gradient_checkpointing
     assert (recipe.grpo.tokens_per_micro_batch, recipe.grpo.prompts_per_step) == (2048, 8)
+
+
+@pytest.mark.parametrize(("slowdown", "dtype"), [(80.0, "float32"), (0.5, "bfloat16")])
+def test_without_a_gpu_the_recipe_is_for_the_cpu(
+    grouper: Grouper,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    slowdown: float,
+    dtype: str,
+) -> None:
+    """A recipe in bfloat16 for a GPU of 24 GB took minutes for a step of four rows."""
+    monkeypatch.setattr(device, "bfloat16_slowdown", lambda: slowdown)
+    data = write("rows.jsonl", ROWS)
+    called = grouper("init", "--model", model, "--data", data, "--no-samples")
+    assert "The recipe is for the CPU of this machine" in called.out
+    assert written()["model"]["dtype"] == dtype
+    assert written()["grpo"]["prompts_per_step"] == 8
+
+
+def test_what_is_too_much_for_the_cpu_is_written_for_a_gpu(
+    grouper: Grouper, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(init, "SHARE", {"cuda": 0.9, "cpu": 0})
+    data = write("rows.jsonl", ROWS)
+    called = grouper("init", "--model", model, "--data", data, "--no-samples")
+    assert "the recipe is for a GPU of 24 GB" in called.out
+    assert written()["model"]["dtype"] == "bfloat16"
+    assert "warning" not in called.err
 
 
 @pytest.mark.parametrize("known", [True, False])

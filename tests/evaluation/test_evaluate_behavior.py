@@ -19,7 +19,7 @@ from grouper.prompts import FORMATS
 from grouper.rewards import RewardStack, build_rewards
 from grouper.rewards.builtin import format_holds
 from grouper.runs.folder import RunFolder
-from grouper.types import Problem, Prompt, SamplingParams
+from grouper.types import FinishReason, Problem, Prompt, SamplingParams
 
 TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>
 XML = FORMATS["xml"]
@@ -145,6 +145,13 @@ def test_rewards_apart_and_by_subject(stack):
     assert log_line(result) == (
         "GRPO step 2, validation: 50.0 % [15.0, 85.0] correct, format 75.0 %, reward 1.250"
     )
+
+
+def test_the_line_of_an_evaluation_says_that_most_was_truncated(stack):
+    result = measured(stack)
+    items = [replace(item, finish_reason=FinishReason.LENGTH) for item in result.items]
+    assert "truncated" not in log_line(result)
+    assert log_line(replace(result, items=items)).endswith("; 100.0 % truncated")
 
 
 def test_the_last_line_of_a_run_is_what_changed(stack):

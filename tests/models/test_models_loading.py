@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from grouper import errors
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.errors import ConfigError, ModelError
-from grouper.models import loading
+from grouper.models import device, loading
 from grouper.models.folders import ADAPTER_FILE, require_model_folder
 from grouper.models.loading import (
     context_length,
@@ -214,7 +214,8 @@ def test_products_that_are_faster_in_the_other_dtype_are_reported(
 ) -> None:
     """A step of SmolLM2 took six minutes on a processor without instructions for bfloat16."""
     monkeypatch.setattr(loading, "_LARGE", 0)
-    monkeypatch.setattr(loading, "bfloat16_slowdown", lambda: slowdown)
+    for module in (device, loading):
+        monkeypatch.setattr(module, "bfloat16_slowdown", lambda: slowdown)
     load_policy(config(folder, **changes), str(folder), seed=0)
     if told is None:
         assert "bfloat16" not in caplog.text

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from grouper.training.prepare import Prepared
 
 
+# Bytes of weights from which on products take most of the time of a step.
+_LARGE = 40_000_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Description of a run that has not been started."""
@@ -106,6 +110,7 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
         ),
         warnings=(
             *_models_without_weights(recipe),
+            *_slow_dtypes(recipe),
             *data_warnings(recipe, sets),
             *(leak.warning for leak in leaks),
             *warnings,
@@ -125,6 +130,23 @@ def _models_without_weights(recipe: Recipe) -> list[str]:
                 f"{where}: {path} holds no weights (*.safetensors): a run cannot load it."
             )
     return warnings
+
+
+def _slow_dtypes(recipe: Recipe) -> list[str]:
+    """Warn of products that the CPU is slow in, if a model of some size would run on it.
+
+    A model that is not on this machine will perhaps run on another.
+    """
+    path = recipe.model.path
+    weights = 0 if path is None else sum(file.stat().st_size for file in weight_files(path))
+    if weights < _LARGE:
+        return []
+    from grouper.models.device import find_device, slow_products
+
+    warning = None
+    if find_device(recipe.device).type == "cpu":
+        warning = slow_products(recipe.model)
+    return [] if warning is None else [warning]
 
 
 def _check_rewards(recipe: Recipe, sets: ProblemSets, prepared: Prepared | None) -> list[str]:

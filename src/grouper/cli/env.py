@@ -61,6 +61,7 @@ def _environment() -> dict[str, dict[str, str]]:
     devices = {
         "system": platform.platform(),
         "cpu": f"{processors()} of {os.cpu_count()} processors, {torch.get_num_threads()} threads",
+        "bfloat16 on cpu": _bfloat16_speed(),
         "memory": f"{machine_memory() / 2**30:.1f} GiB",
     }
     for number in range(torch.cuda.device_count()):
@@ -70,3 +71,13 @@ def _environment() -> dict[str, dict[str, str]]:
         devices["mps"] = "shares the memory"
     kernels = {"cpu": kernels_in_use()}
     return {"versions": versions, "devices": devices, "extras": extras, "kernels": kernels}
+
+
+def _bfloat16_speed() -> str:
+    """Say how the CPU's products in bfloat16 compare with those in float32."""
+    from grouper.models.device import bfloat16_slowdown
+
+    slowdown = bfloat16_slowdown()
+    if slowdown > 1:
+        return f"a product takes {slowdown:.1f} times as long as in float32"
+    return f"a product takes {slowdown:.2f} of the time in float32"

@@ -9,9 +9,10 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -39,9 +40,26 @@ LOOKED_AT = 100
 PLANNED = 10_000
 # (gradient checkpointing, tokens of a micro-batch), the fastest first.
 UPDATES = ((False, 8192), (True, 8192), (True, 2048))
-# GB of a common GPU, and the share of its memory that an update may take.
+# GB of a common GPU.
 CARD = 24.0
-SHARE = 0.9
+# The share of the memory that an update may take, by device. On a CPU the process holds up to half
+# as much again, since glibc keeps freed memory.
+SHARE = {"cuda": 0.9, "cpu": 0.6}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a recipe is written for."""
+
+    device: Literal["cpu", "cuda"]
+    """`cpu`: of this machine."""
+    memory: float
+    """GB of a GPU, or GiB of this machine."""
+
+    def __str__(self) -> str:
+        if self.device == "cpu":
+            return f"the {self.memory:.1f} GiB of this machine"
+        return f"a GPU of {self.memory:g} GB"
 
 
 @click.command("init", cls=Command, examples=EXAMPLES)
@@ -52,7 +70,9 @@ SHARE = 0.9
 )
 @click.option("--question", metavar="COLUMN", help="Column that holds the questions.")
 @click.option("--answer", metavar="COLUMN", help="Column that holds the answers.")
-@click.option("--memory", metavar="GB", type=options.Number(1), help="Memory of the GPU in GB.")
+@click.option(
+    "--memory", metavar="GB", type=options.Number(1), help="Memory in GB of the GPU to write for."
+)
 @click.option(
     "--samples/--no-samples",
     default=True,
@@ -87,8 +107,9 @@ def init(
     this machine and small (about 2B parameters) also answers a few problems, for about a minute:
     its answers determine prompt format, rewards and whether SFT comes first; otherwise the kind
     of model does. Nothing is downloaded. You are prompted for missing values; without a terminal,
-    LoRA on a 24 GB GPU is assumed. If there are no test problems next to the file, a tenth is
-    held out for the final test.
+    LoRA on this machine's GPU is assumed. Without a GPU, a model that is here is trained on the
+    CPU, if its memory suffices; otherwise a GPU of 24 GB is assumed. If there are no test problems
+    next to the file, a tenth is held out for the final test.
     """
     from grouper.cli.recipe_args import require_new
     from grouper.models.folders import local_model, on_this_machine, require_model_folder
@@ -106,10 +127,9 @@ def init(
     parts, problems = _look_at_data(data, {ours: name for ours, name in columns.items() if name})
     if lora is None:
         lora = not asks or click.confirm("Train an adapter (LoRA), not all weights?", default=True)
-    if memory is None:
-        memory = click.prompt("Memory of the GPU in GB", CARD, type=float) if asks else CARD
     place = local_model(model)
     here = on_this_machine(place)
+    machine = _machine(memory, here=here, asks=asks)
     choices = _choose(
         model, place if here else None, problems, seconds=sample_seconds if samples else 0.0
     )
@@ -120,19 +140,77 @@ def init(
         "path": flow(model),
         "data": _indented(parts),
         **_of_the_choices(choices, held_out="validation_share" in parts),
-        **_of_the_machine(lora, memory),
     }
     tried = UPDATES if here else UPDATES[1:2]
-    for checkpointing, tokens in tried:
-        settings = {"checkpointing": str(checkpointing).lower(), "tokens": tokens}
-        write_atomic(target, text.substitute(fields, **settings).encode())
-        if not here or _fits(target, memory):
-            break
-    else:
-        warn(f"an update does not fit in {memory:g} GB: use a smaller model, or --lora.")
+    _write_what_fits(target, text, fields, machine, lora=lora, tried=tried, here=here)
     if not here:
         click.echo(f"Model: {model} is not on this machine, so it was not checked.")
     _say_what_is_next(target, sft=choices.sft)
+
+
+def _machine(memory: float | None, *, here: bool, asks: bool) -> Machine:
+    """Return what the recipe is for: a GPU of `memory` GB, or what this machine has.
+
+    Args:
+        memory: that the user has given.
+        here: whether the model is on this machine, so that it can be trained here.
+        asks: whether the user can be asked.
+    """
+    if memory is None:
+        import torch
+
+        from grouper.models.device import machine_memory
+
+        gpu = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
+        # Makers' GB are between 10^9 and 2^30 bytes; a card of 24 GB reports a little less.
+        memory = float(round(gpu / 2**30)) or (0.0 if here else CARD)
+        if asks:
+            question = "Memory of the GPU in GB (0: train on the CPU of this machine)"
+            memory = click.prompt(question, memory, type=click.FloatRange(0))
+        if memory == 0:
+            click.echo(
+                "The recipe is for the CPU of this machine, which is slow for more than a small "
+                f"model; --memory {CARD:g} writes one for a GPU of {CARD:g} GB."
+            )
+            return Machine("cpu", machine_memory() / 2**30)
+    return Machine("cuda", memory)
+
+
+def _write_what_fits(
+    target: Path,
+    text: Template,
+    fields: Mapping[str, Any],
+    machine: Machine,
+    *,
+    lora: bool,
+    tried: Sequence[tuple[bool, int]],
+    here: bool,
+) -> None:
+    """Write the recipe with the fastest update that fits.
+
+    Where the memory of this machine does not suffice, it is written for a common GPU.
+
+    Args:
+        target: file of the recipe.
+        text: the template.
+        fields: its fields that do not depend on the machine.
+        machine: what the recipe is for.
+        lora: train an adapter.
+        tried: (gradient checkpointing, tokens of a micro-batch), the fastest first.
+        here: whether the model is here; otherwise the first one is written.
+    """
+    for checkpointing, tokens in tried:
+        settings = {"checkpointing": str(checkpointing).lower(), "tokens": tokens}
+        every_field = {**fields, **_of_the_machine(lora, machine), **settings}
+        write_atomic(target, text.substitute(every_field).encode())
+        if not here or _fits(target, machine):
+            return
+    if machine.device == "cpu":
+        click.echo(f"That is too much for {machine}: the recipe is for a GPU of {CARD:g} GB.")
+        card = Machine("cuda", CARD)
+        _write_what_fits(target, text, fields, card, lora=lora, tried=tried, here=here)
+    else:
+        warn(f"an update does not fit in {machine.memory:g} GB: use a smaller model, or --lora.")
 
 
 def _name(file: Path) -> str:
@@ -180,21 +258,33 @@ def _of_the_choices(choices: Choices, *, held_out: bool) -> dict[str, Any]:
     }
 
 
-def _of_the_machine(lora: bool, memory: float) -> dict[str, Any]:
-    """Return the fields of the template that depend on what is trained, and on the GPU."""
+def _of_the_machine(lora: bool, machine: Machine) -> dict[str, Any]:
+    """Return the fields of the template that depend on what is trained, and on what."""
     weights: dict[str, Any] = {"compute_dtype": "auto"}
+    if machine.device == "cpu":
+        weights = {"compute_dtype": "fastest"}
     if lora:
-        weights = {"dtype": "bfloat16", "lora": {"rank": 32, "alpha": 64.0}}
+        weights = {"dtype": _dtype_of_the_base(machine), "lora": {"rank": 32, "alpha": 64.0}}
+    is_large = machine.device == "cuda" and machine.memory >= 16
     return {
         "weights": _indented(weights),
         "trained": "Trains an adapter; without `lora`, all weights."
         if lora
         else "Trains all weights.",
-        "prompts": 16 if memory >= 16 else 8,
-        "slots": 128 if memory >= 40 else 64,
+        "prompts": 16 if is_large else 8,
+        "slots": 128 if machine.device == "cuda" and machine.memory >= 40 else 64,
         "rate": flow(1e-5 if lora else 1e-6),
         "sft_rate": flow(2e-4 if lora else 2e-5),
     }
+
+
+def _dtype_of_the_base(machine: Machine) -> str:
+    """Return the dtype of the frozen weights below an adapter."""
+    if machine.device == "cuda":
+        return "bfloat16"
+    from grouper.models.device import bfloat16_slowdown
+
+    return "float32" if bfloat16_slowdown() > 1 else "bfloat16"
 
 
 def _choose(
@@ -290,8 +380,8 @@ def _ask(
     return answers
 
 
-def _fits(file: Path, memory: float) -> bool:
-    """Tell whether an update of the new recipe fits on the GPU, as `grouper plan` counts it."""
+def _fits(file: Path, machine: Machine) -> bool:
+    """Tell whether an update of the new recipe fits, as `grouper plan` counts it."""
     from grouper.config.loading import load_recipe
     from grouper.runs.progress import Progress
 
@@ -301,16 +391,16 @@ def _fits(file: Path, memory: float) -> bool:
     with Progress().track("planning an update"):  # importing torch takes as long as the plan
         from grouper.advice.plan import GIB, plan_run
 
-        plan = plan_run(recipe, device="cuda", with_cards=False)
+        plan = plan_run(recipe, device=machine.device, with_cards=False)
     peaks = [memory_row.peak for memory_row in plan.memory[: len(recipe.phases)]]
     update = max(peaks) / GIB
     click.echo(
         f"Model: {recipe.model.path}, {plan.parameters:,} parameters, {plan.trainable:,} of them "
-        f"trained. An update takes {update:.2f} GiB of a GPU of {memory:g} GB"
+        f"trained. An update takes {update:.2f} GiB of {machine}"
         f"{' with gradient checkpointing' if recipe.model.gradient_checkpointing else ''} "
-        f"(`grouper plan {_name(file)} --device cuda` shows of what)."
+        f"(`grouper plan {_name(file)} --device {machine.device}` shows of what)."
     )
-    return update <= SHARE * memory
+    return update <= SHARE[machine.device] * machine.memory
 
 
 def _look_at_data(data: str, columns: dict[str, str]) -> tuple[dict[str, Any], ProblemSet | None]:

@@ -53,7 +53,7 @@ COMMANDS = {
     "preview": Row(
         "Train", "preview.preview", "Check on a few samples whether GRPO can learn from them."
     ),
-    "plan": Row("Train", "plan.plan", "Plan memory, steps and time without loading weights."),
+    "plan": Row("Train", "plan.plan", "Plan memory and steps without loading weights."),
     "bench": Row("Train", "bench.bench", "Measure the speed of GRPO steps on this machine."),
     "synthesize": Row(
         "Train", "synthesize.synthesize", "Sample problems and save correct answers as SFT data."

@@ -45,9 +45,10 @@ def plan(
     tokens_per_second: float | None,
     as_json: bool,
 ) -> None:
-    """Plan memory, steps and time without loading weights.
+    """Plan memory and steps without loading weights.
 
-    Prints the memory of every part, the GPUs that RECIPE fits on, steps and time.
+    Prints the memory of every part, the GPUs that RECIPE fits on, and steps; with
+    --tokens-per-second also time.
 
     The network is not used either: shapes come from the model's config.json, which must be in a
     local folder or in the Hub cache. A recipe that makes a new model can be planned as well.
@@ -85,6 +86,7 @@ def _show_plan(run_plan: RunPlan) -> None:
     peak = "The peak is the sum of its row; a chunk of logits is a part of the activations."
     if run_plan.device == "cpu":
         peak += " The process may hold up to half as much again: glibc keeps freed memory."
+        peak += f" This machine has {_machine_gib():.1f} GiB."
     show(peak, "")
     first_card = run_plan.cards[0]
     phases = [f"{phase}.tokens_per_micro_batch" for phase in first_card.tokens_per_micro_batch]
@@ -95,7 +97,14 @@ def _show_plan(run_plan: RunPlan) -> None:
         cards.append((f"{card.gib} GB", "yes" if card.fits else "no", *largest))
     columns = ("card", "fits", *phases, "sampling.max_slots")
     table(columns, cards, title="What fits, and the largest settings that do", lines=True)
+    show("No setting is larger than what a step has of it.")
     show("", *map(_phase_line, run_plan.phases), *(f"Note: {note}" for note in run_plan.notes))
+
+
+def _machine_gib() -> float:
+    from grouper.models.device import machine_memory
+
+    return machine_memory() / 2**30
 
 
 def _phase_line(phase: PhasePlan) -> str:

@@ -319,6 +319,8 @@ def log_line(result: EvaluationResult) -> str:
     if metrics is not None:
         line += f", format {_percent(metrics.format_accuracy)} %"
         line += f", reward {_number(metrics.reward, 3)}"
+    if result.cut_off > 0.5:
+        line += f"; {_percent(result.cut_off)} % truncated"
     return line
 
 

@@ -80,6 +80,26 @@ def bfloat16_slowdown() -> float:
     return seconds["bfloat16"] / seconds["float32"]
 
 
+# How many times as fast the other dtype has to be for a warning.
+MUCH_FASTER = 1.5
+
+
+def slow_products(config: ModelConfig) -> str | None:
+    """Say that a CPU would compute in bfloat16 without instructions for it; None if it would not.
+
+    Args:
+        config: of a model on the CPU.
+    """
+    dtype = on_device(config, "cpu").compute_dtype
+    if dtype != "bfloat16" or bfloat16_slowdown() <= MUCH_FASTER:
+        return None
+    setting = "model.dtype" if config.dtype == "bfloat16" else "model.compute_dtype"
+    return (
+        f"This CPU has no fast products in bfloat16: they take {bfloat16_slowdown():.1f} times as "
+        f"long as in float32. {setting}=float32 is faster."
+    )
+
+
 def fastest_dtype() -> Literal["float32", "bfloat16"]:
     """Return the dtype that the default device of this process multiplies fastest."""
     if find_device("auto").type == "cpu" and bfloat16_slowdown() > 1:

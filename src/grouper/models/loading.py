@@ -30,7 +30,13 @@ from grouper.errors import (
     require_extra,
 )
 from grouper.models.attention_check import check_logits, check_native_attention
-from grouper.models.device import DTYPES, bfloat16_slowdown, on_device
+from grouper.models.device import (
+    DTYPES,
+    MUCH_FASTER,
+    bfloat16_slowdown,
+    on_device,
+    slow_products,
+)
 from grouper.models.folders import (
     base_of,
     is_gguf,
@@ -326,8 +332,6 @@ def load_policy(
 
 # Number of weights from which on products take most of the time of a step.
 _LARGE = 20_000_000
-# How many times as fast the other dtype has to be for a warning.
-_MUCH_FASTER = 1.5
 
 
 def _compare_products(
@@ -345,20 +349,15 @@ def _compare_products(
     weights = sum(parameter.numel() for parameter in policy.model.parameters())
     if device.type != "cpu" or weights < _LARGE:
         return
-    slowdown = bfloat16_slowdown()
-    if config.compute_dtype == "bfloat16" and slowdown > _MUCH_FASTER:
-        setting = "model.dtype" if config.dtype == "bfloat16" else "model.compute_dtype"
-        log.warning(
-            "This CPU has no fast products in bfloat16: they take %.1f times as long as in "
-            "float32. %s=float32 is faster.",
-            slowdown,
-            setting,
-        )
-    elif recipe_dtype == "auto" and config.dtype == "float32" and slowdown * _MUCH_FASTER < 1:
+    is_faster = bfloat16_slowdown() * MUCH_FASTER < 1
+    slow = slow_products(config)
+    if slow is not None:
+        log.warning("%s", slow)
+    elif recipe_dtype == "auto" and config.dtype == "float32" and is_faster:
         log.warning(
             "This CPU multiplies %.1f times as fast in bfloat16 as in float32. "
             "model.compute_dtype=fastest uses it, with float32 weights as they are.",
-            1 / slowdown,
+            1 / bfloat16_slowdown(),
         )
 
 
