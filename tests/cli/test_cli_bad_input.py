@@ -221,7 +221,7 @@ def test_a_checkpoint_that_finds_no_room_does_not_end_the_run(grouper, small, tm
     with largest_file(450_000):  # enough for the weights, not for the optimizer's state
         called = grouper(*arguments)
     assert called.code == 0, called.err
-    assert "warning: Training goes on with no checkpoint at step 1" in called.err
+    assert "warning: Training continues with no checkpoint at step 1" in called.err
     left = [path.name for path in (tmp_path / "demo").rglob("*")]
     assert "final" in left
     assert "checkpoint-1" not in left
