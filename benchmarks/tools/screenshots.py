@@ -5,10 +5,12 @@
 
 Needs Chromium. Without FOLDER the pictures that are shown go to docs/images, in 256 colors; with
 one, every section of the report in both themes, on a desktop and on a phone, and all of it printed.
+Beside the pictures it writes what they are of (`source_mark`), so that a test can tell old ones.
 """
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import time
@@ -20,6 +22,8 @@ from benchmarks.checkout import ROOT
 from tests.end_to_end.chromium import Page
 
 RUN = Path("outputs/demo")
+IMAGES = ROOT / "docs" / "images"
+MARK = IMAGES / "report-source.txt"
 SECTIONS = ("", "results", "findings", "curves", "completions", "parts", "recipe")
 # What is shown: where it lies -> screen, theme and section.
 SHOWN = {
@@ -28,6 +32,16 @@ SHOWN = {
     "report-phone": ("phone", "light", ""),
     "report-phone-dark": ("phone", "dark", "curves"),
 }
+
+
+def source_mark() -> str:
+    """Return a digest of all that makes the report look as it does."""
+    digest = hashlib.sha256()
+    folder = ROOT / "src" / "grouper" / "report"
+    for file in sorted(folder.rglob("*")):
+        if file.suffix in {".css", ".html", ".js", ".yaml"}:
+            digest.update(f"{file.relative_to(folder)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 def take(
@@ -55,12 +69,12 @@ def main(folder: Path | None) -> None:
                         name = f"{size}-{theme}-{section or 'top'}.png"
                         take(page, size, theme, section, folder / name)
             return
-        images = ROOT / "docs" / "images"
-        made = [take(page, *what, images / f"{name}.png") for name, what in SHOWN.items()]
-    curves = images / "demo-curves.png"
+        made = [take(page, *what, IMAGES / f"{name}.png") for name, what in SHOWN.items()]
+    curves = IMAGES / "demo-curves.png"
     curves.write_bytes((RUN / "curves.png").read_bytes())
     for file in (*made, curves):
         Image.open(file).convert("RGB").quantize(256).save(file, optimize=True)
+    MARK.write_text(source_mark() + "\n", encoding="ascii")
 
 
 if __name__ == "__main__":
