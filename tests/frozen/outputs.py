@@ -24,6 +24,7 @@ SAMPLES = r"^\[(?:.|\n)*?(?=^Right:)"
 
 SECONDS = r"(?<=: done in )\S+"
 """How long a part took."""
+MACHINE_MEMORY = r"(?<=This machine has )[\d.]+"
 STEP = (r"(?<=\d )(no-signal:\S+|learning)(?= \|)", r"\((prefill|update) [^)]*\)")
 """Of a step's line: what it learned from, and where its time went."""
 ADVICE = r"(?<=checkpoints not counted\n)(Try: .*\n)*"
@@ -97,7 +98,11 @@ WITHOUT_MODELS = (
     output("data-audit", "data audit ./some.jsonl --output found.jsonl", files=FOUND),
     output("data-audit-recipe", f"data audit demo {FEW}"),
     output("data-prepare", "data prepare ./some.jsonl validation_share=0.3", files=FOUND),
-    output("plan", f"plan demo --device cpu --tokens-per-second 9000 {FEW}", hide=(SECONDS,)),
+    output(
+        "plan",
+        f"plan demo --device cpu --tokens-per-second 9000 {FEW}",
+        hide=(SECONDS, MACHINE_MEMORY),
+    ),
     output("plan-json", f"plan demo --device cpu --json {FEW} model.new.layers=1", hide=(SECONDS,)),
 )  # fmt: skip
 WITH_MODELS = (
