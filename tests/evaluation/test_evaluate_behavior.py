@@ -13,13 +13,13 @@ from tiny_models import ScriptedSampler
 from grouper.config.schema import GradingConfig, RewardConfig
 from grouper.evaluation.compare import compare
 from grouper.evaluation.evaluate import Measurement, measure, reasoning_of
-from grouper.evaluation.result_tables import log_line, metrics_table, part_tables, verdict_line
+from grouper.evaluation.result_tables import log_line, metrics_table, part_tables, verdict_sentence
 from grouper.grading import Grader
 from grouper.prompts import FORMATS
 from grouper.rewards import RewardStack, build_rewards
 from grouper.rewards.builtin import format_holds
 from grouper.runs.folder import RunFolder
-from grouper.types import FinishReason, Problem, Prompt, SamplingParams
+from grouper.types import FinishReason, Problem, Prompt, SamplingParams, Verdict
 
 TAGS = FORMATS["tags"]  # the prompt opens <start_working_out>
 XML = FORMATS["xml"]
@@ -154,14 +154,32 @@ def test_the_line_of_an_evaluation_says_that_most_was_truncated(stack):
     assert log_line(replace(result, items=items)).endswith("; 100.0 % truncated")
 
 
-def test_the_last_line_of_a_run_is_what_changed(stack):
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ("same", "No evidence of a change from SFT to GRPO. 50.0 % before and 50.0 % after, of 40"),
+        ("right", "Yes: GRPO is better than SFT. 50.0 % before and 100.0 % after, of 40"),
+        ("wrong", "No: GRPO is worse than SFT. 50.0 % before and 0.0 % after, of 40"),
+    ],
+)
+def test_the_verdict_is_a_sentence(stack, texts, said):
+    """The last line of a run and the first of its report."""
     before = replace(measured(stack), name="sft")
-    after = replace(before, name="grpo")
-    assert verdict_line(compare([before])) is None
-    assert verdict_line(compare([before, after])) == (
-        "Result: no evidence that GRPO differs from SFT. 50.0 -> 50.0 % correct, "
-        "+0.0 points [-46.2, +46.2]."
-    )
+    items = [
+        replace(item, problem_id=f"{item.problem_id}/{number}")
+        for number in range(10)
+        for item in before.items
+    ]
+    before = replace(before, items=items)
+    verdicts = {"right": Verdict.CORRECT, "wrong": Verdict.INCORRECT}
+    after = before
+    if texts in verdicts:
+        after = replace(
+            before, items=[replace(item, verdict=verdicts[texts]) for item in before.items]
+        )
+    sentence = verdict_sentence(compare([before, replace(after, name="grpo")]), "test")
+    assert sentence.startswith(f"{said} test problems: ")
+    assert sentence.endswith("].")
 
 
 def test_they_are_in_the_summary_and_read_back_from_the_items(stack, tmp_path):

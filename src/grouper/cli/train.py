@@ -373,7 +373,7 @@ def _train(recipe: Recipe, intent: dict[str, bool], *, quiet: bool, verbose: boo
 
 def _report(recipe: Recipe, result: RunResult) -> None:
     """Print the recipe's note, where things are, and last what came out."""
-    from grouper.evaluation.result_tables import verdict_line
+    from grouper.evaluation.result_tables import verdict_sentence
 
     show("")
     if recipe.note and not (recipe.skip_sft or recipe.skip_grpo):
@@ -387,6 +387,4 @@ def _report(recipe: Recipe, result: RunResult) -> None:
         return
     show("")
     show_results(result.comparison, parts=False)
-    sentence = verdict_line(result.comparison)
-    if sentence is not None:
-        show(sentence)
+    show(verdict_sentence(result.comparison, "test"))

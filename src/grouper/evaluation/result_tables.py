@@ -72,19 +72,20 @@ def _differences_table(comparison: Comparison) -> Table:
         test = "p<0.001" if paired.p_value < 0.001 else f"p={paired.p_value:.3f}"
         rows.append(
             [
-                _title(difference),
+                difference_title(difference),
                 f"{100 * paired.difference:+.1f} {_points(paired.interval)}",
                 str(paired.higher),
                 str(paired.lower),
                 test,
-                Cell(sentence, _TONES[verdict]),
+                Cell(sentence, TONES[verdict]),
             ]
         )
     points = f"points [{100 * CONFIDENCE:g} %]"
     return table(["difference", points, "up", "down", "test", "verdict"], rows)
 
 
-def _title(difference: Difference) -> str:
+def difference_title(difference: Difference) -> str:
+    """Name the two results of a difference, the later one first."""
     return f"{label(difference.after)} - {label(difference.before)}"
 
 
@@ -92,7 +93,7 @@ def _points(interval: Interval) -> str:
     return f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
 
 
-_TONES: Mapping[Verdict, Tone] = {"better": "good", "worse": "bad", "no evidence": "unsure"}
+TONES: Mapping[Verdict, Tone] = {"better": "good", "worse": "bad", "no evidence": "unsure"}
 
 
 def part_tables(
@@ -266,7 +267,7 @@ def _note_on_problems(comparison: Comparison) -> str:
 def _notes_on_differences(comparison: Comparison) -> Iterator[str]:
     """Write the causes of each difference, and its interval over seeds."""
     for difference in comparison.differences:
-        title = _title(difference)
+        title = difference_title(difference)
         if difference.verdict != "no evidence":
             causes = [f"{cause} {100 * difference.causes[cause]:+.1f}" for cause in CAUSES]
             yield f"Causes of {title}, in points: {', '.join(causes)}."
@@ -304,6 +305,10 @@ _NO_VERDICT: Mapping[Outcome, str] = {
 }
 
 
+# Share of truncated completions above which the accuracy says little about the model.
+_MOSTLY = 0.5
+
+
 def log_line(result: EvaluationResult) -> str:
     """Write what an evaluation during a run has found in a line.
 
@@ -312,39 +317,48 @@ def log_line(result: EvaluationResult) -> str:
     model = label(result.phase)
     if result.phase != "base":
         model += f" step {result.step}"
-    found = result.overall
-    low, high = (_percent(limit) for limit in (found.interval.low, found.interval.high))
-    line = f"{model}, {result.split}: {_percent(found.mean)} % [{low}, {high}] correct"
+    line = f"{model}, {result.split}: {_interval(result.overall, unit=' %')} correct"
     metrics = result.metrics
     if metrics is not None:
         line += f", format {_percent(metrics.format_accuracy)} %"
         line += f", reward {_number(metrics.reward, 3)}"
-    if result.cut_off > 0.5:
+    if result.cut_off > _MOSTLY:
         line += f"; {_percent(result.cut_off)} % truncated"
     return line
 
 
-def verdict_line(comparison: Comparison) -> str | None:
-    """Say in a sentence how the last model compares with the one before it; None: it is alone."""
-    models = len(comparison.results)
-    if models < 2:
-        return None
-    difference = comparison.differences[models - 2]
-    before, after = comparison.results[-2:]
-    names = f"{label(difference.after)} is {difference.verdict} than {label(difference.before)}"
-    if difference.verdict == "no evidence":
-        names = f"no evidence that {label(difference.after)} differs from "
-        names += label(difference.before)
+def verdict_sentence(comparison: Comparison, split: str) -> str:
+    """Say whether the last of several models is better than the first.
+
+    Args:
+        comparison: of two models or more.
+        split: the set of problems, `test` or `validation`.
+    """
+    first, last = comparison.results[0], comparison.results[-1]
+    difference = comparison.differences[-1]
+    before, after = label(difference.before), label(difference.after)
+    answers: Mapping[Verdict, str] = {
+        "better": f"Yes: {after} is better than {before}.",
+        "worse": f"No: {after} is worse than {before}.",
+        "no evidence": f"No evidence of a change from {before} to {after}.",
+    }
+    return (
+        f"{answers[difference.verdict]} {_percent(first.accuracy)} % before and "
+        f"{_percent(last.accuracy)} % after, of {last.overall.problems} {split} problems: "
+        f"{change_in_points(difference)}."
+    )
+
+
+def change_in_points(difference: Difference) -> str:
+    """Write a difference in points with its interval."""
     paired = difference.paired
-    points = f"{100 * paired.difference:+.1f} points {_points(paired.interval)}"
-    accuracies = f"{_percent(before.accuracy)} -> {_percent(after.accuracy)} % correct"
-    return f"Result: {names}. {accuracies}, {points}."
+    return f"{100 * paired.difference:+.1f} points {_points(paired.interval)}"
 
 
-def _interval(accuracy: Accuracy, digits: int = 1) -> str:
+def _interval(accuracy: Accuracy, digits: int = 1, *, unit: str = "") -> str:
     low = _percent(accuracy.interval.low, digits)
     high = _percent(accuracy.interval.high, digits)
-    return f"{_percent(accuracy.mean)} [{low}, {high}]"
+    return f"{_percent(accuracy.mean)}{unit} [{low}, {high}]"
 
 
 def _percent(value: float | None, digits: int = 1) -> str:

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from grouper.errors import DataError, duration, plural
-from grouper.evaluation.compare import Difference, compare, label
+from grouper.evaluation.compare import compare, label
 from grouper.evaluation.result import OUTCOME_NAMES, EvaluationResult
+from grouper.evaluation.result_tables import (
+    TONES,
+    change_in_points,
+    difference_title,
+    verdict_sentence,
+)
 from grouper.report.panels import RunView
 from grouper.runs.folder import PHASES
 from grouper.runs.lock import is_held_here, is_running
@@ -234,9 +240,6 @@ class Change:
     text: str
 
 
-_TONES: dict[str, Tone] = {"better": "good", "worse": "bad", "no evidence": "unsure"}
-
-
 def changes_between(results: Sequence[EvaluationResult]) -> list[Change]:
     """Return the difference of each result from the one before, then of the last from the first."""
     if len(results) < 2:
@@ -246,55 +249,28 @@ def changes_between(results: Sequence[EvaluationResult]) -> list[Change]:
     except DataError:
         # They share no problem; the table of results says so.
         return []
-    changes = []
-    for difference in comparison.differences:
-        paired = difference.paired
-        low = 100 * paired.interval.low
-        high = 100 * paired.interval.high
-        changes.append(
-            Change(
-                verdict=difference.verdict,
-                tone=_TONES[difference.verdict],
-                text=f"{label(difference.after)} - {label(difference.before)}: "
-                f"{100 * paired.difference:+.1f} points [{low:+.1f}, {high:+.1f}]",
-            )
+    return [
+        Change(
+            verdict=difference.verdict,
+            tone=TONES[difference.verdict],
+            text=f"{difference_title(difference)}: {change_in_points(difference)}",
         )
-    return changes
+        for difference in comparison.differences
+    ]
 
 
 def verdict_of(split: str, results: Sequence[EvaluationResult]) -> tuple[Tone, str]:
     """Return the tone of a verdict, and its sentences."""
-    differences: Sequence[Difference] = ()
     try:
         # Only the problems that both have: the difference is about them.
         comparison = compare(_first_and_last(results))
-        results = comparison.results
-        differences = comparison.differences
     except DataError:
         # No problem was scored in both, and the last model is reported alone.
-        pass
-    first = results[0]
+        comparison = None
+    if comparison is not None and comparison.differences:
+        tone = TONES[comparison.differences[-1].verdict]
+        return tone, verdict_sentence(comparison, split)
     last = results[-1]
-    first_name = label(first.name)
-    last_name = label(last.name)
     problems = f"{last.overall.problems} {split} problems"
-    if not differences:
-        text = f"{last_name} solves {100 * last.accuracy:.1f} % of {problems}"
-        return "unsure", f"{text}; there is nothing to compare it with yet."
-    paired = differences[0].paired
-    tone: Tone
-    if paired.verdict == "better":
-        tone = "good"
-        text = f"Yes: {last_name} is better than {first_name}."
-    elif paired.verdict == "worse":
-        tone = "bad"
-        text = f"No: {last_name} is worse than {first_name}."
-    else:
-        tone = "unsure"
-        text = f"No evidence of a change from {first_name} to {last_name}."
-    low = 100 * paired.interval.low
-    high = 100 * paired.interval.high
-    return tone, (
-        f"{text} {100 * first.accuracy:.1f} % before and {100 * last.accuracy:.1f} % after, of "
-        f"{problems}: {100 * paired.difference:+.1f} points [{low:+.1f}, {high:+.1f}]."
-    )
+    text = f"{label(last.name)} solves {100 * last.accuracy:.1f} % of {problems}"
+    return "unsure", f"{text}; there is nothing to compare it with yet."
