@@ -129,88 +129,85 @@ def init(
         lora = not asks or click.confirm("Train an adapter (LoRA), not all weights?", default=True)
     place = local_model(model)
     here = on_this_machine(place)
-    machine = _machine(memory, here=here, asks=asks)
+    machines = _machines(memory, here=here, asks=asks)
     choices = _choose(
         model, place if here else None, problems, seconds=sample_seconds if samples else 0.0
     )
-    template = importlib.resources.files("grouper.config") / "new_recipe.yaml"
-    text = Template(template.read_text(encoding="utf-8"))
     fields = {
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", target.stem).strip("-._") or "mine",
         "path": flow(model),
         "data": _indented(parts),
         **_of_the_choices(choices, held_out="validation_share" in parts),
     }
-    tried = UPDATES if here else UPDATES[1:2]
-    _write_what_fits(target, text, fields, machine, lora=lora, tried=tried, here=here)
+    _write_what_fits(target, fields, machines, lora=lora, here=here)
     if not here:
         click.echo(f"Model: {model} is not on this machine, so it was not checked.")
     _say_what_is_next(target, sft=choices.sft)
 
 
-def _machine(memory: float | None, *, here: bool, asks: bool) -> Machine:
-    """Return what the recipe is for: a GPU of `memory` GB, or what this machine has.
+def _machines(memory: float | None, *, here: bool, asks: bool) -> list[Machine]:
+    """Return what the recipe may be for, the first choice first.
 
     Args:
-        memory: that the user has given.
+        memory: of the GPU, as the user has given it.
         here: whether the model is on this machine, so that it can be trained here.
         asks: whether the user can be asked.
     """
     if memory is None:
-        import torch
+        memory = _memory_here(here=here, asks=asks)
+    if memory > 0:
+        return [Machine("cuda", memory)]
+    from grouper.models.device import machine_memory
 
-        from grouper.models.device import machine_memory
+    click.echo(
+        "The recipe is for the CPU of this machine, which is slow for more than a small model; "
+        f"--memory {CARD:g} writes one for a GPU of {CARD:g} GB."
+    )
+    return [Machine("cpu", machine_memory() / 2**30), Machine("cuda", CARD)]
 
-        gpu = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
-        # Makers' GB are between 10^9 and 2^30 bytes; a card of 24 GB reports a little less.
-        memory = float(round(gpu / 2**30)) or (0.0 if here else CARD)
-        if asks:
-            question = "Memory of the GPU in GB (0: train on the CPU of this machine)"
-            memory = click.prompt(question, memory, type=click.FloatRange(0))
-        if memory == 0:
-            click.echo(
-                "The recipe is for the CPU of this machine, which is slow for more than a small "
-                f"model; --memory {CARD:g} writes one for a GPU of {CARD:g} GB."
-            )
-            return Machine("cpu", machine_memory() / 2**30)
-    return Machine("cuda", memory)
+
+def _memory_here(*, here: bool, asks: bool) -> float:
+    """Return the GB of this machine's GPU, or what the user says; 0: there is only a CPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        # A card that is sold with 24 GB reports a little less than 24 GiB.
+        memory = float(round(torch.cuda.get_device_properties(0).total_memory / 2**30))
+        question, least = "Memory of the GPU in GB", 1
+    else:
+        memory = 0.0 if here else CARD
+        question, least = "Memory of the GPU in GB (0: train on the CPU of this machine)", 0
+    if asks:
+        memory = click.prompt(question, memory, type=click.FloatRange(least))
+    return memory
 
 
 def _write_what_fits(
-    target: Path,
-    text: Template,
-    fields: Mapping[str, Any],
-    machine: Machine,
-    *,
-    lora: bool,
-    tried: Sequence[tuple[bool, int]],
-    here: bool,
+    target: Path, fields: Mapping[str, Any], machines: Sequence[Machine], *, lora: bool, here: bool
 ) -> None:
-    """Write the recipe with the fastest update that fits.
-
-    Where the memory of this machine does not suffice, it is written for a common GPU.
+    """Write the recipe for the first machine that an update fits, with the fastest that does.
 
     Args:
         target: file of the recipe.
-        text: the template.
-        fields: its fields that do not depend on the machine.
-        machine: what the recipe is for.
+        fields: of the template, those that do not depend on the machine.
+        machines: what the recipe may be for.
         lora: train an adapter.
-        tried: (gradient checkpointing, tokens of a micro-batch), the fastest first.
-        here: whether the model is here; otherwise the first one is written.
+        here: whether the model is here; otherwise nothing can be checked.
     """
-    for checkpointing, tokens in tried:
-        settings = {"checkpointing": str(checkpointing).lower(), "tokens": tokens}
-        every_field = {**fields, **_of_the_machine(lora, machine), **settings}
-        write_atomic(target, text.substitute(every_field).encode())
-        if not here or _fits(target, machine):
-            return
-    if machine.device == "cpu":
-        click.echo(f"That is too much for {machine}: the recipe is for a GPU of {CARD:g} GB.")
-        card = Machine("cuda", CARD)
-        _write_what_fits(target, text, fields, card, lora=lora, tried=tried, here=here)
-    else:
-        warn(f"an update does not fit in {machine.memory:g} GB: use a smaller model, or --lora.")
+    template = importlib.resources.files("grouper.config") / "new_recipe.yaml"
+    text = Template(template.read_text(encoding="utf-8"))
+    tried = UPDATES if here else UPDATES[1:2]
+    for machine in machines:
+        for checkpointing, tokens in tried:
+            update = {"checkpointing": str(checkpointing).lower(), "tokens": tokens}
+            of_the_machine = _of_the_machine(lora, machine)
+            written = text.substitute({**fields, **of_the_machine, **update})
+            write_atomic(target, written.encode())
+            if not here or _fits(target, machine):
+                return
+        if machine is not machines[-1]:
+            click.echo(f"That is too much for {machine}: the recipe is for {machines[-1]}.")
+    warn(f"an update does not fit in {machines[-1].memory:g} GB: use a smaller model, or --lora.")
 
 
 def _name(file: Path) -> str:
@@ -259,32 +256,24 @@ def _of_the_choices(choices: Choices, *, held_out: bool) -> dict[str, Any]:
 
 
 def _of_the_machine(lora: bool, machine: Machine) -> dict[str, Any]:
-    """Return the fields of the template that depend on what is trained, and on what."""
-    weights: dict[str, Any] = {"compute_dtype": "auto"}
-    if machine.device == "cpu":
-        weights = {"compute_dtype": "fastest"}
+    """Return the fields of the template that depend on what is trained, and on what machine."""
+    on_gpu = machine.device == "cuda"
+    weights: dict[str, Any] = {"compute_dtype": "auto" if on_gpu else "fastest"}
     if lora:
-        weights = {"dtype": _dtype_of_the_base(machine), "lora": {"rank": 32, "alpha": 64.0}}
-    is_large = machine.device == "cuda" and machine.memory >= 16
+        from grouper.models.device import fastest_dtype
+
+        dtype = "bfloat16" if on_gpu else fastest_dtype()
+        weights = {"dtype": dtype, "lora": {"rank": 32, "alpha": 64.0}}
     return {
         "weights": _indented(weights),
         "trained": "Trains an adapter; without `lora`, all weights."
         if lora
         else "Trains all weights.",
-        "prompts": 16 if is_large else 8,
-        "slots": 128 if machine.device == "cuda" and machine.memory >= 40 else 64,
+        "prompts": 16 if on_gpu and machine.memory >= 16 else 8,
+        "slots": 128 if on_gpu and machine.memory >= 40 else 64,
         "rate": flow(1e-5 if lora else 1e-6),
         "sft_rate": flow(2e-4 if lora else 2e-5),
     }
-
-
-def _dtype_of_the_base(machine: Machine) -> str:
-    """Return the dtype of the frozen weights below an adapter."""
-    if machine.device == "cuda":
-        return "bfloat16"
-    from grouper.models.device import bfloat16_slowdown
-
-    return "float32" if bfloat16_slowdown() > 1 else "bfloat16"
 
 
 def _choose(
