@@ -25,6 +25,7 @@ from grouper.grading import Grader
 from grouper.models.process_group import ProcessGroup
 from grouper.models.quiet import quiet
 from grouper.rewards import RewardStack
+from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.sampling.native import NativeSampler
 from grouper.training import run as running
@@ -142,6 +143,25 @@ def test_a_run_that_goes_on_needs_its_start_no_more(recipe: Recipe, lora_run: Pa
             check_models(gone, run, resume=resume)
     with pytest.raises(ModelError, match="there is no folder"):  # the reference
         check_models(gone.override("grpo.beta=0.1"), lora_run, resume=True)
+
+
+def test_a_run_ends_without_asking_processes_that_may_have_ended(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 asked all of them what its folder holds, and a slow one ended with an error."""
+    recipe = recipe.override("skip_grpo=true", "sft.steps=1")
+
+    def ask(*_: Any) -> None:
+        raise AssertionError("the other processes may have ended")
+
+    with Run(recipe, Progress(quiet=True)) as opened:
+        train(opened)
+        vars(opened.folder).pop("_signatures", None)  # as where nothing has read it yet
+        for question in ("on_rank0", "gather"):
+            monkeypatch.setattr(opened.processes, question, ask)
+    ended = RunFolder(opened.path).read_end()
+    assert ended is not None
+    assert ended.state == "finished"
 
 
 def test_what_takes_long_in_a_large_set_is_shown(recipe: Recipe) -> None:

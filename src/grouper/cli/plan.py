@@ -1,4 +1,4 @@
-"""`grouper plan`: memory, steps and time of a recipe."""
+"""`grouper plan`: memory and steps of a recipe, and its time if the speed is known."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _show_plan(run_plan: RunPlan) -> None:
         cards.append((f"{card.gib} GB", "yes" if card.fits else "no", *largest))
     columns = ("card", "fits", *phases, "sampling.max_slots")
     table(columns, cards, title="What fits, and the largest settings that do", lines=True)
-    show("No setting is larger than what a step has of it.")
+    show("A setting is never larger than one step can use.")
     show("", *map(_phase_line, run_plan.phases), *(f"Note: {note}" for note in run_plan.notes))
 
 
