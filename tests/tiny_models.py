@@ -16,7 +16,10 @@ from grouper.algorithms.batching import (
     with_gradient,
 )
 from grouper.algorithms.weighting import token_mean
+from grouper.config.schema import TeacherConfig
+from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
+from grouper.training.teachers import Teachers
 from grouper.types import (
     Completion,
     FinishReason,
@@ -215,6 +218,46 @@ def make_batch(
     ]
     advantages = [[0.9, -1.1, -0.7, 0.9], [-0.5, 1.2, -0.6], [0.7, -1.3, 0.6]]
     return one_step(groups, advantages, weighting, constant=constant).to("cpu", dtype)
+
+
+def taught_step(
+    weighting: Any = token_mean, *, constant: float = 0.0, hinted: bool = True
+) -> TrainBatch:
+    """All three streams in one step, in float64: rewards, worked solutions, and two teachers.
+
+    One of four groups has no solved rollout and a worked solution. Half of the advantages differ
+    from token to token. `hinted`: the teachers read longer prompts.
+    """
+    groups = [
+        make_group(0, [1.0, 0.0, 0.0, 1.0], [3, 7, 1, 5], prompt_length=4),
+        make_group(1, [0.0, 0.0], [9, 2], prompt_length=7),
+        make_group(2, [1.0, 0.0, 1.0], [4, 8, 3], prompt_length=1),
+        make_group(3, [1.0, 1.0], [6, 2], prompt_length=3),
+    ]
+    hints = [tokens(5 + 2 * number, 50 + number) for number in range(len(groups))]
+    rows = rollout_rows(
+        groups, solutions={1: tokens(6, 77)}, teacher_prompts=hints if hinted else None
+    )
+    assert rows is not None
+    wave = torch.linspace(-1.0, 1.0, rows.mask.numel()).view(rows.mask.shape)
+    advantages = torch.where(rows.group_ids[:, None] == 3, 0.0, wave)
+    teacher = (rows.group_ids % 2).long()
+    rows = replace(rows, advantages=advantages, teacher=teacher).to("cpu", torch.float64)
+    (step,) = step_batches(
+        rows, weighting, weighting_constant=constant, solution_weight=0.5, teacher_weight=0.25
+    )
+    return step
+
+
+def tiny_teachers(kl: str = "reverse", top_k: int = 0) -> Teachers:
+    """Two frozen random models in float64, of other sizes than `tiny_model`."""
+    policies = []
+    for hidden_size in (48, 24):
+        model = with_exact_norms(
+            tiny_model(dtype=torch.float64, scale=3.0, hidden_size=hidden_size)
+        )
+        policies.append(Policy(model).requires_grad_(False))
+    return Teachers(policies, TeacherConfig(path="nowhere", kl=kl, top_k=top_k))
 
 
 def one_step(

@@ -262,7 +262,8 @@ def _on_policy(outputs: TokenOutputs, batch: TrainBatch) -> tuple[Tensor, dict[s
     """GRPO's clipped surrogate where old log-probs are the current ones."""
     ratios = outputs.logprobs - outputs.logprobs.detach()
     bounds = Bounds(low=0.2, high=0.2)
-    return -ppo_clip(ratios, outputs.logprobs, batch.advantages[:, None], bounds), {}
+    loss = -ppo_clip(ratios, outputs.logprobs, batch.advantages[:, None], bounds)
+    return loss * batch.weights, {}
 
 
 ON_POLICY = Objective(_on_policy)

@@ -14,7 +14,11 @@ from grouper.algorithms.losses import (
     MAX_LOG_RATIO,
     SURROGATES,
     Bounds,
+    SurrogateFunction,
+    beyond_binary_kl,
     cispo,
+    dppo_kl,
+    dppo_tv,
     kl_k1,
     kl_k2,
     kl_k3,
@@ -24,6 +28,7 @@ from grouper.algorithms.losses import (
     nll,
     policy_gradient,
     ppo_clip,
+    sapo,
     sequence_log_ratio,
     truncated_importance,
 )
@@ -211,3 +216,41 @@ def test_importance_weights_are_bounded_per_token() -> None:
     far = torch.tensor([5.0, -5.0])
     assert truncated_importance(far, 2.0).tolist() == pytest.approx([2.0, math.exp(-5)])
     assert masked_importance(far, 2.0).tolist() == [0.0, 0.0]
+
+
+def test_a_soft_gate_has_the_slope_of_the_ratio_at_one() -> None:
+    """There SAPO's gradient is that of the ratio itself; further away it fades on both sides."""
+    for advantage in (1.0, -1.0):
+        slopes = []
+        for ratio in (0.2, 1.0, 4.0):
+            logs = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
+            signs = torch.tensor([advantage], dtype=torch.float64)
+            loss = sapo(logs, logs, signs, Bounds(gate_positive=2.0, gate_negative=3.0))
+            (slope,) = torch.autograd.grad(loss.sum(), logs)
+            slopes.append(float(slope) / ratio / -advantage)
+        assert slopes[1] == pytest.approx(1.0)
+        assert 0 < slopes[0] < 1
+        assert 0 < slopes[2] < 1
+
+
+@pytest.mark.parametrize("surrogate", [dppo_tv, dppo_kl])
+def test_a_bound_on_probabilities_silences_in_one_direction(
+    surrogate: SurrogateFunction,
+) -> None:
+    """A large change counts as long as it goes against the advantage; a small one always does."""
+    old = torch.tensor([0.3, 0.3, 0.9, 0.9, 1e-4], dtype=torch.float64)
+    now = torch.tensor([0.9, 0.9, 0.3, 0.3, 5e-4], dtype=torch.float64)
+    advantages = torch.tensor([1.0, -1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
+    logprobs = now.log().requires_grad_()
+    loss = surrogate(logprobs - old.log(), logprobs, advantages, Bounds(low=0.15, high=0.15))
+    (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
+    is_silent = [True, False, True, False, False]
+    assert (gradient == 0).tolist() == is_silent
+    expected = torch.where(torch.tensor(is_silent), 0.0, -advantages * now / old)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_a_probability_of_one_is_finite_to_the_binary_kl() -> None:
+    ones = torch.zeros(2)
+    silent = beyond_binary_kl(ones, ones, torch.tensor([1.0, -1.0]), Bounds())
+    assert silent.tolist() == [False, False]

@@ -73,6 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bnpo": {"loss_type": "bnpo", **WHOLE},
     "dr-grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
     "cispo": {"loss_type": "cispo", "epsilon_high": 1.1, **TWICE},
+    "sapo": {"loss_type": "sapo", **TWICE},
     "clipped": {"epsilon": 0.01, "epsilon_high": 0.02, **TWICE},
     "delta": {"delta": 1.1, "epsilon": 0.05, **TWICE},
     "sequence": {"importance_sampling_level": "sequence", "epsilon": 0.01, **TWICE},
@@ -215,6 +216,47 @@ def test_grpo(case: str, start: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     if case == "lora":
         begun, there = start / "adapter" / "adapter_model.safetensors", adapter_of(theirs.model)
     assert_same_way(begun, folder / "grpo" / "final", there)
+
+
+def test_distillation(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reverse KL over the whole vocabulary from a teacher of other weights, without rewards."""
+    monkeypatch.chdir(tmp_path)
+    parts = parts_of(start)
+    with torch.no_grad():
+        for number, parameter in enumerate(parts["model"].parameters()):
+            generator = torch.Generator().manual_seed(number)
+            parameter.mul_(1.0 + 0.3 * torch.randn(parameter.shape, generator=generator))
+    for part in parts.values():
+        part.save_pretrained("teacher")
+    asked = BOTH | GRPO
+    ours = [
+        "grpo.advantage=zero",
+        "grpo.group_size=1",
+        "grpo.prompts_per_step=16",
+        "grpo.teacher={path: ./teacher}",
+    ]
+    with imported(asked, start, "train.jsonl", *ours) as run:
+        folder = train(run).path
+    rollouts = list(RunFolder(folder).read_rollouts("grpo"))
+    rows = iter(rollouts)
+
+    class Replayed(trl.DistillationTrainer):  # type: ignore[misc]  # untyped
+        def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any) -> list[list[int]]:
+            batch = [next(rows) for _ in prompt_ids]
+            assert [row["prompt_token_ids"] for row in batch] == [list(ids) for ids in prompt_ids]
+            return [row["token_ids"] for row in batch]
+
+    known = {name: asked[name] for name in asked if name != "num_generations"}
+    theirs = Replayed(
+        **parts_of(start),
+        teacher_model=AutoModelForCausalLM.from_pretrained("teacher", dtype=torch.float32),
+        train_dataset=Dataset.from_list([{"prompt": row["prompt"]} for row in rollouts]),
+        args=trl.DistillationConfig("theirs", shuffle_dataset=False, beta=1.0, **QUIET, **known),
+    )
+    theirs.train()
+    assert next(rows, None) is None
+    begun = start / "model" / "model.safetensors"
+    assert_same_way(begun, folder / "grpo" / "final", theirs.model.state_dict())
 
 
 def test_sft(start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

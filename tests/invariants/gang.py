@@ -32,7 +32,9 @@ from tiny_models import (
     make_group,
     make_prompt,
     one_step,
+    taught_step,
     tiny_model,
+    tiny_teachers,
     with_exact_norms,
 )
 
@@ -180,6 +182,31 @@ def gradients() -> dict[str, float]:
                     ]
                     gaps.append(abs(total - loss) / abs(loss))
                     worst[f"{engine} {family} lora={lora} budget={budget}"] = max(gaps)
+    leave_processes()
+    return worst
+
+
+def taught_gradients() -> dict[str, float]:
+    """The largest relative difference to one process of a step of all three streams."""
+    processes = join_processes()
+    objective = grpo_objective(GRPOConfig(), guide=tiny_teachers().guide)
+    batch = taught_step()
+    worst = {}
+    for lora in (False, True):
+        alone = ParallelPolicy(policy_of("qwen3", lora=lora), ProcessGroup())
+        accumulate_gradient(alone, batch, objective, token_budget=10_000)
+        for engine in ("ddp", "fsdp"):
+            for budget in (10_000, 25):
+                replica = make_parallel(policy_of("qwen3", lora=lora), processes, engine)
+                accumulate_gradient(replica, batch, objective, token_budget=budget)
+                found = replica.policy.trainable()
+                gaps = []
+                for name, parameter in alone.policy.trainable().items():
+                    assert parameter.grad is not None, name
+                    norm = parameter.grad.norm().clamp(min=1e-300)
+                    difference = unsharded(found[name].grad) - parameter.grad
+                    gaps.append(float(difference.norm() / norm))
+                worst[f"{engine} lora={lora} budget={budget}"] = max(gaps)
     leave_processes()
     return worst
 

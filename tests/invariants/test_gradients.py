@@ -6,11 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_models import make_batch, make_group, one_step, tiny_model, with_exact_norms
+from tiny_models import (
+    make_batch,
+    make_group,
+    one_step,
+    taught_step,
+    tiny_model,
+    tiny_teachers,
+    with_exact_norms,
+)
 from torch import Tensor
 
 from grouper.algorithms.batching import TrainBatch
-from grouper.algorithms.weighting import WEIGHTINGS
+from grouper.algorithms.weighting import WEIGHTINGS, token_mean
 from grouper.config.schema import GRPOConfig
 from grouper.models.policy import Policy
 from grouper.training.parallel import ParallelPolicy
@@ -51,6 +59,50 @@ def test_row_splits(family: str, budget: int, name: str, weighting: str) -> None
     whole = gradient(batch, OBJECTIVES[name], family=family)
     split = gradient(batch, OBJECTIVES[name], family=family, budget=budget)
     assert relative(split, whole) < 1e-12
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("native", [True, False], ids=["shared-prompts", "padded"])
+@pytest.mark.parametrize(
+    ("kl", "top_k"), [("reverse", 0), ("forward", 0), ("reverse", 5), ("sampled", 0)]
+)
+def test_splits_of_three_streams(kl: str, top_k: int, native: bool, weighting: str) -> None:
+    """Rewards, worked solutions and two teachers: each has one denominator for the whole step."""
+    batch = taught_step(WEIGHTINGS[weighting], constant=7.0)
+    objective = grpo_objective(GRPOConfig(), guide=tiny_teachers(kl, top_k).guide)
+    whole = gradient(batch, objective, native=native)
+    for budget in (1, 13, 29):
+        split = gradient(batch, objective, native=native, budget=budget)
+        assert relative(split, whole) < 1e-12
+
+
+def test_each_stream_has_its_own_part_of_the_gradient() -> None:
+    """The gradient of a step is the sum of those of its streams, each alone."""
+    batch = taught_step()
+    assert batch.likelihood_weights is not None
+    assert batch.teacher_weights is not None
+    objective = grpo_objective(GRPOConfig(), guide=tiny_teachers().guide)
+    parts = []
+    for name in ("weights", "likelihood_weights", "teacher_weights"):
+        kept = getattr(batch, name)
+        assert kept.any()
+        parts.append(gradient(replace(batch.without_weight(), **{name: kept}), objective))
+        assert float(parts[-1].norm()) > 1e-4
+    assert relative(parts[0] + parts[1] + parts[2], gradient(batch, objective)) < 1e-12
+
+
+def test_the_stream_of_solutions_is_supervised_fine_tuning() -> None:
+    """Its gradient is that of SFT on the same worked solutions, times its weight."""
+    batch = taught_step()
+    assert batch.is_solution is not None
+    solutions = batch.select(batch.is_solution.nonzero().flatten())
+    objective = grpo_objective(GRPOConfig(), guide=tiny_teachers().guide)
+    assert batch.likelihood_weights is not None
+    alone = replace(batch.without_weight(), likelihood_weights=batch.likelihood_weights)
+    weights = token_mean(solutions.mask)
+    plain = replace(solutions, weights=weights, likelihood_weights=None, teacher_weights=None)
+    expected = 0.5 * gradient(plain, sft_objective)
+    assert relative(gradient(alone, objective), expected) < 1e-12
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["shared-prompts", "padded"])
@@ -142,7 +194,7 @@ def test_the_stop_token_has_a_gradient(name: str) -> None:
     outputs = policy(batch)
     outputs = type(outputs)(logprobs, outputs.entropies)
     per_token, _ = objective.loss(outputs, batch)
-    (per_token * batch.weights).sum().backward()
+    per_token.sum().backward()
     assert logprobs.grad is not None
     last = batch.completion_lengths - 1
     assert (logprobs.grad[torch.arange(batch.rows), last] != 0).all()
@@ -169,7 +221,7 @@ def test_the_gradient_matches_finite_differences() -> None:
             for p, d in zip(parameters, direction, strict=True):
                 p.add_(d, alpha=step)
             per_token, _ = objective.loss(policy(batch), batch)
-            value = float((per_token * batch.weights).sum())
+            value = float(per_token.sum())
             for p, d in zip(parameters, direction, strict=True):
                 p.sub_(d, alpha=step)
         return value
@@ -182,5 +234,5 @@ def test_on_policy_ratio_is_exactly_one_at_any_temperature() -> None:
     """T2, T18: at temperature 0.5 the surrogate is minus the advantage, bit for bit."""
     batch = replace(make_batch(), temperature=0.5)
     per_token, _ = GRPO.loss(Policy(tiny_model())(batch), batch)
-    expected = (-batch.advantages[:, None]).expand_as(per_token)
+    expected = -batch.advantages[:, None] * batch.weights
     assert torch.equal(per_token[batch.mask], expected[batch.mask])

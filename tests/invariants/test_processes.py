@@ -119,6 +119,14 @@ def test_the_gradient_is_that_of_one_process(gang: Callable[..., Any], size: int
         assert max(worst.values()) < 1e-12, worst
 
 
+@pytest.mark.slow  # 10 s
+def test_a_step_of_three_streams_is_that_of_one_process(gang: Callable[..., Any]) -> None:
+    """Rewards, worked solutions and two teachers; every process holds the teachers whole."""
+    for worst in gang("taught_gradients", 2):
+        assert len(worst) == 8
+        assert max(worst.values()) < 1e-12, worst
+
+
 @pytest.mark.slow  # 2 s
 def test_weights_that_are_split_stay_on_the_device_of_the_run(gang: Callable[..., Any]) -> None:
     """With device=cpu beside a GPU, which FSDP would choose."""

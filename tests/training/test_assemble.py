@@ -15,9 +15,14 @@ from tiny_models import make_group, tiny_model
 from torch import Tensor
 
 from grouper.algorithms.batching import TrainBatch, broken_rows
-from grouper.config.schema import GRPOConfig
+from grouper.config.schema import GRPOConfig, TeacherConfig
 from grouper.models.policy import Policy, TokenOutputs
-from grouper.training.assemble import advantages_of, assemble, top_entropy_selection
+from grouper.training.assemble import (
+    Lessons,
+    advantages_of,
+    assemble,
+    top_entropy_selection,
+)
 from grouper.training.metrics import rollout_tallies
 from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import Scorer, accumulate_gradient, grpo_objective
@@ -310,3 +315,62 @@ def test_an_unscored_rollout_leaves_its_group_before_the_baseline() -> None:
 def test_a_step_without_any_score_is_no_error() -> None:
     group = make_group(0, [None, None], [3, 3])
     assert advantages_of([group], GRPOConfig()) == ((),)
+
+
+def test_worked_solutions_of_unsolved_groups_become_rows() -> None:
+    """Of the two groups without a correct rollout, one has a solution."""
+    groups = [
+        make_group(0, [1.0, 0.0], [3, 5]),
+        make_group(1, [0.0, 0.0], [2, 4]),
+        make_group(2, [0.0, 0.0], [4, 6]),
+    ]
+    asked: list[str] = []
+
+    def solution(group: RolloutGroup) -> tuple[int, ...] | None:
+        asked.append(group.problem.id)
+        return (7, 8, 9) if group.problem.id == "p/2" else None
+
+    settings = config(solution_weight=0.5, overlong="mask")
+    lessons = Lessons(solution=solution)
+    (step,) = assemble(groups, settings, Noted(), max_new_tokens=8, lessons=lessons).batches
+    assert asked == ["p/1", "p/2"]
+    assert step.is_solution is not None
+    assert step.likelihood_weights is not None
+    # Rollouts of the flat groups have no gradient.
+    assert step.is_solution.tolist() == [False, False, True]
+    assert step.completion_ids[2, :3].tolist() == [7, 8, 9]
+    assert step.weights[2].tolist() == [0.0] * step.mask.shape[1]
+    # The denominator of each stream is its own tokens, those of flat groups included.
+    assert float(step.weights[0, 0]) == pytest.approx(1 / (3 + 5 + 2 + 4 + 4 + 6))
+    assert step.likelihood_weights[2, :3].tolist() == pytest.approx([0.5 / 3] * 3)
+    assert not step.likelihood_weights[:2].any()
+
+
+def test_without_a_weight_solutions_are_not_looked_at() -> None:
+    def never(_: RolloutGroup) -> None:
+        raise AssertionError
+
+    groups = some_groups()
+    plain = assemble(groups, config(), Noted(), max_new_tokens=8)
+    same = assemble(groups, config(), Noted(), max_new_tokens=8, lessons=Lessons(solution=never))
+    assert len(plain.batches) == len(same.batches)
+    assert same.batches[0].is_solution is None
+
+
+def test_a_teacher_reads_every_scored_rollout_with_the_prompt_it_is_given() -> None:
+    settings = config(teacher=TeacherConfig(path="teacher", weight=2.0))
+    groups = some_groups()
+    lessons = Lessons(
+        teacher=lambda group: int(group.problem.id == "p/1"),
+        teacher_prompt=lambda group: (5, 5, *group.prompt.token_ids),
+    )
+    (step,) = assemble(groups, settings, Noted(), max_new_tokens=8, lessons=lessons).batches
+    assert step.rows == 16
+    assert step.teacher is not None
+    assert step.teacher_weights is not None
+    assert step.teacher.tolist() == [0] * 4 + [1] * 4 + [0] * 8
+    assert float(step.teacher_weights.sum()) == pytest.approx(2.0)
+    read = step.select(torch.tensor([3, 12])).as_the_teacher_reads()
+    assert read.prompt_lengths.tolist() == [7, 7]
+    assert read.prompt_ids[1, :2].tolist() == [5, 5]
+    assert read.prompt_ids[1, 2:].tolist() == list(groups[3].prompt.token_ids)

@@ -35,7 +35,7 @@ def test_nothing_off_the_mask_reaches_the_loss() -> None:
     objective = grpo_objective(config(beta=0.1, importance="truncate"))
     batch = replace(batch, reference_logprobs=torch.where(batch.mask, -1.0, -torch.inf))
     loss, tallies = objective.loss(TokenOutputs(bad, outputs.entropies), batch)
-    (loss * batch.weights).sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    loss.sum().backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     assert torch.isfinite(loss).all()
     assert bad.grad is not None
     assert torch.isfinite(bad.grad[batch.mask]).all()
@@ -50,7 +50,7 @@ def test_the_kl_term_is_added_once() -> None:
     plain, _ = grpo_objective(config()).loss(outputs, batch)
     for name, value in {"k2": 0.125, "k3": torch.tensor(-0.5).exp().item() - 0.5}.items():
         with_kl, tallies = grpo_objective(config(beta=0.3, kl=name)).loss(outputs, batch)
-        added = (with_kl - plain)[batch.mask]
+        added = ((with_kl - plain) / batch.weights)[batch.mask]
         assert added.tolist() == pytest.approx([0.3 * value] * len(added), abs=1e-6)
         assert tallies["policy/kl"].mean == pytest.approx(value, abs=1e-6)
     in_reward = grpo_objective(config(beta=0.3, kl="k1"))
@@ -77,7 +77,7 @@ def test_the_clip_fraction_counts_what_the_clip_silences() -> None:
     outputs = outputs_of(batch)
     batch = replace(batch, old_logprobs=outputs.logprobs.detach() - 1.0)
     loss, tallies = grpo_objective(config()).loss(outputs, batch)
-    (gradient,) = torch.autograd.grad((loss * batch.weights).sum(), outputs.logprobs)
+    (gradient,) = torch.autograd.grad(loss.sum(), outputs.logprobs)
     silent = (gradient == 0) & batch.mask & (batch.advantages[:, None] != 0)
     assert tallies["policy/clip_fraction"].sum == int(silent.sum()) > 0
 

@@ -27,6 +27,7 @@ from grouper.errors import GrouperError
 from grouper.kernels.cpu.graph import packable
 from grouper.kernels.cpu.library import library
 from grouper.models.device import DTYPES
+from grouper.models.divergences import KL_DIVERGENCES
 from grouper.models.loading import context_length, shape_of, weightless_policy
 from grouper.models.new_model import make_new_model, new_model_config
 from grouper.models.policy import Policy
@@ -50,6 +51,7 @@ from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
 from grouper.training.prepare import Prepared, named_base
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
+from grouper.training.teachers import paths_of, teacher_model, teachers_of_phases
 
 GIB = 2**30
 
@@ -61,6 +63,10 @@ RESERVE = 1.25
 
 # GiB that vLLM takes beside weights and cache: activations and its graphs. Not measured on a GPU.
 VLLM_ITSELF = 1.5
+
+# Tensors [tokens, vocabulary] in float32 that the backward of a divergence holds at a time: see
+# tests/advice/test_plan_memory.py.
+DIVERGENCE_TENSORS = 6
 
 # Bytes of an NF4 weight: half a byte, a byte of scale for 64 of them, a float for 256 scales.
 FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -86,11 +92,13 @@ class Memory:
     cache: int = 0
     """Keys and values of the sampler."""
     sampling_copy: int = 0
+    teacher: int = 0
+    """Weights of the teachers, where they are on the device of the policy."""
 
     @property
     def peak(self) -> int:
         training = self.weights + self.reference + self.gradients + self.optimizer
-        return training + self.activations + self.cache + self.sampling_copy
+        return training + self.activations + self.cache + self.sampling_copy + self.teacher
 
 
 class ModelMemory:
@@ -152,6 +160,7 @@ class ModelMemory:
         *,
         accumulated: bool,
         reference: bool = False,
+        divergence: int = 0,
     ) -> Memory:
         """Compute the memory of a step.
 
@@ -163,6 +172,7 @@ class ModelMemory:
             optimizer: its states exist from the second step on.
             accumulated: whether earlier slices of the step have left their gradient.
             reference: whether there is a frozen copy of the trainable weights.
+            divergence: logits of a token that a teacher's are compared with; 0: there is none.
         """
         for_backward, peak = self._update(rows, accumulated=accumulated)
         gradients = self._gradients
@@ -177,6 +187,11 @@ class ModelMemory:
         if optimizer.name != "adamw":  # fused AdamW needs no temporary tensors
             stepping += 2 * self._largest
         targets = min(rows.count * rows.completion, chunk_rows(vocabulary, self._device))
+        if divergence:
+            compared = min(rows.count * rows.completion, chunk_rows(divergence, self._device))
+            # Nothing of a chunk is kept: it is computed again in the backward.
+            chunk = DIVERGENCE_TENSORS * compared * divergence * 4
+            peak = max(peak, for_backward + gradients + chunk)
         return Memory(
             name=name,
             weights=self.weights,
@@ -399,6 +414,31 @@ class _Planner:
             )
         if not recipe.skip_grpo:
             self.slices["grpo"] = worst_slices(recipe.grpo, max(self.prompts), self.completion)
+        self.teachers = self._teachers(device)
+        """Phase -> weights of its teachers in bytes, and the logits that are compared a token."""
+
+    def _teachers(self, device: str) -> dict[str, tuple[int, int]]:
+        """Compute what the teachers of each phase take on the device of the policy.
+
+        Raises:
+            ModelError: the configuration of one is not on this machine.
+        """
+        found = {}
+        for phase, config in teachers_of_phases(self.recipe).items():
+            weights = 0
+            vocabulary = 0
+            for path in paths_of(config):
+                model = teacher_model(self.recipe, config, path, device)
+                shape = shape_of(path, config.revision, cached=True)
+                policy = weightless_policy(model, shape, device)
+                memory = ModelMemory(model, policy.requires_grad_(False), device)
+                weights += memory.weights
+                vocabulary = max(vocabulary, policy.vocabulary)
+            if config.device != "same":
+                weights = 0
+            whole = config.kl in KL_DIVERGENCES
+            found[phase] = (weights, max(vocabulary, self.policy.vocabulary) if whole else 0)
+        return found
 
     def _prepare(self, recipe: Recipe) -> PretrainedConfig:
         """Load the data and prepare them, if they are on this machine.
@@ -514,6 +554,7 @@ class _Planner:
             budget: replaces `tokens_per_micro_batch`.
         """
         config = getattr(self.recipe, name)
+        teacher, divergence = self.teachers.get(name, (0, 0))
         candidates = []
         for worst_rows, most in self.slices[name]:
             rows = worst_rows.filling(
@@ -525,8 +566,9 @@ class _Planner:
                 config.optimizer,
                 accumulated=rows.count < most,
                 reference=name == "grpo" and self.recipe.grpo.beta > 0,
+                divergence=divergence,
             )
-            candidates.append(memory)
+            candidates.append(replace(memory, teacher=teacher))
         return max(candidates, key=lambda memory: memory.peak)
 
     def token_curve(self, name: str) -> list[tuple[int, int]]:
@@ -546,13 +588,15 @@ class _Planner:
         recipe = self.recipe
         samples, size = self._sizes(name, slots)
         optimizer = recipe.sft.optimizer if recipe.skip_grpo else recipe.grpo.optimizer
-        return self.model.sampling(
+        memory = self.model.sampling(
             name,
             size,
             together=-(-size.slots // samples),
             optimizer=state_bytes(optimizer, self.policy),
             reference=recipe.grpo.beta > 0 and not recipe.skip_grpo,
         )
+        teacher, _ = self.teachers.get(recipe.phases[-1] if recipe.phases else "", (0, 0))
+        return replace(memory, teacher=teacher)
 
     def slots(self, name: str, most: int, room: int) -> int:
         """Return how many of `most` slots fit into `room` bytes; 0: not even one."""

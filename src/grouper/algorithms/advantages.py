@@ -8,6 +8,7 @@ rewards that are all exactly equal over what it averages (a group, or the whole 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 # (rewards [rows], group_ids [rows]) -> advantages [rows]; those with a standard deviation also
-# take `eps`.
+# take `eps`, that of pass@k takes `k`.
 AdvantageFunction = Callable[..., Tensor]
 
 # Added to the standard deviation, as TRL does.
@@ -131,6 +132,89 @@ def batch_standardised(rewards: Tensor, group_ids: Tensor, eps: float = STD_EPS)
     return standardised(rewards, torch.zeros_like(group_ids), eps)
 
 
+def relative_to_mean(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """`A = (r - mean(group)) / mean(group)`: MaxRL (arXiv 2602.02710).
+
+    With rewards of 0 and 1 its expectation is the gradient of a truncated series of the
+    log-likelihood of being right: a problem that is rarely solved counts more than in GRPO. Groups
+    whose mean is not positive get 0.
+
+    >>> relative_to_mean(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4)).tolist()
+    [3.0, -1.0, -1.0, -1.0]
+    """
+    group = _group_statistics(rewards, group_ids)
+    is_usable = ~group.is_flat & (group.mean > 0)
+    return torch.where(is_usable, (group.rewards - group.mean) / group.mean, 0.0)
+
+
+def pass_at_k(rewards: Tensor, group_ids: Tensor, k: int = 4) -> Tensor:
+    """The advantage for the reward "any of k draws is right", in closed form (arXiv 2508.10751).
+
+    With n rollouts of a group, w of them wrong, and P = 1 - C(w, k) / C(n, k) the expected reward
+    of k of them, whose standard deviation is s = sqrt(P (1 - P)):
+
+        right:  A = (1 - P) / s
+        wrong:  A = (1 - P - C(w - 1, k - 1) / C(n - 1, k - 1)) / s
+
+    A rollout counts as right where its reward is above the middle of its group's rewards. Where
+    s is 0 (all equal, or too few wrong ones to fill k draws) nothing is learned.
+
+    Args:
+        rewards: [rows].
+        group_ids: [rows].
+        k: draws; a smaller group takes all of its rollouts.
+
+    >>> rewards = torch.tensor([1.0, 0.0, 0.0, 0.0])    # k = 2: P = 1/2, s = 1/2
+    >>> [round(a, 3) for a in pass_at_k(rewards, torch.zeros(4), k=2).tolist()]
+    [1.0, -0.333, -0.333, -0.333]
+    """
+    group = _group_statistics(rewards, group_ids)
+    advantages = torch.zeros_like(group.rewards)
+    for number in torch.unique(group.number).tolist():
+        rows = (group.number == number).nonzero().flatten()
+        values = group.rewards[rows]
+        middle = (values.min() + values.max()) / 2
+        is_right = values > middle
+        size = len(rows)
+        wrong = size - int(is_right.sum())
+        draws = min(k, size)
+        all_wrong = math.comb(wrong, draws) / math.comb(size, draws)
+        deviation = math.sqrt(all_wrong * (1 - all_wrong))
+        if deviation == 0 or bool(group.is_flat[rows[0]]):
+            continue
+        of_right = all_wrong / deviation
+        others_wrong = math.comb(wrong - 1, draws - 1) / math.comb(size - 1, draws - 1)
+        of_wrong = (all_wrong - others_wrong) / deviation
+        advantages[rows] = of_wrong
+        advantages[rows[is_right]] = of_right
+    return advantages
+
+
+def only_best(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """`A = 1` where the reward is the highest of its group and positive, else 0: RAFT.
+
+    Rejection sampling within the run: with `policy_gradient` as the surrogate, the loss is the
+    likelihood of the best answers (arXiv 2304.06767; positive ones only: arXiv 2504.11343).
+
+    >>> only_best(torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0]), torch.tensor([0, 0, 0, 1, 1])).tolist()
+    [1.0, 1.0, 0.0, 0.0, 0.0]
+    """
+    group = _group_statistics(rewards, group_ids)
+    best = torch.full_like(group.rewards, -torch.inf)
+    best = best.scatter_reduce(0, group.number, group.rewards, "amax")[group.number]
+    return ((group.rewards == best) & (group.rewards > 0)).double()
+
+
+def zero(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """`A = 0`: rewards are measured and teach nothing; for distillation alone.
+
+    >>> zero(torch.tensor([1.0, 0.0]), torch.tensor([0, 0])).tolist()
+    [0.0, 0.0]
+    """
+    del group_ids
+    return torch.zeros_like(rewards, dtype=torch.float64)
+
+
 def decoupled(
     components: Tensor, weights: Tensor, group_ids: Tensor, function: AdvantageFunction
 ) -> Tensor:
@@ -165,4 +249,8 @@ ADVANTAGES: dict[str, AdvantageFunction] = {
     "leave_one_out": leave_one_out,
     "none": no_baseline,
     "batch_standardised": batch_standardised,
+    "relative": relative_to_mean,
+    "pass_at_k": pass_at_k,
+    "only_best": only_best,
+    "zero": zero,
 }

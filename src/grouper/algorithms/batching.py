@@ -1,5 +1,9 @@
 """TrainBatch: exactly one optimizer step, its normalization included.
 
+A method is a way to fill three streams of weights over the tokens of a step: the surrogate's
+(`weights`, times an advantage), the likelihood's and the teacher's. Each has a denominator of its
+own over the whole step.
+
 Prompts are stored once and rows point at them, because the update runs each prompt's forward
 once. A batch can be cut into row slices in any way: each slice keeps the weights computed over
 the whole step, so the losses of the slices add up to the loss of the step. Nothing here may
@@ -8,7 +12,7 @@ depend on how it is cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -22,8 +26,16 @@ from grouper.types import Completion, Demonstration, RolloutGroup
 
 # Fields of a batch: one value per row, and one per token of a row.
 _LOGPROBS = ("sampler_logprobs", "old_logprobs", "reference_logprobs")
-_PER_TOKEN = ("completion_ids", "mask", "weights", *_LOGPROBS, "selection")
-_PER_ROW = ("completion_lengths", "sequence_ids", "group_ids", "advantages")
+_STREAMS = ("weights", "likelihood_weights", "teacher_weights")
+_PER_TOKEN = ("completion_ids", "mask", *_STREAMS, *_LOGPROBS, "selection")
+_PER_ROW = (
+    "completion_lengths",
+    "sequence_ids",
+    "group_ids",
+    "advantages",
+    "is_solution",
+    "teacher",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,13 +58,14 @@ class TrainBatch:
     mask: Tensor
     """[R, T] bool: the target tokens."""
     weights: Tensor
-    """[R, T] float32 (float64 in tests): zero off the mask; fixed over the whole step."""
+    """[R, T] float32 (float64 in tests): of the surrogate, and of a KL and an entropy term; in SFT,
+    of the likelihood. Zero off the mask; fixed over the whole step, as all weights here are."""
     sequence_ids: Tensor
     """[R] int64: the row's number within the step; survives slicing."""
     group_ids: Tensor
     """[R] int64: rows with equal ids share a baseline."""
     advantages: Tensor
-    """[R], zeros in SFT."""
+    """[R], or [R, T] where tokens of a row differ; zeros in SFT."""
     sampler_logprobs: Tensor | None = None
     """[R, T]: what the sampler reported; for the gap metric."""
     old_logprobs: Tensor | None = None
@@ -63,18 +76,90 @@ class TrainBatch:
     selection: Tensor | None = None
     """[R, T] bool: the target tokens that get a gradient; None: all. The others keep their place
     in the denominators."""
+    likelihood_weights: Tensor | None = None
+    """[R, T]: of the negative log-likelihood; None: no such term."""
+    is_solution: Tensor | None = None
+    """[R] bool: rows that hold a worked solution and were not sampled; None: there are none."""
+    teacher_weights: Tensor | None = None
+    """[R, T]: of the divergence from a teacher; None: there is no teacher."""
+    teacher: Tensor | None = None
+    """[R] int64: the number of the row's teacher; None: 0 for all."""
+    teacher_prompt_ids: Tensor | None = None
+    """[P, Tq] int64: the prompts as a teacher reads them; None: as the policy does."""
+    teacher_prompt_lengths: Tensor | None = None
+    """[P] int64, each at least 1."""
     temperature: float = 1.0
     """Log-probs are taken of logits divided by this; 1 in SFT."""
 
     def __post_init__(self) -> None:
         rows, tokens = self.completion_ids.shape
         assert self.mask.shape == self.weights.shape == (rows, tokens), "mask, weights: [R, T]"
-        assert self.prompt_index.shape == self.advantages.shape == (rows,), "one a row"
-        assert not self.weights[~self.mask].any(), "weights are zero off the mask"
+        assert self.prompt_index.shape == (rows,), "one a row"
+        assert self.advantages.shape in {(rows,), (rows, tokens)}, "advantages: [R] or [R, T]"
+        for name in _STREAMS:
+            stream = getattr(self, name)
+            assert stream is None or not stream[~self.mask].any(), f"{name}: zero off the mask"
 
     @property
     def rows(self) -> int:
         return self.completion_ids.shape[0]
+
+    @property
+    def is_completion(self) -> Tensor:
+        """Where the rows hold tokens: [R, T] bool; target tokens are some of them."""
+        columns = torch.arange(self.completion_ids.shape[1], device=self.completion_ids.device)
+        return columns < self.completion_lengths[:, None]
+
+    @property
+    def token_advantages(self) -> Tensor:
+        """The advantage of each token: [R, T], or [R, 1] where those of a row have the same."""
+        if self.advantages.dim() == 2:
+            return self.advantages
+        return self.advantages[:, None]
+
+    @property
+    def is_rollout(self) -> Tensor:
+        """Which rows [R] bool the policy has drawn itself."""
+        if self.is_solution is None:
+            return torch.ones_like(self.sequence_ids, dtype=torch.bool)
+        return ~self.is_solution
+
+    @property
+    def sampled(self) -> Tensor:
+        """The target tokens [R, T] bool of the rows that the policy has drawn itself."""
+        if self.is_solution is None:
+            return self.mask
+        return self.mask & ~self.is_solution[:, None]
+
+    @property
+    def has_weight(self) -> bool:
+        """Tell whether any token has a weight in any stream."""
+        return any(bool(stream.any()) for stream in self._streams().values())
+
+    def _streams(self) -> dict[str, Tensor]:
+        """Return the weights [R, T] of each stream that there is."""
+        streams = {name: getattr(self, name) for name in _STREAMS}
+        return {name: stream for name, stream in streams.items() if stream is not None}
+
+    def without_weight(self) -> TrainBatch:
+        """Return the same rows with weights of zero in every stream."""
+        zeros: dict[str, Any] = {
+            name: torch.zeros_like(stream) for name, stream in self._streams().items()
+        }
+        return replace(self, **zeros)
+
+    def as_the_teacher_reads(self) -> TrainBatch:
+        """Return the rows with the prompts of a teacher, for a forward of it."""
+        if self.teacher_prompt_ids is None:
+            return self
+        assert self.teacher_prompt_lengths is not None
+        return replace(
+            self,
+            prompt_ids=self.teacher_prompt_ids,
+            prompt_lengths=self.teacher_prompt_lengths,
+            teacher_prompt_ids=None,
+            teacher_prompt_lengths=None,
+        )
 
     def select(self, index: Tensor) -> TrainBatch:
         """The rows `index` [rows] int64 as a batch of their own, trimmed to their lengths.
@@ -89,7 +174,16 @@ class TrainBatch:
             "prompt_lengths": self.prompt_lengths[prompts],
             "prompt_index": prompt_index,
         }
-        changes |= {name: getattr(self, name)[index] for name in _PER_ROW}
+        if self.teacher_prompt_ids is not None:
+            assert self.teacher_prompt_lengths is not None
+            lengths = self.teacher_prompt_lengths[prompts]
+            changes["teacher_prompt_ids"] = self.teacher_prompt_ids[prompts, : int(lengths.max())]
+            changes["teacher_prompt_lengths"] = lengths
+        for name in _PER_ROW:
+            if getattr(self, name) is not None:
+                changes[name] = getattr(self, name)[index]
+        if self.advantages.dim() == 2:
+            changes["advantages"] = self.advantages[index, :width]
         for name in _PER_TOKEN:
             if getattr(self, name) is not None:
                 changes[name] = getattr(self, name)[index, :width]
@@ -148,7 +242,11 @@ def demonstration_batch(
 
 
 def rollout_rows(
-    groups: Sequence[RolloutGroup], *, mask_truncated: bool = False
+    groups: Sequence[RolloutGroup],
+    *,
+    mask_truncated: bool = False,
+    solutions: Mapping[int, Sequence[int]] | None = None,
+    teacher_prompts: Sequence[Sequence[int]] | None = None,
 ) -> TrainBatch | None:
     """Make a row of every scored rollout of some groups, without advantages and weights yet.
 
@@ -158,9 +256,13 @@ def rollout_rows(
         groups: with or without signal.
         mask_truncated: a completion that was cut off has no target tokens: it leaves numerator
             and denominator, while its reward has counted in its group's baseline.
+        solutions: number of a group -> token ids of a worked solution, which becomes a row of its
+            own after all rollouts.
+        teacher_prompts: of each group, token ids of the prompt that a teacher reads; None: the
+            same prompts.
 
     Returns:
-        The rows; None where no rollout has a reward.
+        The rows; None where no rollout has a reward and there is no solution.
     """
     completions: list[Completion] = []
     group_numbers: list[int] = []
@@ -168,33 +270,50 @@ def rollout_rows(
         for rollout in group.scored:
             completions.append(rollout.completion)
             group_numbers.append(number)
-    if not completions:
+    written = dict(solutions or {})
+    token_ids = [*(completion.token_ids for completion in completions), *written.values()]
+    if not token_ids:
         return None
     rows = unweighted_rows(
-        [group.prompt.token_ids for group in groups],
-        [completion.token_ids for completion in completions],
-        group_numbers,
+        [group.prompt.token_ids for group in groups], token_ids, [*group_numbers, *written]
     )
+    truncated = [completion.truncated for completion in completions]
     mask = rows.mask
     if mask_truncated:
-        mask &= ~torch.tensor([completion.truncated for completion in completions])[:, None]
-    logprobs = [torch.tensor(completion.logprobs) for completion in completions]
+        mask &= ~torch.tensor([*truncated, *(False for _ in written)])[:, None]
+    logprobs = [
+        *(torch.tensor(completion.logprobs) for completion in completions),
+        *(torch.zeros(len(ids)) for ids in written.values()),
+    ]
+    changes: dict[str, Any] = {}
+    if written:
+        changes["is_solution"] = torch.arange(rows.rows) >= len(completions)
+    if teacher_prompts is not None:
+        tensors = [torch.tensor(ids) for ids in teacher_prompts]
+        changes["teacher_prompt_ids"] = pad_sequence(tensors, batch_first=True)
+        changes["teacher_prompt_lengths"] = torch.tensor([len(ids) for ids in teacher_prompts])
     return replace(
         rows,
         mask=mask,
         sampler_logprobs=pad_sequence(logprobs, batch_first=True),
         temperature=groups[0].params.temperature,
+        **changes,
     )
 
 
 def with_gradient(batch: TrainBatch) -> TrainBatch | None:
-    """Return the rows that have an advantage and a weight, or None where there are none.
+    """Return the rows that have a gradient in some stream, or None where there are none.
 
-    The surrogate's gradient of the others is zero, so leaving them out changes the time and
-    nothing else. A KL or entropy term has a gradient at advantage 0, too: do not call it then.
+    A row has one in the surrogate's stream where a token has an advantage and a weight. The
+    gradient of the others is zero, so leaving them out changes the time and nothing else. A KL or
+    entropy term has a gradient at advantage 0, too: do not call it then.
     """
-    live = ((batch.advantages != 0) & batch.weights.any(dim=1)).nonzero().flatten()
-    return batch.select(live) if live.numel() else None
+    live = ((batch.token_advantages != 0) & (batch.weights != 0)).any(dim=1)
+    for stream in (batch.likelihood_weights, batch.teacher_weights):
+        if stream is not None:
+            live |= stream.any(dim=1)
+    index = live.nonzero().flatten()
+    return batch.select(index) if index.numel() else None
 
 
 def step_batches(
@@ -204,6 +323,8 @@ def step_batches(
     weighting_constant: float = 0.0,
     updates: int = 1,
     order: Sequence[int] | None = None,
+    solution_weight: float = 0.0,
+    teacher_weight: float = 0.0,
 ) -> list[TrainBatch]:
     """Cut rows into the batches of one or several optimizer steps, each normalized over its own.
 
@@ -217,7 +338,14 @@ def step_batches(
         weighting_constant: divisor of the constant weighting.
         updates: optimizer steps to cut it into.
         order: group ids in the order in which they are dealt out; left out: as they are.
+        solution_weight: of the likelihood of worked solutions, whose tokens are its denominator.
+        teacher_weight: of the divergence from a teacher; 0: there is no teacher.
     """
+
+    def weights_of(targets: Tensor, factor: float = 1.0) -> Tensor:
+        """Return the weights [R, T] of a stream over the target tokens [R, T] bool."""
+        return factor * weighting(targets, weighting_constant).to(batch.weights.dtype)
+
     groups = sorted(set(batch.group_ids.tolist())) if order is None else list(order)
     # What stays together: the rows of a group, or single rows where groups are too few.
     units = [(batch.group_ids == group).nonzero().flatten() for group in groups]
@@ -231,10 +359,16 @@ def step_batches(
         if not rows.numel():
             continue
         step = batch if rows.numel() == batch.rows else batch.select(rows)
-        weights = weighting(step.mask, weighting_constant).to(batch.weights.dtype)
+        weights = weights_of(step.sampled)
         if step.selection is not None:
             weights = weights * step.selection
-        steps.append(replace(step, weights=weights))
+        streams: dict[str, Tensor] = {}
+        if step.is_solution is not None:
+            written = step.mask & step.is_solution[:, None]
+            streams["likelihood_weights"] = weights_of(written, solution_weight)
+        if teacher_weight > 0:
+            streams["teacher_weights"] = weights_of(step.sampled, teacher_weight)
+        steps.append(replace(step, weights=weights, **streams))  # type: ignore[arg-type]  # only tensors
     return steps
 
 
@@ -289,7 +423,7 @@ def broken_rows(batch: TrainBatch) -> dict[str, Tensor]:
     Returns:
         Name of the field -> the rows [R] bool in which it is so; without fields that are fine.
     """
-    broken = {"advantages": ~torch.isfinite(batch.advantages)}
+    broken = {"advantages": ~torch.isfinite(batch.token_advantages).all(1)}
     for name in _LOGPROBS:
         values: Tensor | None = getattr(batch, name)
         if values is not None:

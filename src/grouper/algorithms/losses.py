@@ -26,6 +26,10 @@ class Bounds:
     """The upper bound is `1 + high`."""
     dual: float | None = None
     """Above 1: the loss of a token with a negative advantage is at most `-dual * A`."""
+    gate_positive: float = 1.0
+    """SAPO: how steeply the gate closes where the advantage is positive."""
+    gate_negative: float = 1.05
+    """SAPO: the same where it is not."""
 
 
 # (log-ratios, log-probs, advantages, bounds) -> loss per token.
@@ -124,6 +128,126 @@ def policy_gradient(
     return -advantages * logprobs
 
 
+def sapo(log_ratios: Tensor, logprobs: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
+    """`-A * 4 / tau * sigmoid(tau * (rho - 1))`: a soft gate in place of the clip.
+
+    SAPO (arXiv 2511.20347, eq. 5 and 6). The factor makes the slope 1 at `rho = 1`; further away,
+    the gradient fades on both sides. `tau` is one for A > 0, and a larger one otherwise.
+
+    >>> rho = torch.tensor([1.0, 1.0])
+    >>> loss = sapo(rho.log(), rho.log(), torch.tensor([1.0, -1.0]), Bounds(gate_negative=2.0))
+    >>> loss.tolist()       # 4 / tau / 2
+    [-2.0, 1.0]
+    """
+    del logprobs
+    is_positive = advantages > 0
+    steepness = torch.where(is_positive, bounds.gate_positive, bounds.gate_negative)
+    steepness = steepness.to(log_ratios.dtype)
+    gate = torch.sigmoid(steepness * (log_ratios.exp() - 1.0)) * 4.0 / steepness
+    return -gate * advantages
+
+
+def _moved_too_far(distance: Tensor, moved: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
+    """Find tokens beyond a bound in the direction that their advantage pushes them.
+
+    Args:
+        distance: between both policies at each token, at least 0.
+        moved: the change of the token's log-probability.
+        advantages: broadcastable.
+        bounds: `high` where the advantage is positive, `low` where it is negative.
+    """
+    above = (advantages > 0) & (moved > 0) & (distance > bounds.high)
+    below = (advantages < 0) & (moved < 0) & (distance > bounds.low)
+    return above | below
+
+
+def beyond_ratio(
+    log_ratios: Tensor, logprobs: Tensor, advantages: Tensor, bounds: Bounds
+) -> Tensor:
+    """Find tokens whose ratio lies beyond the bound that their advantage pushes them toward.
+
+    >>> rho = torch.tensor([2.0, 2.0, 0.5])
+    >>> signs = torch.tensor([1.0, -1.0, -1.0])
+    >>> beyond_ratio(rho.log(), rho.log(), signs, Bounds()).tolist()
+    [True, False, True]
+    """
+    del logprobs
+    ratio = log_ratios.detach().exp()
+    above = (ratio > 1.0 + bounds.high) & (advantages > 0)
+    below = (ratio < 1.0 - bounds.low) & (advantages < 0)
+    return above | below
+
+
+def beyond_total_variation(
+    log_ratios: Tensor, logprobs: Tensor, advantages: Tensor, bounds: Bounds
+) -> Tensor:
+    """Find tokens with `|p - p_old|` above a bound, in the direction of their advantage.
+
+    The total variation of "this token or another one" (DPPO, arXiv 2602.04879).
+
+    >>> p = torch.tensor([0.5, 0.02])
+    >>> old = torch.tensor([0.2, 0.01])         # the second ratio is 2, the change only 0.01
+    >>> up = torch.ones(2)
+    >>> beyond_total_variation((p / old).log(), p.log(), up, Bounds(high=0.15)).tolist()
+    [True, False]
+    """
+    now = logprobs.detach().exp()
+    old = (logprobs - log_ratios).detach().exp()
+    return _moved_too_far((now - old).abs(), log_ratios.detach(), advantages, bounds)
+
+
+def beyond_binary_kl(
+    log_ratios: Tensor, logprobs: Tensor, advantages: Tensor, bounds: Bounds
+) -> Tensor:
+    """Find tokens with `KL(p_old || p)` of "this token or another one" above a bound.
+
+    `p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p))` (DPPO, arXiv 2602.04879).
+
+    >>> import numpy as np
+    >>> p, old = torch.tensor([0.5]), torch.tensor([0.2])
+    >>> kl = 0.2 * np.log(0.2 / 0.5) + 0.8 * np.log(0.8 / 0.5)      # 0.193
+    >>> bounds = [Bounds(high=kl - 1e-4), Bounds(high=kl + 1e-4)]
+    >>> [beyond_binary_kl((p / old).log(), p.log(), torch.ones(1), b).item() for b in bounds]
+    [True, False]
+    """
+    # A probability that rounds to 1 has no finite logarithm of its complement.
+    most = 1.0 - torch.finfo(logprobs.dtype).eps
+    now = logprobs.detach().exp().clamp(max=most)
+    old = (logprobs - log_ratios).detach().exp().clamp(max=most)
+    others = (1.0 - old) * (torch.log1p(-old) - torch.log1p(-now))
+    distance = others - old * log_ratios.detach()
+    return _moved_too_far(distance, log_ratios.detach(), advantages, bounds)
+
+
+def dppo_tv(log_ratios: Tensor, logprobs: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
+    """`-rho * A`, 0 where `beyond_total_variation`: DPPO (arXiv 2602.04879).
+
+    The bound is on the change of a probability and not on its ratio, which is large for rare tokens
+    that have hardly changed.
+
+    >>> p = torch.tensor([0.5, 0.02])
+    >>> old = torch.tensor([0.2, 0.01])
+    >>> loss = dppo_tv((p / old).log(), p.log(), torch.ones(2), Bounds(high=0.15))
+    >>> [round(value, 3) for value in loss.abs().tolist()]
+    [0.0, 2.0]
+    """
+    is_silent = beyond_total_variation(log_ratios, logprobs, advantages, bounds)
+    return torch.where(is_silent, 0.0, -log_ratios.exp() * advantages)
+
+
+def dppo_kl(log_ratios: Tensor, logprobs: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
+    """`-rho * A`, 0 where `beyond_binary_kl`: DPPO (arXiv 2602.04879).
+
+    >>> p = torch.tensor([0.5, 0.02])
+    >>> old = torch.tensor([0.2, 0.01])
+    >>> loss = dppo_kl((p / old).log(), p.log(), torch.ones(2), Bounds(high=0.05))
+    >>> [round(value, 3) for value in loss.abs().tolist()]
+    [0.0, 2.0]
+    """
+    is_silent = beyond_binary_kl(log_ratios, logprobs, advantages, bounds)
+    return torch.where(is_silent, 0.0, -log_ratios.exp() * advantages)
+
+
 def kl_k1(logprobs: Tensor, reference_logprobs: Tensor, _ratios: Tensor | None = None) -> Tensor:
     """`log p - log p_ref`: the k1 estimate of KL(p || p_ref) from samples of p.
 
@@ -206,6 +330,15 @@ SURROGATES: dict[str, SurrogateFunction] = {
     "ppo_clip": ppo_clip,
     "cispo": cispo,
     "policy_gradient": policy_gradient,
+    "sapo": sapo,
+    "dppo_tv": dppo_tv,
+    "dppo_kl": dppo_kl,
+}
+# As the surrogates, -> bool per token: those that `policy/clip_fraction` counts.
+SILENCED: dict[str, SurrogateFunction] = {
+    **dict.fromkeys(SURROGATES, beyond_ratio),
+    "dppo_tv": beyond_total_variation,
+    "dppo_kl": beyond_binary_kl,
 }
 # (log-probs, reference log-probs, log-ratios to the old log-probs) -> KL per token.
 KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

@@ -240,8 +240,34 @@ class PromptConfig(Section):
     """of data.train: prompts above this percentile of length are dropped"""
 
 
-Algorithm = Literal["grpo", "dr-grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "reinforce++"]
-Advantage = Literal["standardised", "mean", "leave_one_out", "none", "batch_standardised"]
+Algorithm = Literal[
+    "grpo",
+    "dr-grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "rloo",
+    "reinforce",
+    "reinforce++",
+    "maxrl",
+    "pass-at-k",
+    "raft",
+    "sapo",
+    "dppo",
+    "distillation",
+]
+Advantage = Literal[
+    "standardised",
+    "mean",
+    "leave_one_out",
+    "none",
+    "batch_standardised",
+    "relative",
+    "pass_at_k",
+    "only_best",
+    "zero",
+]
+Surrogate = Literal["ppo_clip", "cispo", "policy_gradient", "sapo", "dppo_tv", "dppo_kl"]
 EngineName = Literal["native", "vllm"]
 
 
@@ -296,6 +322,36 @@ class PhaseConfig(Section):
             yield "weighting_constant is only for weighting: constant"
 
 
+class TeacherConfig(Section):
+    """Another model, whose next-token distributions the policy is pulled toward."""
+
+    path: str
+    """a model folder, adapter or Hub name with the tokenizer of `model.path`"""
+    revision: str | None = None
+    """of a model from the Hub"""
+    sources: dict[str, Annotated[str, Field(min_length=1)]] = {}
+    """data source -> the path of another teacher for its problems"""
+    weight: PositiveFloat = 1.0
+    """of the divergence in the loss"""
+    kl: Literal["reverse", "forward", "sampled"] = "reverse"
+    """which divergence; sampled: an estimate of reverse from the sampled token alone, which needs
+    less memory"""
+    top_k: NonNegative = 0
+    """tell apart only this many tokens, the teacher's most likely; 0: the whole vocabulary"""
+    prompt: Literal["same", "solution"] = "same"
+    """solution: the worked solution of a problem stands in the teacher's prompt"""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """of its weights; auto: that of the policy's products"""
+    quantization: Literal["4bit"] | None = None
+    """its weights in 4 bits; needs bitsandbytes"""
+    device: Annotated[str, Field(pattern=r"^(same|cpu|cuda(:\d+)?)$")] = "same"
+    """same: that of the policy"""
+
+    def contradictions(self) -> Iterator[str]:
+        if self.top_k and self.kl == "sampled":
+            yield "kl: sampled compares the sampled token alone: leave top_k out"
+
+
 class SFTConfig(PhaseConfig):
     """Supervised fine-tuning: teaches the answer format."""
 
@@ -303,10 +359,18 @@ class SFTConfig(PhaseConfig):
     """demonstrations per optimizer step"""
     max_tokens: Positive | None = None
     """longer demonstrations, prompt and stop token counted, are left out"""
+    teacher: Annotated[TeacherConfig | None, SINCE] = None
+    """add the divergence from a teacher on the demonstrated tokens to the loss"""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5)
 
     def contradictions(self) -> Iterator[str]:
         yield from super().contradictions()
+        if self.teacher is not None and self.teacher.kl == "sampled":
+            yield "teacher.kl: sampled needs the model's own samples: use forward in SFT"
+        if self.teacher is not None and self.teacher.prompt == "solution":
+            yield "teacher.prompt: solution is for GRPO: demonstrations are solutions already"
+        if self.teacher is not None and self.teacher.sources:
+            yield "teacher.sources: SFT has one teacher; give its path alone"
         if self.weighting == "constant" and self.weighting_constant is None:
             yield "weighting: constant needs a weighting_constant"
 
@@ -326,6 +390,10 @@ class DifficultyConfig(Section):
             yield f"the band's lower end ({low:g}) must be below its upper ({high:g})"
 
 
+# Advantages that compare a rollout with nothing in its group.
+WITHOUT_GROUP = ("none", "batch_standardised", "only_best", "zero")
+
+
 class GRPOConfig(PhaseConfig):
     """Group relative policy optimization: raises what checks out."""
 
@@ -339,15 +407,21 @@ class GRPOConfig(PhaseConfig):
     advantage: Advantage = "standardised"
     advantage_eps: PositiveFloat | None = None
     """added to the standard deviation of the rewards; default: 1e-4"""
+    advantage_k: Annotated[Positive, SINCE] = 4
+    """only pass_at_k: draws of which any may be right"""
     decouple_rewards: bool = False
     """a baseline for each reward component, then their weighted sum, scaled over the step (GDPO)"""
     ratio: Literal["token", "sequence"] = "token"
     """sequence: one for all its tokens (GSPO)"""
-    surrogate: Literal["ppo_clip", "cispo", "policy_gradient"] = "ppo_clip"
+    surrogate: Surrogate = "ppo_clip"
     clip_low: Fraction = 0.2
     clip_high: NonNegativeFloat = 0.28
     dual_clip: Annotated[float, Field(gt=1, le=HUGE)] | None = None
     """only ppo_clip: bound on the ratio where the advantage is negative"""
+    gate_positive: Annotated[PositiveFloat, SINCE] = 1.0
+    """only sapo: how steeply its gate closes where the advantage is positive"""
+    gate_negative: Annotated[PositiveFloat, SINCE] = 1.05
+    """only sapo: the same where the advantage is negative"""
     beta: NonNegativeFloat = 0.0
     """weight of the KL term"""
     kl: Literal["k1", "k2", "k3", "k3_weighted"] = "k3"
@@ -374,6 +448,11 @@ class GRPOConfig(PhaseConfig):
     """skip problems that are too easy or too hard"""
     require_correct_in_group: bool = True
     """groups without a correct answer are not trained on"""
+    solution_weight: Annotated[NonNegativeFloat, SINCE] = 0.0
+    """weight of the likelihood of worked solutions to the problems that no rollout has solved"""
+    teacher: Annotated[TeacherConfig | None, SINCE] = None
+    """on-policy distillation: add the divergence from a teacher on the sampled tokens to the
+    loss"""
     shuffle_rewards: bool = False
     """control experiment: rewards permuted over the step; must not learn"""
     allow_truncation: Annotated[bool, ASIDE] = False
@@ -398,8 +477,9 @@ class GRPOConfig(PhaseConfig):
 
     def _of_the_groups(self) -> Iterator[str]:
         completions = self.prompts_per_step * self.group_size
-        if self.group_size == 1 and self.advantage not in ("none", "batch_standardised"):
-            yield f"group_size 1 needs advantage: none or batch_standardised, not {self.advantage}"
+        if self.group_size == 1 and self.advantage not in WITHOUT_GROUP:
+            names = " or ".join(WITHOUT_GROUP)
+            yield f"group_size 1 needs advantage: {names}, not {self.advantage}"
         if completions == 1 and self.advantage == "batch_standardised":
             yield "one completion per step leaves batch_standardised nothing to compare with"
         if self.dynamic_sampling_rounds > 0 and self.group_size == 1:
@@ -407,7 +487,11 @@ class GRPOConfig(PhaseConfig):
         if self.updates_per_batch > completions:
             yield f"updates_per_batch must be at most {completions}, the completions of a step"
         if self.advantage_eps is not None and not self.advantage.endswith("standardised"):
-            yield f"advantage: {self.advantage} divides by nothing: leave advantage_eps out"
+            yield f"advantage: {self.advantage} divides by no deviation: leave advantage_eps out"
+        if self.advantage == "zero" and self.teacher is None and not self.solution_weight:
+            yield "advantage: zero learns nothing from rewards: name a teacher or another one"
+        if self.advantage == "pass_at_k" and self.advantage_k > self.group_size:
+            yield f"advantage_k must be at most {self.group_size}, the group_size"
 
     def _of_the_loss(self) -> Iterator[str]:
         if self.kl_in_reward and self.decouple_rewards:
@@ -431,7 +515,7 @@ class GRPOConfig(PhaseConfig):
 
     @property
     def flat_rows_matter(self) -> bool:
-        """Tell whether a rollout with advantage 0 has a gradient anyway."""
+        """Tell whether a rollout with advantage 0 has a gradient beside its teacher's anyway."""
         kl_in_loss = self.beta > 0 and not self.kl_in_reward
         return kl_in_loss or self.entropy_bonus > 0
 

@@ -20,6 +20,7 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.kernels.modules import attach
 from grouper.kernels.switch import device_type, running
 from grouper.models import attention
+from grouper.models.divergences import Guidance
 from grouper.models.memory_savers import checkpoint_layers, offloaded_activations
 from grouper.models.token_scores import (
     LinearHead,
@@ -44,6 +45,9 @@ class TokenOutputs:
     entropies: Tensor
     """[R, T]: entropy in nats of the distribution at each token; 0 on padding. Carries a gradient
     only if `forward` got `entropy_gradient`."""
+    divergences: Tensor | None = None
+    """[R, T]: from a teacher, in nats; 0 where none reads. Carries the gradient. None without
+    `guidance`."""
 
 
 class Policy(nn.Module):
@@ -195,50 +199,52 @@ class Policy(nn.Module):
                 return self._scaling(head_product(hidden, head.weight, head.bias))
             return self._scaling(head(hidden))
 
-    def forward(self, batch: TrainBatch, entropy_gradient: bool = False) -> TokenOutputs:
+    def forward(
+        self,
+        batch: TrainBatch,
+        entropy_gradient: bool = False,
+        guidance: Guidance | None = None,
+    ) -> TokenOutputs:
         """Compute log-probs and entropies of the batch's completion tokens, each [R, T].
 
         Args:
             batch: the rows.
             entropy_gradient: whether a gradient flows through the entropies, for a bonus on them.
+            guidance: of the teachers of these rows; None: there are none.
         """
         offloading: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self._activation_offload and torch.is_grad_enabled():
             offloading = offloaded_activations(self)
         with offloading:
-            shape = batch.completion_ids.shape
-            columns = torch.arange(shape[1], device=batch.completion_ids.device)
-            # [R, T]: where the rows hold tokens.
-            mask = columns < batch.completion_lengths[:, None]
-            if self.native:
-                layout = attention.SharedPrompts(batch)
-                hidden = self.hidden_states(layout, layout.token_ids, layout.position_ids)
-                hidden = hidden.index_select(0, layout.sources)
-            else:
-                hidden = self._padded(batch, mask)
+            mask = batch.is_completion
+            targets = batch.completion_ids[mask]
+            hidden = self.completion_states(batch)
             logprobs, entropies = self.score(
-                hidden,
-                batch.completion_ids[mask],
-                batch.temperature,
-                entropy_gradient=entropy_gradient,
+                hidden, targets, batch.temperature, entropy_gradient=entropy_gradient
             )
-            zeros = logprobs.new_zeros(shape)
+            zeros = logprobs.new_zeros(mask.shape)
+            divergences = None
+            if guidance is not None:
+                values = guidance.divergences(self, hidden, targets, logprobs, batch.temperature)
+                divergences = zeros.masked_scatter(mask, values)
             return TokenOutputs(
                 logprobs=zeros.masked_scatter(mask, logprobs),
                 entropies=zeros.masked_scatter(mask, entropies),
+                divergences=divergences,
             )
 
-    def _padded(self, batch: TrainBatch, mask: Tensor) -> Tensor:
-        """Run right-padded rows, for models without the attention interface.
+    def completion_states(self, batch: TrainBatch) -> Tensor:
+        """Compute the hidden states [N, H] that predict each completion token, row after row."""
+        if not self.native:
+            return self._padded(batch)
+        layout = attention.SharedPrompts(batch)
+        hidden = self.hidden_states(layout, layout.token_ids, layout.position_ids)
+        return hidden.index_select(0, layout.sources)
+
+    def _padded(self, batch: TrainBatch) -> Tensor:
+        """Compute `completion_states` with right-padded rows, for models without the interface.
 
         A prompt runs once per row.
-
-        Args:
-            batch: the rows.
-            mask: [R, T] bool, where the completions hold tokens.
-
-        Returns:
-            The hidden states [targets, H] that predict each completion token.
         """
         prompt_lengths = batch.prompt_lengths[batch.prompt_index]
         lengths = prompt_lengths + batch.completion_lengths
@@ -248,7 +254,7 @@ class Policy(nn.Module):
         prompts = batch.prompt_ids[batch.prompt_index, : len(columns)]
         ids = torch.zeros_like(is_prompt, dtype=prompts.dtype)
         ids[is_prompt] = prompts[is_prompt[:, : prompts.shape[1]]]
-        ids[is_completion] = batch.completion_ids[mask]
+        ids[is_completion] = batch.completion_ids[batch.is_completion]
         # Padding is on the right, where no real token attends, so nothing needs to be masked.
         # Masking it would leave padded tokens without any key inside a sliding window, and a
         # softmax over nothing has NaN gradients.

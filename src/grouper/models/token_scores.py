@@ -275,7 +275,7 @@ class _TokenScores(torch.autograd.Function):
         logprobs = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
         normalizers = torch.empty_like(logprobs)
         entropies = torch.empty_like(logprobs)
-        for chunk in representative(_chunks(hidden, len(weight)), hidden):
+        for chunk in representative(token_chunks(hidden, len(weight)), hidden):
             products = head_product(hidden[chunk].to(head.dtype), matrix, offset)
             scores = None
             if serves(products):
@@ -304,7 +304,7 @@ class _TokenScores(torch.autograd.Function):
         to_bias = _zero_gradient(bias, needs_bias)
         matrix = weight.to(head.dtype)
         offset = None if bias is None else bias.to(head.dtype)
-        for chunk in representative(_chunks(hidden, len(weight)), hidden):
+        for chunk in representative(token_chunks(hidden, len(weight)), hidden):
             rows = hidden[chunk].to(head.dtype)
             products = head_product(rows, matrix, offset)
             gradient = head.gradient(products, *(tensor[chunk] for tensor in of_tokens))
@@ -335,8 +335,8 @@ def _zero_gradient(tensor: Tensor | None, needed: bool) -> Tensor | None:
     return torch.zeros_like(tensor, dtype=accurate(tensor[:0]).dtype)
 
 
-def _chunks(hidden: Tensor, vocabulary: int) -> list[slice]:
-    """Return the tokens of each chunk."""
+def token_chunks(hidden: Tensor, vocabulary: int) -> list[slice]:
+    """Return the tokens of each chunk of hidden states [N, H]."""
     device = device_type(hidden)
     free = None
     if device == "cuda" and has_memory(hidden):
@@ -376,7 +376,7 @@ def plain_token_scores(
 
     logprobs = []
     entropies = []
-    for chunk in _chunks(hidden, vocabulary):
+    for chunk in token_chunks(hidden, vocabulary):
         scores = checkpoint(score, hidden[chunk], targets[chunk], use_reentrant=False)
         logprobs.append(scores[0])
         entropies.append(scores[1])

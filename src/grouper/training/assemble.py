@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,6 +29,31 @@ class Assembled:
     """One per optimizer step; those whose gradient is zero by construction are left out."""
     tallies: dict[str, Tally]
 
+    @property
+    def is_taught(self) -> bool:
+        """Whether worked solutions or a teacher have a part in some step."""
+        streams = [
+            stream
+            for batch in self.batches
+            for stream in (batch.likelihood_weights, batch.teacher_weights)
+        ]
+        return any(stream is not None and bool(stream.any()) for stream in streams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lessons:
+    """What groups are taught by besides rewards; each is a function of a group."""
+
+    solution: Callable[[RolloutGroup], Sequence[int] | None] | None = None
+    """Token ids of a worked solution as a completion, stop token included; None: there is none."""
+    teacher: Callable[[RolloutGroup], int] | None = None
+    """The number of the teacher of its rows."""
+    teacher_prompt: Callable[[RolloutGroup], Sequence[int]] | None = None
+    """Token ids of the prompt that a teacher reads."""
+
+
+NO_LESSONS = Lessons()
+
 
 def assemble(
     groups: Sequence[RolloutGroup],
@@ -37,6 +62,7 @@ def assemble(
     *,
     max_new_tokens: int,
     orders: Sequence[Sequence[int] | None] = (None,),
+    lessons: Lessons = NO_LESSONS,
 ) -> Assembled:
     """Assemble rollout groups into optimizer steps with the log-probs that the loss needs.
 
@@ -49,32 +75,33 @@ def assemble(
         max_new_tokens: divisor of the constant weighting if the recipe names none.
         orders: one per pass: the order in which groups are assigned to its optimizer steps; None:
             the order of `groups`.
+        lessons: worked solutions and teachers of the groups, where the algorithm uses them.
     """
     several_updates = len(orders) * config.updates_per_batch > 1
-    rows = rollout_rows(groups, mask_truncated=config.overlong == "mask")
+    rows = _rows_of(groups, config, lessons)
     tallies: dict[str, Tally] = {}
     penalties = None
     if rows is not None and config.kl_in_reward:
-        rows = _scored(rows, torch.arange(rows.rows), config, scores, old=True)
+        index = rows.is_rollout.nonzero().flatten()
+        rows = _scored(rows, index, config, scores, old=True)
         penalties = _penalties(rows, config, tallies)
     advantages = advantages_of(groups, config, penalties)
     if rows is None:
         return Assembled(advantages=advantages, batches=(), tallies=tallies)
-    row_advantages = torch.tensor(
-        [advantage for group_advantages in advantages for advantage in group_advantages],
-        dtype=torch.float32,
-    )
+    row_advantages = torch.zeros(rows.rows)
+    sampled_advantages = [value for group_advantages in advantages for value in group_advantages]
+    row_advantages[: len(sampled_advantages)] = torch.tensor(sampled_advantages)
     rows = replace(rows, advantages=row_advantages)
     if not config.kl_in_reward:
         has_gradient = row_advantages != 0
         if config.flat_rows_matter:
-            has_gradient = torch.ones_like(has_gradient)
+            has_gradient = rows.is_rollout
         index = has_gradient.nonzero().flatten()
         rows = _scored(rows, index, config, scores, old=several_updates)
     if not several_updates:
         # The old log-probs are the current ones, detached: the ratio is exactly 1.
         rows = replace(rows, old_logprobs=None)
-    is_sampled = torch.arange(rows.mask.shape[1]) < rows.completion_lengths[:, None]
+    is_sampled = rows.is_completion
     assert rows.sampler_logprobs is not None
     if not rows.sampler_logprobs[is_sampled].isfinite().all():
         # The model is broken, whether or not rows have a signal: `update` has to see it.
@@ -84,6 +111,31 @@ def assemble(
     for order in orders:
         batches += _batches_of_pass(rows, config, order, max_new_tokens)
     return Assembled(advantages=advantages, batches=tuple(batches), tallies=tallies)
+
+
+def _rows_of(
+    groups: Sequence[RolloutGroup], config: GRPOConfig, lessons: Lessons
+) -> TrainBatch | None:
+    """Return a row of every scored rollout, then those of worked solutions; None without any."""
+    solutions: dict[int, Sequence[int]] = {}
+    if config.solution_weight > 0 and lessons.solution is not None:
+        for number, group in enumerate(groups):
+            solution = None if group.solved else lessons.solution(group)
+            if solution is not None:
+                solutions[number] = solution
+    prompts = None
+    if lessons.teacher_prompt is not None:
+        prompts = [lessons.teacher_prompt(group) for group in groups]
+    rows = rollout_rows(
+        groups,
+        mask_truncated=config.overlong == "mask",
+        solutions=solutions,
+        teacher_prompts=prompts,
+    )
+    if rows is not None and lessons.teacher is not None:
+        teachers = torch.tensor([lessons.teacher(group) for group in groups])
+        rows = replace(rows, teacher=teachers[rows.group_ids])
+    return rows
 
 
 def _batches_of_pass(
@@ -99,13 +151,15 @@ def _batches_of_pass(
         weighting_constant=config.weighting_constant or float(max_new_tokens),
         updates=config.updates_per_batch,
         order=order,
+        solution_weight=config.solution_weight,
+        teacher_weight=0.0 if config.teacher is None else config.teacher.weight,
     )
     batches = []
     for batch in step_rows:
         live_rows: TrainBatch | None = batch
         if not config.flat_rows_matter:
             live_rows = with_gradient(batch)
-        if live_rows is not None and live_rows.weights.any():
+        if live_rows is not None and live_rows.has_weight:
             batches.append(live_rows)
     return batches
 
@@ -133,6 +187,8 @@ def advantages_of(
     function = ADVANTAGES[config.advantage]
     if config.advantage_eps is not None:  # the configuration allows it where there is one
         function = partial(function, eps=config.advantage_eps)
+    if config.advantage == "pass_at_k":
+        function = partial(function, k=config.advantage_k)
     if config.decouple_rewards:
         # Components without a weight are left out.
         weights = {name: w for name, w in scored[0].reward.weights.items() if w != 0}
@@ -177,7 +233,7 @@ def _scored(
             columns["old_logprobs"] = outputs.logprobs
         if config.top_entropy < 1:
             columns["selection"] = top_entropy_selection(
-                outputs.entropies, scored_rows.mask, config.top_entropy
+                outputs.entropies, scored_rows.sampled, config.top_entropy
             )
     if config.beta > 0:
         columns["reference_logprobs"] = scores.reference(scored_rows)
@@ -217,7 +273,7 @@ def _penalties(
     assert rows.old_logprobs is not None
     assert rows.reference_logprobs is not None
     kl = kl_k1(rows.old_logprobs, rows.reference_logprobs)
-    kl = torch.where(rows.mask, kl, 0.0).double()
-    tallies["policy/kl"] = Tally.of(kl[rows.mask].tolist())
-    penalties = config.beta * kl.sum(1)
+    kl = torch.where(rows.sampled, kl, 0.0).double()
+    tallies["policy/kl"] = Tally.of(kl[rows.sampled].tolist())
+    penalties = config.beta * kl[rows.is_rollout].sum(1)
     return tuple(penalties.tolist())

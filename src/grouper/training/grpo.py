@@ -10,11 +10,12 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.config.schema import Recipe
 from grouper.runs.recorder import TokenLog
 from grouper.sampling.base import draw_seed
-from grouper.training.assemble import Assembled, assemble
+from grouper.training.assemble import Assembled, Lessons, assemble
 from grouper.training.collect import RolloutBatch
 from grouper.training.optimizer_steps import take_optimizer_steps
 from grouper.training.run import Run
 from grouper.training.state import TrainState
+from grouper.training.teachers import number_of
 from grouper.training.update import Scorer, UpdateResult, grpo_objective
 
 
@@ -55,10 +56,12 @@ def grpo_step(run: Run, state: TrainState) -> GrpoStep:
             scorer,
             max_new_tokens=run.prepared.max_new_tokens,
             orders=orders_of_passes(run.recipe, state.step, len(rollouts.groups)),
+            lessons=lessons_of(run),
         )
         recorded_groups = run.recipe.tracking.token_groups
         token_log = TokenLog(rollouts.groups, assembled.advantages, recorded_groups)
-        objective = grpo_objective(config, token_log.observe)
+        guide = None if state.teachers is None else state.teachers.guide
+        objective = grpo_objective(config, token_log.observe, guide)
         updates = take_optimizer_steps(state, assembled.batches, objective, config)
     state.advance(updates, before=source.position, after=rollouts.position)
     source.advance(rollouts)
@@ -68,6 +71,23 @@ def grpo_step(run: Run, state: TrainState) -> GrpoStep:
         updates=updates,
         scored=tuple(scorer.scored),
         token_log=token_log,
+    )
+
+
+def lessons_of(run: Run) -> Lessons:
+    """Return what the algorithm of a run teaches its groups besides rewards."""
+    prepared = run.prepared
+    config = run.recipe.grpo
+    teacher = config.teacher
+    solution = None
+    if config.solution_weight > 0:
+        solution = prepared.solution_of
+    if teacher is None:
+        return Lessons(solution=solution)
+    return Lessons(
+        solution=solution,
+        teacher=lambda group: number_of(teacher, group.problem.source),
+        teacher_prompt=prepared.teacher_prompts[teacher.prompt],
     )
 
 

@@ -291,7 +291,8 @@ def status_of(groups: Sequence[RolloutGroup], *, signal: bool, applied: bool, tr
 
     Args:
         groups: the groups of the step.
-        signal: whether the rewards of some group differ in a way that teaches.
+        signal: whether the rewards of some group differ in a way that teaches, or worked solutions
+            or a teacher do.
         applied: whether the weights were updated.
         tried: whether there was anything to compute a gradient from.
     """

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from grouper.config.schema import Recipe
+from grouper.models.device import find_device
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.runs.progress import Progress
@@ -16,6 +17,7 @@ from grouper.sampling.native import NativeSampler
 from grouper.sampling.vllm.sampler import VllmSampler
 from grouper.training.parallel import ParallelPolicy, make_parallel
 from grouper.training.prepare import Prepared
+from grouper.training.teachers import Teachers, describe, load_teachers, teachers_of_phases
 
 
 class ModelsInMemory:
@@ -51,6 +53,19 @@ class ModelsInMemory:
         """Load a policy as `Prepared.load` does, with its progress displayed."""
         with self._display.track(f"loading {path}"):
             return self._prepared.load(path)
+
+    def teachers(self, phase: str) -> Teachers | None:
+        """Load the teachers of a phase; None where it has none. Whoever asks holds them.
+
+        Raises:
+            ModelError: one cannot be loaded.
+        """
+        config = teachers_of_phases(self._recipe).get(phase)
+        if config is None:
+            return None
+        self._display.say(describe(self._recipe, config))
+        with self._display.track(f"loading the teacher of {phase}"):
+            return load_teachers(self._recipe, config, find_device(self._recipe.device))
 
     def sampler(self, policy: Policy) -> ModelSampler:
         """Return the sampler over a policy's weights: one, with at most one copy of them."""

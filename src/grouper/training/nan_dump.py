@@ -81,6 +81,6 @@ def _row(
         "group": int(batch.group_ids[row]),
         "prompt": decode(batch.prompt_ids[prompt], prompt_length),
         "completion": decode(batch.completion_ids[row], completion_length),
-        "advantage": float(batch.advantages[row]),
+        "advantage": float(batch.token_advantages[row].mean()),
         "not_finite": not_finite,
     }

@@ -94,7 +94,7 @@ def report_grpo(run: Run, state: TrainState, step: GrpoStep) -> StepReport:
         },
         status=status_of(
             rollouts.groups,
-            signal=any(any(values) for values in advantages),
+            signal=step.assembled.is_taught or any(any(values) for values in advantages),
             applied=any(applied),
             tried=bool(step.updates),
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -160,8 +160,7 @@ class ParallelPolicy:
                 is_last = number >= last_round
                 yield Slice(number=number, batch=batches[number], own=True, last=is_last)
             elif self.split:
-                no_weights = torch.zeros_like(batches[0].weights)
-                stand_in = replace(batches[0], weights=no_weights)
+                stand_in = batches[0].without_weight()
                 yield Slice(number=number, batch=stand_in, own=False, last=True)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:

@@ -153,7 +153,7 @@ def _phase(run: Run, name: str, policy: Policy | None, hooks: Sequence[Hook]) ->
 
 
 def begin(run: Run, phase: str, policy: Policy | None) -> TrainState:
-    """Return the state of a phase at its last checkpoint, or at its first step.
+    """Return the state of a phase at its last checkpoint, or at its first step, with its teachers.
 
     Args:
         run: the open run.
@@ -168,6 +168,13 @@ def begin(run: Run, phase: str, policy: Policy | None) -> TrainState:
     """
     if phase == "sft":
         run.processes.on_rank0(lambda: _refuse_sft_after_grpo(run))
+    state = _first_state(run, phase, policy)
+    state.teachers = run.models.teachers(phase)
+    return state
+
+
+def _first_state(run: Run, phase: str, policy: Policy | None) -> TrainState:
+    """Return the state that `begin` returns, without teachers."""
     state = _resumed_state(run, phase)
     # The reference is where GRPO started, so it is needed after a resume, too.
     has_reference = phase == "grpo" and run.recipe.grpo.beta > 0

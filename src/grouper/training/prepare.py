@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from grouper.config.loading import recipe_hash
 from grouper.config.schema import EvaluationConfig, Recipe, SamplingConfig
 from grouper.data import ProblemSet
 from grouper.data.problems import contradicting
-from grouper.errors import ConfigError, ModelError, PromptError
+from grouper.errors import ConfigError, DataError, ModelError, PromptError
 from grouper.evaluation.evaluate import Measurement
 from grouper.grading import Grader, require_symbolic
 from grouper.models.device import find_device, use_cpu_threads
@@ -43,8 +45,10 @@ from grouper.prompts.preparing import (
     prepare_prompts,
 )
 from grouper.prompts.rendering import (
+    demonstrate,
     find_stop_tokens,
     install_template,
+    render,
     right_completion,
     uses_chat,
 )
@@ -59,10 +63,17 @@ from grouper.types import (
     Problem,
     Prompt,
     Reward,
+    RolloutGroup,
     SamplingParams,
 )
 
 log = logging.getLogger(__name__)
+
+# What a teacher reads with `grpo.teacher.prompt: solution`.
+HINTED_QUESTION = (
+    "{question}\n\nFor reference, a worked solution:\n{solution}\n\n"
+    "Now solve the problem in your own words."
+)
 
 # Problems with their prompts.
 Items = tuple[tuple[Problem, Prompt], ...]
@@ -177,6 +188,15 @@ class Prepared(AbstractContextManager["Prepared"]):
                     log.warning("There is no validation loss in SFT: %s.", error.what)
         self.validation = self._prompts(sets.validation, "validation")
         self.test = self._prompts(sets.test, "test")
+        # By problem id: encoded when first needed.
+        self._solutions: dict[str, tuple[int, ...] | None] = {}
+        self._hinted: dict[str, tuple[int, ...]] = {}
+        self.teacher_prompts: dict[str, Callable[[RolloutGroup], Sequence[int]] | None] = {
+            "same": None,
+            "solution": self.prompt_with_solution,
+        }
+        """`teacher.prompt` -> what makes the prompt of a group for a teacher; None: its own."""
+        self._require_solutions()
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -234,6 +254,61 @@ class Prepared(AbstractContextManager["Prepared"]):
                 f"sampling:       {self.sampling}",
             ]
         )
+
+    # --- worked solutions, for GRPO ---
+
+    def solution_of(self, group: RolloutGroup) -> tuple[int, ...] | None:
+        """Return the worked solution of a group's problem as a completion, stop token included.
+
+        None where there is none that fits the completion budget, or where SFT would leave it out.
+        """
+        problem = group.problem
+        if problem.id not in self._solutions:
+            self._solutions[problem.id] = self._encoded_solution(problem)
+        return self._solutions[problem.id]
+
+    def _encoded_solution(self, problem: Problem) -> tuple[int, ...] | None:
+        try:
+            demonstration = demonstrate(problem, self.format, self.tokenizer, self.stop_tokens[0])
+        except PromptError:
+            return None
+        if len(demonstration.token_ids) > self.max_new_tokens:
+            return None
+        return demonstration.token_ids
+
+    def prompt_with_solution(self, group: RolloutGroup) -> tuple[int, ...]:
+        """Return the prompt of a group with the worked solution in its question.
+
+        It is the group's own where there is no solution, where the problem has a prompt word for
+        word, or where the model's context is too short for both.
+        """
+        problem = group.problem
+        own = group.prompt.token_ids
+        if problem.id not in self._hinted:
+            self._hinted[problem.id] = self._with_hint(problem, own)
+        return self._hinted[problem.id]
+
+    def _with_hint(self, problem: Problem, own: tuple[int, ...]) -> tuple[int, ...]:
+        solution = problem.solution or problem.response
+        if solution is None or problem.prompt is not None:
+            return own
+        question = HINTED_QUESTION.format(question=problem.question, solution=solution)
+        prompt = render(replace(problem, question=question), self.format, self.tokenizer)
+        room = math.inf if self.context is None else self.context - self.max_new_tokens
+        return own if len(prompt.token_ids) > room else prompt.token_ids
+
+    def _require_solutions(self) -> None:
+        """Raise `DataError` where GRPO uses worked solutions and no training problem has one."""
+        config = self.recipe.grpo
+        hinted = config.teacher is not None and config.teacher.prompt == "solution"
+        if self.recipe.skip_grpo or not self.train or not (hinted or config.solution_weight > 0):
+            return
+        if not any(problem.solution or problem.response for problem in self.problems):
+            raise DataError(
+                "no training problem has a worked solution",
+                where="grpo.teacher.prompt" if hinted else "grpo.solution_weight",
+                fix="Take data that has them as data.train, or leave the setting out.",
+            )
 
     # --- sampling and grading ---
 

@@ -58,6 +58,7 @@ from grouper.training.problem_sets import (
     quarantine_lines,
 )
 from grouper.training.stop_signal import StopSignal
+from grouper.training.teachers import check_teachers, teacher_marks, teacher_settings
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class Run:
         info = RunInfo(
             recipe_hash=self.hash,
             versions=describe_versions(recipe),
-            fingerprints=sets.fingerprints,
+            fingerprints={**sets.fingerprints, **teacher_marks(recipe)},
             code=code,
             host=host(
                 use_cpu_threads(recipe.threads),
@@ -177,6 +178,7 @@ class Run:
             _warn_of_data(recipe, sets)
             if _needs_start(recipe, self.path):
                 self._check_start(str(recipe.grpo.start_from))
+            check_teachers(recipe, self.base_path)
             self.prepared = Prepared(recipe, sets, model=self.base_path)
         for line in opening_lines(recipe, sets, self.prepared.sizes):
             self.display.say(line)
@@ -360,6 +362,10 @@ def check_models(recipe: Recipe, run: Path, *, resume: bool) -> list[str]:
     if start_is_loaded and not recipe.skip_grpo and recipe.grpo.start_from is not None:
         paths["grpo.start_from"] = recipe.grpo.start_from
     missing = []
+    for where, path, config in teacher_settings(recipe):
+        require_model_folder(path, where=where)
+        if not on_this_machine(path, config.revision):
+            missing.append(path)
     for where, path in paths.items():
         require_model_folder(path, where=where)
         revision = recipe.model.revision if path == recipe.model.path else None

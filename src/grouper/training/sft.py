@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grouper.algorithms.batching import TrainBatch, demonstration_batch
 from grouper.algorithms.weighting import WEIGHTINGS
@@ -41,11 +41,16 @@ def sft_step(run: Run, state: TrainState) -> SftStep:
         WEIGHTINGS[config.weighting],
         weighting_constant=config.weighting_constant or 0.0,
     )
+    guide = None
+    if state.teachers is not None:
+        guide = state.teachers.guide
+        weight = state.teachers.config.weight
+        batch = replace(batch, teacher_weights=weight * batch.weights)
     with state.clock.updating():
         updates = take_optimizer_steps(
             state,
             [batch],
-            sft_objective,
+            replace(sft_objective, guide=guide),
             config,
             dropout_seed=lambda number: draw_seed(run.recipe.seed, "dropout", step, number),
         )

@@ -17,6 +17,7 @@ from grouper.training.optimizers import Optimizer
 from grouper.training.parallel import ParallelPolicy
 from grouper.training.rollouts import RolloutSource
 from grouper.training.saved_state import COUNTERS
+from grouper.training.teachers import Teachers
 from grouper.training.update import UpdateResult
 
 
@@ -70,6 +71,8 @@ class TrainState:
     """The clock that times the steps; not saved."""
     reference: dict[str, Tensor] | None = None
     """GRPO: the reference weights of a KL term, sharded like the replica's; not saved."""
+    teachers: Teachers | None = None
+    """The teachers of the phase, whole on every process; not saved."""
     started_from: str = ""
     """The model folder the phase began with."""
     skipped: int = 0

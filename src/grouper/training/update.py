@@ -26,6 +26,7 @@ from grouper.algorithms.losses import (
     IMPORTANCE_WEIGHTS,
     KL_ESTIMATORS,
     LOG_RATIOS,
+    SILENCED,
     SURROGATES,
     Bounds,
     kl_k3,
@@ -34,6 +35,7 @@ from grouper.algorithms.losses import (
 )
 from grouper.algorithms.weighting import token_mean
 from grouper.errors import ModelError, first_line, is_out_of_memory
+from grouper.models.divergences import Guidance
 from grouper.models.merging import unsharded
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.sampling.native import keep_no_engines
@@ -158,10 +160,13 @@ def accumulate_gradient(
         dropout: AbstractContextManager[None] = contextlib.nullcontext()
         if dropout_seed is not None:
             dropout = _dropout(policy, dropout_seed(slice_.number))
+        guidance = None
+        if objective.guide is not None:
+            guidance = objective.guide(rows)
         with dropout:
-            outputs = policy(rows, entropy_gradient=objective.entropy_gradient)
+            outputs = policy(rows, entropy_gradient=objective.entropy_gradient, guidance=guidance)
             per_token, tallies = objective.loss(outputs, rows)
-            loss = (per_token * rows.weights).sum()
+            loss = per_token.sum()
             replica.backward(loss, last=slice_.last)
         return float(loss.detach()), tallies
 
@@ -196,12 +201,15 @@ def _dropout(policy: Policy, seed: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A loss per token."""
+    """A loss per token, with its weights."""
 
     loss: Callable[[TokenOutputs, TrainBatch], tuple[Tensor, dict[str, Tally]]]
-    """(outputs, slice) -> the loss [R, T], zero off the mask, and tallies over target tokens."""
+    """(outputs, slice) -> the weighted loss [R, T], zero off the mask, and tallies over target
+    tokens."""
     entropy_gradient: bool = False
     """Whether the entropies must carry a gradient."""
+    guide: Callable[[TrainBatch], Guidance] | None = None
+    """slice -> what the teachers of its rows say; None: there are none."""
 
 
 def _tally(values: Tensor, mask: Tensor) -> Tally:
@@ -211,6 +219,14 @@ def _tally(values: Tensor, mask: Tensor) -> Tally:
         return Tally.of([])
     low, high = selected.aminmax()
     return Tally(float(selected.sum()), float(selected.numel()), float(low), float(high))
+
+
+def _weighted(loss: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
+    """Return a loss [R, T] times its weights [R, T], and 0 off the mask.
+
+    `where` before any product: padding may hold anything, NaN included.
+    """
+    return torch.where(mask, loss, 0.0) * weights
 
 
 def _nll(
@@ -224,8 +240,23 @@ def _nll(
     }
     if entropy_bonus > 0:
         loss = loss - entropy_bonus * outputs.entropies
-    # `where` before any product: padding may hold anything, NaN included.
-    return torch.where(batch.mask, loss, 0.0), tallies
+    weighted = _weighted(loss, batch.weights, batch.mask)
+    return _with_teacher(weighted, outputs, batch, tallies), tallies
+
+
+def _with_teacher(
+    loss: Tensor, outputs: TokenOutputs, batch: TrainBatch, tallies: dict[str, Tally]
+) -> Tensor:
+    """Add the stream of the teachers, if there is one, to a weighted loss [R, T].
+
+    Their divergence is added to `tallies`.
+    """
+    if batch.teacher_weights is None:
+        return loss
+    assert outputs.divergences is not None, "weights of a teacher need its guidance"
+    is_taught = batch.mask & (batch.teacher_weights > 0)
+    tallies["teacher/divergence"] = _tally(outputs.divergences, is_taught)
+    return loss + _weighted(outputs.divergences, batch.teacher_weights, batch.mask)
 
 
 sft_objective = Objective(_nll)
@@ -245,70 +276,105 @@ def rehearsal_objective(entropy_bonus: float) -> Objective:
 ObserveSlice = Callable[[TrainBatch, Tensor, Tensor | None], None]
 
 
-def grpo_objective(config: GRPOConfig, observe: ObserveSlice | None = None) -> Objective:
-    """Return the objective of GRPO: the surrogate, plus the KL and entropy terms of the recipe.
+def grpo_objective(
+    config: GRPOConfig,
+    observe: ObserveSlice | None = None,
+    guide: Callable[[TrainBatch], Guidance] | None = None,
+) -> Objective:
+    """Return the objective of GRPO: the surrogate with the KL and entropy terms of the recipe, the
+    likelihood of worked solutions, and the divergence from a teacher.
 
     Args:
         config: the algorithm.
         observe: called with every slice, its old log-probs, and which of its tokens are clipped.
+        guide: what the teachers of a slice say; None: there are none.
     """
-    ratio_of = LOG_RATIOS[config.ratio]
-    surrogate = SURROGATES[config.surrogate]
-    bounds = Bounds(low=config.clip_low, high=config.clip_high, dual=config.dual_clip)
-    importance = IMPORTANCE_WEIGHTS.get(config.importance)
-    kl_of = None
-    if config.beta > 0 and not config.kl_in_reward:
-        kl_of = KL_ESTIMATORS[config.kl]
+    return Objective(
+        _GrpoLoss(config, observe), entropy_gradient=config.entropy_bonus > 0, guide=guide
+    )
 
-    def loss_of(outputs: TokenOutputs, batch: TrainBatch) -> tuple[Tensor, dict[str, Tally]]:
-        """Return the loss [R, T] of a slice, and its tallies."""
+
+class _GrpoLoss:
+    """The sum of three streams, each times its weights: surrogate, likelihood and teacher.
+
+    Args:
+        config: the algorithm.
+        observe: as in `grpo_objective`.
+    """
+
+    def __init__(self, config: GRPOConfig, observe: ObserveSlice | None) -> None:
+        self._config = config
+        self._observe = observe
+        self._ratio_of = LOG_RATIOS[config.ratio]
+        self._surrogate = SURROGATES[config.surrogate]
+        self._is_silenced = SILENCED[config.surrogate]
+        self._bounds = Bounds(
+            low=config.clip_low,
+            high=config.clip_high,
+            dual=config.dual_clip,
+            gate_positive=config.gate_positive,
+            gate_negative=config.gate_negative,
+        )
+        self._importance = IMPORTANCE_WEIGHTS.get(config.importance)
+        self._kl_of = None
+        if config.beta > 0 and not config.kl_in_reward:
+            self._kl_of = KL_ESTIMATORS[config.kl]
+
+    def __call__(self, outputs: TokenOutputs, batch: TrainBatch) -> tuple[Tensor, dict[str, Tally]]:
+        """Return the weighted loss [R, T] of a slice, and its tallies."""
+        loss, tallies = self._of_rewards(outputs, batch)
+        weighted = _weighted(loss, batch.weights, batch.mask)
+        if batch.likelihood_weights is not None:
+            solutions = _weighted(nll(outputs.logprobs), batch.likelihood_weights, batch.mask)
+            weighted = weighted + solutions
+            tallies["solution/logprob"] = _tally(outputs.logprobs, batch.mask & ~batch.sampled)
+        return _with_teacher(weighted, outputs, batch, tallies), tallies
+
+    def _of_rewards(
+        self, outputs: TokenOutputs, batch: TrainBatch
+    ) -> tuple[Tensor, dict[str, Tally]]:
+        """Return the surrogate [R, T] with the KL and entropy terms, and its tallies."""
+        config = self._config
         logprobs = outputs.logprobs
-        mask = batch.mask
+        sampled = batch.sampled
         old = batch.old_logprobs
         if old is None:
             # One update per batch: the old log-probs are the current ones, the ratio is exactly 1.
             old = logprobs.detach()
-        ratios = ratio_of(logprobs, old, mask)
-        advantages = batch.advantages[:, None].to(ratios.dtype)
-        loss = surrogate(ratios, logprobs, advantages, bounds)
+        ratios = self._ratio_of(logprobs, old, sampled)
+        advantages = batch.token_advantages.to(ratios.dtype)
+        loss = self._surrogate(ratios, logprobs, advantages, self._bounds)
         tallies = {
-            "trained/entropy": _tally(outputs.entropies, mask),
-            "trained/logprob": _tally(logprobs, mask),
+            "trained/entropy": _tally(outputs.entropies, sampled),
+            "trained/logprob": _tally(logprobs, sampled),
         }
         clipped: Tensor | None = None
         if batch.old_logprobs is not None:
-            ratio = ratios.detach().exp()
-            tallies["policy/ratio"] = _tally(ratio, mask)
-            # A token is clipped beyond the bound that its advantage pushes it toward.
-            clipped_above = (ratio > 1 + bounds.high) & (advantages > 0)
-            clipped_below = (ratio < 1 - bounds.low) & (advantages < 0)
-            clipped = clipped_above | clipped_below
-            tallies["policy/clip_fraction"] = _tally(clipped, mask)
-        if observe is not None:
-            observe(batch, old, clipped)
+            tallies["policy/ratio"] = _tally(ratios.detach().exp(), sampled)
+            clipped = self._is_silenced(ratios, logprobs, advantages, self._bounds)
+            tallies["policy/clip_fraction"] = _tally(clipped, sampled)
+        if self._observe is not None:
+            self._observe(batch, old, clipped)
         if batch.sampler_logprobs is not None:
             difference = log_ratio(old, batch.sampler_logprobs)
             # With stale samples the difference tells more about their age than about the sampler.
             prefix = "stale" if config.max_staleness else "sampler"
-            tallies[f"{prefix}_logprob_diff"] = _tally(difference.abs(), mask)
+            tallies[f"{prefix}_logprob_diff"] = _tally(difference.abs(), sampled)
             # KL(sampler || trainer); rounding may leave it a little below 0.
             sampler_kl = kl_k3(batch.sampler_logprobs, old).clamp(min=0)
-            tallies[f"{prefix}_kl"] = _tally(sampler_kl, mask)
-            if importance is not None:
-                weights = importance(difference, IMPORTANCE_CAP)
-                tallies["policy/importance"] = _tally(weights, mask)
+            tallies[f"{prefix}_kl"] = _tally(sampler_kl, sampled)
+            if self._importance is not None:
+                weights = self._importance(difference, IMPORTANCE_CAP)
+                tallies["policy/importance"] = _tally(weights, sampled)
                 loss = weights * loss
-        if kl_of is not None:
+        if self._kl_of is not None:
             assert batch.reference_logprobs is not None, "a KL term needs its reference"
-            kl = kl_of(logprobs, batch.reference_logprobs, ratios)
-            tallies["policy/kl"] = _tally(kl, mask)
+            kl = self._kl_of(logprobs, batch.reference_logprobs, ratios)
+            tallies["policy/kl"] = _tally(kl, sampled)
             loss = loss + config.beta * kl
         if config.entropy_bonus > 0:
             loss = loss - config.entropy_bonus * outputs.entropies
-        # `where` before any product: padding may hold anything, NaN included.
-        return torch.where(mask, loss, 0.0), tallies
-
-    return Objective(loss_of, entropy_gradient=config.entropy_bonus > 0)
+        return loss, tallies
 
 
 # --- log-probs without a gradient ----------------------------------------------------------------
