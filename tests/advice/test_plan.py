@@ -16,6 +16,7 @@ from grouper.advice.tracing import Tracer
 from grouper.algorithms.batching import Rows
 from grouper.config.loading import load_recipe
 from grouper.errors import ModelError
+from grouper.models.divergences import TENSORS
 from grouper.models.new_model import make_new_model
 from grouper.prompts import make_format
 from grouper.sampling.kv_cache import CacheSize, slots_that_fit
@@ -234,3 +235,29 @@ def test_the_share_of_vllm_is_proposed(demo: RunPlan) -> None:
     (note,) = (n for n in plan("sampling.engine=vllm").notes if "vLLM" in n)
     assert "sampling.vllm.gpu_memory_utilization would be 0.10 on 24 GB" in note
     assert not any("vLLM" in n for n in demo.notes)
+
+
+def test_a_teacher_is_counted_where_it_is(tmp_path: Path) -> None:
+    """Its weights stay while GRPO samples and trains; comparing distributions takes chunks."""
+    teacher = tiny_model(vocab_size=20_000, hidden_size=64)
+    teacher.save_pretrained(tmp_path)
+    size = 4 * sum(parameter.numel() for parameter in teacher.parameters())
+
+    def parts(*overrides: str) -> dict[str, Any]:
+        recipe = load_recipe("demo", [*SMALL, "skip_sft=true", *overrides])
+        found = plan_run(recipe, device="cpu", with_cards=False)
+        return {part.name: part for part in found.memory}
+
+    setting = f"grpo.teacher={{path: {tmp_path}}}"
+    plain, taught = parts(), parts(setting)
+    for name in ("grpo update", "grpo sample"):
+        assert plain[name].teacher == 0
+        assert size <= taught[name].teacher < 1.01 * size
+    chunk = 4 * TENSORS * 20_000 * 512
+    assert 0.5 * chunk < taught["grpo update"].activations <= 1.5 * chunk
+    assert plain["grpo update"].activations < 0.1 * chunk
+    sampled = parts(setting, "grpo.teacher.kl=sampled")
+    assert sampled["grpo update"].activations == plain["grpo update"].activations
+    elsewhere = parts(setting, "grpo.teacher.device=cuda")
+    assert elsewhere["grpo update"].teacher == 0
+    assert parts(setting, "grpo.teacher.quantization=4bit")["grpo update"].teacher < size

@@ -11,7 +11,7 @@ from tiny_models import make_batch, make_prompt, tiny_model
 from transformers import AutoConfig
 
 from grouper.advice.plan import FOUR_BITS, ModelMemory
-from grouper.advice.tracing import Tracer, _Live
+from grouper.advice.tracing import Tracer, Live
 from grouper.algorithms.batching import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
 from grouper.kernels.cpu import ops
@@ -227,13 +227,13 @@ def test_parts_of_a_loop_that_are_alike_are_traced_once(monkeypatch: pytest.Monk
     monkeypatch.setattr(token_scores, "CPU_ROWS", 1)
     shape = AutoConfig.for_model(**{**SHAPE, "num_hidden_layers": 1})
     tracer = Tracer(weightless_policy(ModelConfig(path="x"), shape), "cpu")
-    counted, count_one = list[int](), _Live.count
+    counted, count_one = list[int](), Live.count
 
-    def count_and_note(live: _Live, tensor: torch.Tensor) -> None:
+    def count_and_note(live: Live, tensor: torch.Tensor) -> None:
         counted.append(id(tensor))
         count_one(live, tensor)
 
-    monkeypatch.setattr(_Live, "count", count_and_note)
+    monkeypatch.setattr(Live, "count", count_and_note)
 
     def traced(count: int) -> tuple[tuple[int, int], int]:
         counted.clear()

@@ -324,7 +324,7 @@ def test_a_json_file_is_read_as_well(tmp_path):
         ({"num_generatoins": None}, "num_generatoins", "Did you mean 'num_generations'"),
         ({"packing": True}, "packing", "not a setting of GRPOConfig"),
         ({"vllm_model_impl": "transformers"}, "vllm_model_impl", "its own engine"),
-        ({"loss_type": "sapo"}, "loss_type", "this loss is not supported"),
+        ({"loss_type": "vespo"}, "loss_type", "this loss is not supported"),
         ({"scale_rewards": "batch"}, "scale_rewards", "keeps its default"),
         ({"gradient_checkpointing": "offload"}, "gradient_checkpointing", "keeps its default"),
         (

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from tiny_models import VOCABULARY, make_batch, tiny_model, tiny_teachers, with_exact_norms
 from torch import Tensor
 
+from grouper.advice.tracing import Live
 from grouper.algorithms.batching import TrainBatch
+from grouper.config.schema import TeacherConfig
 from grouper.models import token_scores
-from grouper.models.divergences import forward_kl, reverse_kl, top_and_rest
+from grouper.models.divergences import TENSORS, forward_kl, reverse_kl, top_and_rest
 from grouper.models.policy import Policy
+from grouper.training.teachers import Teachers
 
 TEMPERATURE = 0.7
 
@@ -172,3 +175,22 @@ def test_a_larger_vocabulary_of_the_teacher_is_cut() -> None:
     expected = reverse_kl(distributions(policy, batch), theirs)
     found = outputs.divergences[batch.is_completion]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kl", "top_k"), [("reverse", 0), ("forward", 0), ("reverse", 32)])
+def test_a_chunk_takes_as_many_tensors_as_plans_count(kl: str, top_k: int) -> None:
+    """Storages that live at a time, in the forward and in the backward, as logits of a chunk."""
+    vocabulary = 20_000
+    policy = Policy(tiny_model(vocab_size=vocabulary)).requires_grad_(False)
+    teacher = Policy(tiny_model(vocab_size=vocabulary)).requires_grad_(False)
+    batch = make_batch()
+    batch = replace(batch, teacher_weights=batch.weights)
+    config = TeacherConfig(path="nowhere", kl=kl, top_k=top_k)
+    guidance = Teachers([teacher], config).guide(batch)
+    hidden = policy.completion_states(batch).detach().requires_grad_()
+    targets = batch.completion_ids[batch.is_completion]
+    with Live() as live:
+        values = guidance.divergences(policy, hidden, targets, torch.zeros(len(hidden)), 1.0)
+        values.sum().backward()
+    tensors = live.peak / (4 * vocabulary * len(hidden))
+    assert TENSORS - 1 < tensors < TENSORS + 0.1

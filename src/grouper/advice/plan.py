@@ -27,7 +27,7 @@ from grouper.errors import GrouperError
 from grouper.kernels.cpu.graph import packable
 from grouper.kernels.cpu.library import library
 from grouper.models.device import DTYPES
-from grouper.models.divergences import KL_DIVERGENCES
+from grouper.models.divergences import HEAD_TENSORS, KL_DIVERGENCES, TENSORS
 from grouper.models.loading import context_length, shape_of, weightless_policy
 from grouper.models.new_model import make_new_model, new_model_config
 from grouper.models.policy import Policy
@@ -63,10 +63,6 @@ RESERVE = 1.25
 
 # GiB that vLLM takes beside weights and cache: activations and its graphs. Not measured on a GPU.
 VLLM_ITSELF = 1.5
-
-# Tensors [tokens, vocabulary] in float32 that the backward of a divergence holds at a time: see
-# tests/advice/test_plan_memory.py.
-DIVERGENCE_TENSORS = 6
 
 # Bytes of an NF4 weight: half a byte, a byte of scale for 64 of them, a float for 256 scales.
 FOUR_BITS = 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -188,9 +184,10 @@ class ModelMemory:
             stepping += 2 * self._largest
         targets = min(rows.count * rows.completion, chunk_rows(vocabulary, self._device))
         if divergence:
-            compared = min(rows.count * rows.completion, chunk_rows(divergence, self._device))
+            columns = divergence * TENSORS // HEAD_TENSORS
+            compared = min(rows.count * rows.completion, chunk_rows(columns, self._device))
             # Nothing of a chunk is kept: it is computed again in the backward.
-            chunk = DIVERGENCE_TENSORS * compared * divergence * 4
+            chunk = TENSORS * compared * divergence * 4
             peak = max(peak, for_backward + gradients + chunk)
         return Memory(
             name=name,

@@ -25,7 +25,7 @@ from grouper.models.attention import SharedPrompts
 from grouper.models.policy import Policy
 
 
-class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Counts the bytes of all storages that are alive, and their peak."""
 
     def __init__(self) -> None:
@@ -154,9 +154,9 @@ class Tracer:
         return shared
 
     @contextlib.contextmanager
-    def _run(self) -> Iterator[_Live]:
+    def _run(self) -> Iterator[Live]:
         """Run a `with` block on fake tensors as on the device, and count its storages."""
-        live = _Live()
+        live = Live()
         fused = switched_off() if self._device == "mps" else contextlib.nullcontext()
         with planned(self._device), fused, self.mode, live:
             for tensor in self._tensors:

@@ -49,6 +49,9 @@ COMMANDS = {
     "run": Row("Train", "train.run", "Run a recipe: base evaluation, SFT, GRPO and a comparison."),
     "sft": Row("Train", "train.sft", "Run only the SFT phase of a recipe."),
     "grpo": Row("Train", "train.grpo", "Run only the GRPO phase of a recipe."),
+    "stages": Row(
+        "Train", "stages.stages", "Run a chain of recipes, such as teacher, distillation and GRPO."
+    ),
     "init": Row("Train", "init.init", "Write a recipe for your own model and problems."),
     "preview": Row(
         "Train", "preview.preview", "Check on a few samples whether GRPO can learn from them."

@@ -80,6 +80,18 @@ def top_and_rest(logprobs: Tensor, top: Tensor) -> Tensor:
     return torch.cat([kept, others.logsumexp(-1, keepdim=True)], dim=1)
 
 
+def normalized(logits: Tensor, temperature: float) -> Tensor:
+    """Turn logits [n, V] into log-probs at a temperature."""
+    if temperature != 1.0:
+        logits = logits / temperature
+    return log_softmax(logits, dim=-1)
+
+
+# Tensors [n, V] in float32 that a chunk needs at most, and those that one of the head alone does,
+# for which chunks are made (`token_scores.BYTES_PER_LOGIT`).
+TENSORS = 7
+HEAD_TENSORS = 3
+
 # Both between whole distributions.
 KL_DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "reverse": reverse_kl,
@@ -98,10 +110,9 @@ class Lecture:
     """[n] int64: which tokens, among all completion tokens of the slice in their order."""
 
     @torch.no_grad()
-    def logits(self, chunk: slice, device: torch.device, temperature: float) -> Tensor:
-        """Compute the teacher's logits [n, V] of some of its tokens, on the policy's device."""
-        logits = self.teacher.logits(self.hidden[chunk]).to(device)
-        return logits if temperature == 1.0 else logits / temperature
+    def distributions(self, chunk: slice, vocabulary: int, temperature: float) -> Tensor:
+        """Compute the teacher's log-probs [n, vocabulary] of every token at some places."""
+        return normalized(self.teacher.logits(self.hidden[chunk])[:, :vocabulary], temperature)
 
     @torch.no_grad()
     def logprobs(self, targets: Tensor, temperature: float) -> Tensor:
@@ -159,13 +170,9 @@ class Guidance:
         vocabulary = min(policy.vocabulary, lecture.teacher.vocabulary)
 
         def compare(states: Tensor, chunk: slice) -> Tensor:
-            logits = policy.logits(states)
-            if temperature != 1.0:
-                logits = logits / temperature
-            logprobs = log_softmax(logits[:, :vocabulary], dim=-1)
-            teacher_logits = lecture.logits(chunk, states.device, temperature)
-            teacher_logprobs = log_softmax(teacher_logits[:, :vocabulary], dim=-1)
-            teacher_logprobs = teacher_logprobs.to(logprobs.dtype)
+            logprobs = normalized(policy.logits(states)[:, :vocabulary], temperature)
+            teacher_logprobs = lecture.distributions(chunk, vocabulary, temperature)
+            teacher_logprobs = teacher_logprobs.to(logprobs)
             if 0 < self.top_k < vocabulary:
                 top = teacher_logprobs.topk(self.top_k, dim=-1).indices
                 logprobs = top_and_rest(logprobs, top)
@@ -173,6 +180,7 @@ class Guidance:
             return divergence(logprobs, teacher_logprobs)
 
         largest = max(policy.vocabulary, lecture.teacher.vocabulary)
+        largest = largest * TENSORS // HEAD_TENSORS
         values: list[Tensor] = [
             checkpoint(compare, hidden[chunk], chunk, use_reentrant=False)
             for chunk in token_chunks(hidden, largest)
