@@ -68,7 +68,9 @@ def chain_in(folder: Path, **changes: Any) -> Path:
     recipe = load_recipe("demo", [*TINY_RUN, *data_from(str(folder))])
     (folder / "shared.yaml").write_text(resolved_yaml(recipe, defaults=False))
     file = folder / "chain.yaml"
-    file.write_text(yaml.safe_dump({**CHAIN, "output_dir": str(folder), **changes}))
+    file.write_text(
+        yaml.safe_dump({**CHAIN, "output_dir": str(folder), **changes}, sort_keys=False)
+    )
     return file
 
 

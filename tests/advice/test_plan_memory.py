@@ -11,7 +11,7 @@ from tiny_models import make_batch, make_prompt, tiny_model
 from transformers import AutoConfig
 
 from grouper.advice.plan import FOUR_BITS, ModelMemory
-from grouper.advice.tracing import Tracer, Live
+from grouper.advice.tracing import Live, Tracer
 from grouper.algorithms.batching import Rows
 from grouper.config.schema import ModelConfig, OptimizerConfig
 from grouper.kernels.cpu import ops

@@ -73,7 +73,9 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
     with collected(problems):
         model = recipe.model
         unchecked: list[str] = []
-        if model.path or model.lora or recipe.grpo.start_from:  # otherwise torch is not imported
+        has_teachers = any(getattr(recipe, phase).teacher for phase in recipe.phases)
+        # Otherwise torch is not imported.
+        if model.path or model.lora or recipe.grpo.start_from or has_teachers:
             from grouper.training.run import check_models
 
             resume = intent.get("resume", False)
@@ -94,6 +96,10 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
                 from grouper.training.prepare import Prepared
 
                 prepared = Prepared(recipe, sets)
+                if has_teachers:
+                    from grouper.training.teachers import check_teachers
+
+                    check_teachers(recipe, prepared.model_path)
         with collected(problems):
             warnings = _check_rewards(recipe, sets, prepared)
     raise_all(problems)

@@ -208,6 +208,9 @@ def missing_packages(recipe: Recipe) -> list[GrouperError]:
     if recipe.model.quantization is not None:
         alternatives["model.quantization"] = "it to null"
     for phase in recipe.phases:
+        teacher = getattr(recipe, phase).teacher
+        if teacher is not None and teacher.quantization is not None:
+            alternatives[f"{phase}.teacher.quantization"] = "it to null"
         if getattr(recipe, phase).optimizer.name == "adamw_8bit":
             where = f"{phase}.optimizer.name"
             alternatives[where] = f"{where}=adamw (the same update, more memory)"

@@ -18,9 +18,10 @@ import torch
 from grouper.algorithms.batching import TrainBatch
 from grouper.config.schema import ModelConfig, Recipe, TeacherConfig
 from grouper.errors import ConfigError, ModelError
+from grouper.files import checksum
 from grouper.models.device import DTYPES, find_device, on_device
 from grouper.models.divergences import Guidance, Lecture
-from grouper.models.folders import is_gguf, looks_local
+from grouper.models.folders import gguf_digest, is_gguf, looks_local, weight_files
 from grouper.models.loading import check_adapter, load_policy, load_tokenizer
 from grouper.models.policy import Policy
 
@@ -114,32 +115,17 @@ def _place(path: str) -> str:
     return str(Path(path).expanduser().resolve()) if looks_local(path) else path
 
 
-# Bytes at the beginning and at the end of each file that are part of its mark.
-_MARKED = 2**20
-
-
 def teacher_marks(recipe: Recipe) -> dict[str, str]:
-    """Return a mark of each teacher, which differs for other weights; of a Hub name, its revision.
-
-    Whole files would take seconds to read: their names, sizes, beginnings and ends are hashed.
-    """
+    """Return a mark of each teacher, another one for other weights; of a Hub name, its revision."""
     marks = {}
     for where, path, config in teacher_settings(recipe):
-        if not looks_local(path):
+        if is_gguf(path):
+            marks[where] = gguf_digest(path)[:16]
+        elif looks_local(path):
+            checksums = [f"{file.name} {checksum(file)}" for file in sorted(weight_files(path))]
+            marks[where] = hashlib.sha256("\n".join(checksums).encode()).hexdigest()[:16]
+        else:
             marks[where] = f"{path}@{config.revision or 'main'}"
-            continue
-        place = Path(path).expanduser()
-        files = [place] if is_gguf(path) else sorted(place.iterdir())
-        digest = hashlib.sha256()
-        for file in files:
-            if file.suffix not in {".safetensors", ".bin", ".gguf"} or not file.is_file():
-                continue
-            size = file.stat().st_size
-            with file.open("rb") as opened:
-                beginning = opened.read(_MARKED)
-                opened.seek(max(0, size - _MARKED))
-                digest.update(f"{file.name} {size}\n".encode() + beginning + opened.read())
-        marks[where] = digest.hexdigest()[:16]
     return marks
 
 
