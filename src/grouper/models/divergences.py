@@ -92,11 +92,13 @@ def normalized(logits: Tensor, temperature: float) -> Tensor:
 TENSORS = 7
 HEAD_TENSORS = 3
 
-# Both between whole distributions.
+# (log-probs, log-probs of the teacher) -> divergence per token: of whole distributions [n, V], and
+# of the sampled tokens [n].
 KL_DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "reverse": reverse_kl,
     "forward": forward_kl,
 }
+SAMPLED_DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"sampled": kl_k2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +119,9 @@ class Lecture:
     @torch.no_grad()
     def logprobs(self, targets: Tensor, temperature: float) -> Tensor:
         """Compute the teacher's log-probs [n] of the sampled tokens [n] int64."""
-        there = targets.to(self.hidden.device)
-        logprobs, _ = self.teacher.score(self.hidden, there, temperature, entropy_gradient=False)
+        logprobs, _ = self.teacher.score(
+            self.hidden, targets.to(self.hidden.device), temperature, entropy_gradient=False
+        )
         return logprobs.to(targets.device)
 
 
@@ -129,7 +132,7 @@ class Guidance:
     lectures: tuple[Lecture, ...]
     """One per teacher that has rows in the slice."""
     kl: str
-    """`reverse`, `forward` or `sampled`."""
+    """A row of `KL_DIVERGENCES` or `SAMPLED_DIVERGENCES`."""
     top_k: int = 0
     """Only the teacher's most likely tokens are told apart, the others are one; 0: all are."""
 
@@ -150,16 +153,17 @@ class Guidance:
             logprobs: [N], of the targets.
             temperature: of the batch.
         """
-        found = torch.zeros_like(logprobs)
+        divergences = torch.zeros_like(logprobs)
+        of_samples = SAMPLED_DIVERGENCES.get(self.kl)
         for lecture in self.lectures:
             tokens = lecture.tokens
-            if self.kl == "sampled":
+            if of_samples is not None:
                 teacher_logprobs = lecture.logprobs(targets[tokens], temperature)
-                values = kl_k2(logprobs[tokens], teacher_logprobs.to(logprobs.dtype))
+                values = of_samples(logprobs[tokens], teacher_logprobs.to(logprobs))
             else:
                 values = self._of_distributions(policy, hidden[tokens], lecture, temperature)
-            found = found.index_copy(0, tokens, values.to(found.dtype))
-        return found
+            divergences = divergences.index_copy(0, tokens, values.to(divergences))
+        return divergences
 
     def _of_distributions(
         self, policy: LanguageModel, hidden: Tensor, lecture: Lecture, temperature: float

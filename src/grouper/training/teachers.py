@@ -19,7 +19,7 @@ from grouper.algorithms.batching import TrainBatch
 from grouper.config.schema import ModelConfig, Recipe, TeacherConfig
 from grouper.errors import ConfigError, ModelError
 from grouper.files import checksum
-from grouper.models.device import DTYPES, find_device, on_device
+from grouper.models.device import find_device, on_device
 from grouper.models.divergences import Guidance, Lecture
 from grouper.models.folders import gguf_digest, is_gguf, looks_local, weight_files
 from grouper.models.loading import check_adapter, load_policy, load_tokenizer
@@ -135,8 +135,6 @@ def teacher_marks(recipe: Recipe) -> dict[str, str]:
 def teacher_model(recipe: Recipe, config: TeacherConfig, path: str, device: str) -> ModelConfig:
     """Return the settings with which a teacher is loaded."""
     products = on_device(recipe.model, device).compute_dtype
-    if products not in DTYPES:  # `auto` on a device without a choice
-        products = recipe.model.dtype
     dtype = products if config.dtype == "auto" else config.dtype
     changes: dict[str, Any] = {
         "path": path,
@@ -180,10 +178,10 @@ def describe(recipe: Recipe, config: TeacherConfig) -> str:
     names = ", ".join(paths_of(config))
     device = find_device(recipe.device).type if config.device == "same" else config.device
     bits = "4 bits" if config.quantization else teacher_model(recipe, config, "", device).dtype
-    what = {"sampled": "its log-probs of sampled tokens"}.get(config.kl, f"its {config.kl} KL")
+    divergence = f"{config.kl} KL"
     if config.top_k:
-        what += f" over the {config.top_k} most likely tokens"
-    return f"Teacher: {names} ({bits}); {what}, weight {config.weight:g}."
+        divergence += f" over its {config.top_k} most likely tokens"
+    return f"Teacher: {names} ({bits}); {divergence}, weight {config.weight:g}."
 
 
 @dataclass(frozen=True, slots=True)

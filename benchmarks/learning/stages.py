@@ -1,0 +1,178 @@
+"""The four stages on the demonstration, whole and with one of them left out, over several seeds.
+
+    python -m benchmarks.learning.stages --seeds 0 1 2 3 4
+    python -m benchmarks.learning.stages --page
+
+Each seed trains one teacher; the student of every variant begins with the same random weights. A
+record of each is kept in benchmarks/results/stages.json, and docs/results/stages.md is written from
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.checkout import RESULTS, ROOT
+from benchmarks.learning.result_records import (
+    Record,
+    accuracy_cell,
+    change_cell,
+    compare_records,
+    evaluation_record,
+    keep_record,
+    read_records,
+    source_lines,
+)
+from benchmarks.machine import where
+from grouper.runs.folder import RunFolder
+from grouper.stages import StagesConfig, run_stages
+
+FILE = ROOT / "examples" / "stages" / "four_stages_demo.yaml"
+RESULT = RESULTS / "stages.json"
+PAGE = ROOT / "docs" / "results" / "stages.md"
+
+# What the last stage of the student is, and after which of its phases.
+STEPS = ("warm-up", "distillation", "GRPO")
+
+
+def variants(seed: int, folder: Path) -> dict[str, StagesConfig]:
+    """Return the chain of a seed, whole and with one stage left out.
+
+    They share a folder, so that a stage that two of them have in common is run once.
+    """
+    whole = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    whole |= {"name": f"seed-{seed}", "output_dir": str(folder), "tables": {}}
+    for stage in whole["stages"]:
+        stage["settings"]["seed"] = seed
+
+    def changed(name: str, change: Any) -> StagesConfig:
+        data = copy.deepcopy(whole)
+        change({stage["name"]: stage for stage in data["stages"]})
+        data["stages"] = with_own_names(data["stages"], whole["stages"], name)
+        return StagesConfig.model_validate(data)
+
+    def no_teacher_rl(stages: dict[str, Any]) -> None:
+        stages["teacher"]["settings"]["skip_grpo"] = True
+
+    def no_warm_up(stages: dict[str, Any]) -> None:
+        del stages["distilled"]["texts"]
+        stages["distilled"]["settings"]["skip_sft"] = True
+
+    def no_distillation(stages: dict[str, Any]) -> None:
+        stages["distilled"]["settings"]["skip_grpo"] = True
+
+    return {
+        "all four": changed("whole", lambda _: None),
+        "no RL of the teacher": changed("plain-teacher", no_teacher_rl),
+        "no warm-up": changed("cold", no_warm_up),
+        "no distillation": changed("undistilled", no_distillation),
+    }
+
+
+def with_own_names(stages: list[Any], whole: list[Any], name: str) -> list[Any]:
+    """Rename stages that differ from the whole chain's, and those that begin with one of them.
+
+    >>> whole = [{"name": "a", "settings": {}}, {"name": "b", "settings": {"path": "{a}"}}]
+    >>> changed = [{"name": "a", "settings": {"seed": 1}}, whole[1]]
+    >>> [stage["name"] for stage in with_own_names(changed, whole, "x")]
+    ['a-x', 'b-x']
+    """
+    originals = {stage["name"]: stage for stage in whole}
+    renamed: dict[str, str] = {}
+    result = []
+    for stage in stages:
+        text = json.dumps(stage)
+        for old, new in renamed.items():
+            text = text.replace(f"{{{old}}}", f"{{{new}}}").replace(f"{{{old}.", f"{{{new}.")
+            text = text.replace(f'"by": "{old}"', f'"by": "{new}"')
+        own = json.loads(text)
+        if own != originals[stage["name"]]:
+            renamed[stage["name"]] = own["name"] = f"{stage['name']}-{name}"
+        result.append(own)
+    return result
+
+
+def record(config: StagesConfig) -> Record:
+    """Run a chain, and return what its student reached after each stage."""
+    runs = run_stages(config).runs
+    distilled, reinforced = (RunFolder(run) for run in list(runs.values())[-2:])
+    found = {
+        "warm-up": distilled.read_evaluation("sft"),
+        "distillation": distilled.read_evaluation("grpo"),
+        "GRPO": reinforced.read_evaluation("grpo"),
+    }
+    teacher = RunFolder(next(iter(runs.values())))
+    last = teacher.read_evaluation("grpo") or teacher.read_evaluation("sft")
+    assert last is not None
+    return {
+        "machine": where(),
+        "teacher": evaluation_record(last),
+        "student": {
+            name: evaluation_record(result) for name, result in found.items() if result is not None
+        },
+    }
+
+
+def page(records: dict[str, Record]) -> str:
+    """Write docs/results/stages.md."""
+    by_variant: dict[str, list[Record]] = {}
+    for one in records.values():
+        by_variant.setdefault(one["variant"], []).append(one)
+    whole = {one["seed"]: one["student"]["GRPO"] for one in by_variant["all four"]}
+    rows = []
+    for variant, runs in by_variant.items():
+        for one in runs:
+            reached = one["student"]
+            cells = [accuracy_cell(reached[step]) if step in reached else "-" for step in STEPS]
+            change = ""
+            if variant != "all four" and one["seed"] in whole:
+                change = change_cell(compare_records(whole[one["seed"]], reached["GRPO"]))
+            row = [variant, str(one["seed"]), accuracy_cell(one["teacher"]), *cells, change]
+            rows.append(f"| {' | '.join(row)} |")
+    means = []
+    for variant, runs in by_variant.items():
+        mean = statistics.fmean(one["student"]["GRPO"]["accuracy"] for one in runs)
+        means.append(f"- {variant}: {100 * mean:.1f} after GRPO, mean of {len(runs)} seed(s)")
+    lines = [
+        "# Teacher, warm-up, distillation, GRPO: each stage left out",
+        "",
+        "Written by `python -m benchmarks.learning.stages` from",
+        "[`four_stages_demo.yaml`](../../examples/stages/four_stages_demo.yaml). Test accuracy in",
+        "per cent, greedy, with 95 % intervals; the last column is the difference from all four",
+        "stages of the same seed, in points, paired by problem.",
+        "",
+        "| variant | seed | teacher | warm-up | distillation | GRPO | against all four |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
+        "",
+        *means,
+        "",
+        *source_lines(list(records.values())),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--folder", type=Path, default=Path("outputs/stages"))
+    parser.add_argument("--page", action="store_true", help="run nothing, write the page")
+    options = parser.parse_args()
+    for seed in () if options.page else options.seeds:
+        for variant, config in variants(seed, options.folder).items():
+            name = f"{variant}-{seed}"
+            if name not in read_records(RESULT):
+                keep_record(RESULT, name, {"variant": variant, "seed": seed, **record(config)})
+    PAGE.write_text(page(read_records(RESULT)))
+
+
+if __name__ == "__main__":
+    main()
