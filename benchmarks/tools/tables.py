@@ -86,6 +86,45 @@ def real_steps(records: Records) -> str:
     return f"{_table(head.split('|'), rows)}\n\n{_where(c['machine'] for c in cases.values())}"
 
 
+def time_to_accuracy(records: Records) -> str:
+    """Held-out accuracy by seconds of training, and how much sooner a stated one is reached."""
+    record = records["time_to_accuracy"]
+    rows = []
+    for seed, sides in record["runs"].items():
+        for here, there in zip(sides["grouper"], sides["trl"], strict=True):
+            cells = [seed, str(here["step"])]
+            for point in (here, there):
+                low, high = 100 * point["low"], 100 * point["high"]
+                accuracy = f"{100 * point['accuracy']:.1f} [{low:.1f}, {high:.1f}]"
+                cells += [f"{point['seconds']:.0f}", accuracy]
+            rows.append(cells)
+    head = "seed|step|Grouper, s|test accuracy, %|TRL, s|test accuracy, %"
+    start = record["start"]
+    low, high = 100 * start["low"], 100 * start["high"]
+    before = f"Before: {100 * start['accuracy']:.1f} % [{low:.1f}, {high:.1f}]."
+    lines = [before, "", _table(head.split("|"), rows), ""]
+    summary = record["summary"]
+    if summary["ratio"] is not None:
+        ratios = [f"{ratio:.2f} (seed {seed})" for seed, ratio in summary["ratios"].items()]
+        accuracy = f"{100 * summary['accuracy']:.0f} %"
+        lines.append(
+            f"TRL takes **{summary['ratio']:.2f}** times as long to {accuracy}: "
+            f"{', '.join(ratios)}."
+        )
+    return "\n".join([*lines, "", _where([record["machine"]])])
+
+
+def teacher(records: Records) -> str:
+    """Seconds of an update with each kind of divergence."""
+    record = records["teacher"]
+    rows = [
+        [kind, _spread(seconds), f"{record['ratio'][kind]:.2f}"]
+        for kind, seconds in record["seconds"].items()
+    ]
+    head = ["divergence", "update, s", "against none"]
+    return f"{_table(head, rows)}\n\n{_where([record['machine']])}"
+
+
 STEP_HEAD = "case|new tokens|TRL, s|of it generate|Grouper, s|of it sampling|update|ratio"
 
 
@@ -362,6 +401,8 @@ def cost(records: Records) -> str:
 
 TABLES: dict[str, tuple[str, Callable[[Records], str]]] = {
     "real-steps": ("cpu_step", real_steps),
+    "time-to-accuracy": ("time_to_accuracy", time_to_accuracy),
+    "teacher": ("teacher", teacher),
     "step": ("cpu_step", step),
     "gradients": ("cpu_step", gradients),
     "sft": ("cpu_sft", sft),

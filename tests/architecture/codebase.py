@@ -29,6 +29,7 @@ LAYER_1 = (
     "models.folders",
     "data",
     "prompts",
+    "programs",
     "grading",
     "rewards",
     "evaluation.statistics",

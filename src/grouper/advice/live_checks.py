@@ -239,10 +239,15 @@ class Rehearsal(Hook):
                 # A second slice needs its memory beside the gradient of the first.
                 slices *= 2
             rows = replace(rows, count=rows.count * slices)
+            batch = rows.batch(policy.vocabulary)
+            guide = None
+            if state.teachers is not None:
+                guide = state.teachers.guide
+                batch = replace(batch, teacher_weights=batch.weights)
             accumulate_gradient(
                 state.replica,
-                rows.batch(policy.vocabulary),
-                rehearsal_objective(bonus),
+                batch,
+                rehearsal_objective(bonus, guide),
                 token_budget=budget,
                 together=False,
             )

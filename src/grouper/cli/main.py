@@ -50,7 +50,7 @@ COMMANDS = {
     "sft": Row("Train", "train.sft", "Run only the SFT phase of a recipe."),
     "grpo": Row("Train", "train.grpo", "Run only the GRPO phase of a recipe."),
     "stages": Row(
-        "Train", "stages.stages", "Run a chain of recipes, such as teacher, distillation and GRPO."
+        "Train", "stages.stages", "Run a chain of recipes, such as distillation, then GRPO."
     ),
     "init": Row("Train", "init.init", "Write a recipe for your own model and problems."),
     "preview": Row(

@@ -22,7 +22,7 @@ grouper stages four-stages.yaml
 @click.argument("file", metavar="FILE")
 @options.quiet
 def stages(file: str, *, quiet: bool) -> None:
-    """Run a chain of recipes, such as teacher, distillation and GRPO.
+    """Run a chain of recipes, such as distillation, then GRPO.
 
     FILE lists stages: what each changes in a common recipe, whose texts it trains on, and which
     evaluations are compared at the end. `{teacher}` in a setting is the final model of the stage

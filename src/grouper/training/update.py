@@ -263,13 +263,15 @@ sft_objective = Objective(_nll)
 """Negative log-likelihood of every demonstrated token."""
 
 
-def rehearsal_objective(entropy_bonus: float) -> Objective:
+def rehearsal_objective(
+    entropy_bonus: float, guide: Callable[[TrainBatch], Guidance] | None = None
+) -> Objective:
     """Return an objective that takes as much memory as that of a phase, and needs only tokens.
 
     The likelihood replaces the surrogate. The gradient of an entropy term makes the backward of the
-    head keep more, so the term is included if the phase has one.
+    head keep more, so the term is included if the phase has one, and so are its teachers.
     """
-    return Objective(partial(_nll, entropy_bonus=entropy_bonus), entropy_bonus > 0)
+    return Objective(partial(_nll, entropy_bonus=entropy_bonus), entropy_bonus > 0, guide)
 
 
 # (slice, log-probs [R, T] before the first update, clipped [R, T] or None).

@@ -1,0 +1,1 @@
+"""Programs that a model writes: run in isolated processes, never in our own."""
