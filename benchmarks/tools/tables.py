@@ -103,13 +103,16 @@ def time_to_accuracy(records: Records) -> str:
     low, high = 100 * start["low"], 100 * start["high"]
     before = f"Before: {100 * start['accuracy']:.1f} % [{low:.1f}, {high:.1f}]."
     lines = [before, "", _table(head.split("|"), rows), ""]
+    last = [(sides["grouper"][-1], sides["trl"][-1]) for sides in record["runs"].values()]
+    ratio = _mean(there["seconds"] / here["seconds"] for here, there in last)
+    lines += [f"As many steps take TRL **{ratio:.2f}** times as long.", ""]
     summary = record["summary"]
     if summary["ratio"] is not None:
         ratios = [f"{ratio:.2f} (seed {seed})" for seed, ratio in summary["ratios"].items()]
         accuracy = f"{100 * summary['accuracy']:.0f} %"
         lines.append(
-            f"TRL takes **{summary['ratio']:.2f}** times as long to {accuracy}: "
-            f"{', '.join(ratios)}."
+            f"The first measurement of {accuracy}, between two rows where the line crosses it, "
+            f"comes {summary['ratio']:.2f} times as late in TRL: {', '.join(ratios)}."
         )
     return "\n".join([*lines, "", _where([record["machine"]])])
 

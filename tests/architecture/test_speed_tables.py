@@ -169,6 +169,26 @@ def records() -> dict[str, Any]:
                 }
             }
         },
+        "time_to_accuracy": {
+            "machine": MACHINE,
+            "start": {"accuracy": 0.4, "low": 0.35, "high": 0.45},
+            "runs": {
+                "0": {
+                    "grouper": [
+                        {"step": 4, "seconds": 50.0, "accuracy": 0.5, "low": 0.45, "high": 0.55}
+                    ],
+                    "trl": [
+                        {"step": 4, "seconds": 200.0, "accuracy": 0.5, "low": 0.45, "high": 0.55}
+                    ],
+                }
+            },
+            "summary": {"accuracy": 0.5, "ratios": {"0": 4.0}, "ratio": 4.0},
+        },
+        "teacher": {
+            "machine": MACHINE,
+            "seconds": {"none": [2.0, 2.0], "sampled": [3.0, 3.0]},
+            "ratio": {"none": 1.0, "sampled": 1.5},
+        },
         "cpu_profile": {"0.5M": {"machine": MACHINE, "sample": part, "update": part}},
         "scaling": {
             "machine": MACHINE,
@@ -199,6 +219,8 @@ SHOWN = {
     "step": "| 25M bf16 | 16,384 | 4.50 (4.00-5.00) | 2.00 | 1.50 (1.00-2.00) | 0.60 | 0.30 "
     "| **2.50** | 2 (3) |",
     "gradients": "| 25M bf16 | 2 | 2.002 | 1.0e-03 |",
+    "time-to-accuracy": "| 0 | 4 | 50 | 50.0 [45.0, 55.0] | 200 | 50.0 [45.0, 55.0] |",
+    "teacher": "| sampled | 3.00 (3.00-3.00) | 1.50 |",
     "tries": "| micro_batch 16, checkpointing on, cache dynamic | **2.00** |",
     "sft": "| 25M bf16 | 16,384 | 5.00 (4.00-6.00) | 2.50 (2.00-3.00) | **2.00** | 1.3 "
     "| 3.00 | 1.50 |",

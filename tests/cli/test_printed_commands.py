@@ -103,6 +103,7 @@ def named_files(small: str) -> dict[str, str]:
         "sft.yaml": small,
         "qwen-gsm8k.yaml": recipe_of_the_page,
         "grpo.yaml": "num_generations: 8\nepsilon: 0.2\n",
+        "four-stages.yaml": "{name: chain, recipe: demo, stages: [{name: a}], tables: {}}",
         "trl.yaml": "num_generations: 8\nepsilon: 0.2\n",
         "sft.json": '{"learning_rate": 1e-5}',
         "train.py": "from trl import GRPOConfig\n\nargs = GRPOConfig(num_generations=8)\n",
@@ -144,7 +145,7 @@ def put(command: str, *, texts: dict[str, str], finished_run: Path) -> None:
         from gguf_files import TinyGguf
 
         TinyGguf().write(Path(file))
-    for model in set(re.findall(r"\./(my-model|wider|models/mine)", command)):
+    for model in set(re.findall(r"\./(my-model|wider|teacher|models/mine)", command)):
         if not made_here:
             shutil.copytree(finished_run / "grpo" / "final", model)
     if by_name := re.search(r"run --resume ([\w-]+)$", command):

@@ -452,6 +452,7 @@ def full_disk(run: str, rank: int) -> dict[str, Any]:
 
 JOBS: dict[str, Callable[..., Any]] = {
     "gradients": lambda size: fork_all(size, gradients),
+    "taught_gradients": lambda size: fork_all(size, taught_gradients),
     "on_the_cpu": lambda size: fork_all(size, on_the_cpu),
     "sharing": lambda size: {
         str(count): fork_all(size, lambda count=count: sharing(count)) for count in (1, 3, 8)

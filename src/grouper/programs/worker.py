@@ -95,15 +95,15 @@ def _run_here(text: str, request: dict[str, Any], restrict: Any) -> None:
     problem: dict[str, Any] | None = None
     try:
         _limit(request["seconds"], request["memory_bytes"])
-        sys.stdin = None  # type: ignore[assignment]  # nothing to read from
-        sys.stderr = None  # type: ignore[assignment]  # nobody reads it
+        sys.stdin = None  # nothing to read from
+        sys.stderr = None  # nobody reads it
         sys.stdout = io.TextIOWrapper(
             io.FileIO(_OUTPUT, "w", closefd=False), encoding="utf-8", errors="replace"
         )
         for name in request["forgotten"]:
             sys.modules.pop(name, None)
         # `-S` leaves them out.
-        builtins.exit = builtins.quit = sys.exit
+        vars(builtins).update(exit=sys.exit, quit=sys.exit)
         restrict()
     except BaseException:  # noqa: BLE001 - never run a program that is not isolated
         os._exit(70)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from grouper.sampling.base import draw_seed
 from grouper.training.assemble import Assembled, Lessons, assemble
 from grouper.training.collect import RolloutBatch
 from grouper.training.optimizer_steps import take_optimizer_steps
+from grouper.training.prepare import TEACHER_PROMPTS
 from grouper.training.run import Run
 from grouper.training.state import TrainState
 from grouper.training.teachers import number_of
@@ -84,10 +86,11 @@ def lessons_of(run: Run) -> Lessons:
         solution = prepared.solution_of
     if teacher is None:
         return Lessons(solution=solution)
+    teacher_prompt = TEACHER_PROMPTS[teacher.prompt]
     return Lessons(
         solution=solution,
         teacher=lambda group: number_of(teacher, group.problem.source),
-        teacher_prompt=prepared.teacher_prompts[teacher.prompt],
+        teacher_prompt=None if teacher_prompt is None else partial(teacher_prompt, prepared),
     )
 
 

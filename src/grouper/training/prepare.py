@@ -191,11 +191,6 @@ class Prepared(AbstractContextManager["Prepared"]):
         # By problem id: encoded when first needed.
         self._solutions: dict[str, tuple[int, ...] | None] = {}
         self._hinted: dict[str, tuple[int, ...]] = {}
-        self.teacher_prompts: dict[str, Callable[[RolloutGroup], Sequence[int]] | None] = {
-            "same": None,
-            "solution": self.prompt_with_solution,
-        }
-        """`teacher.prompt` -> what makes the prompt of a group for a teacher; None: its own."""
         self._require_solutions()
 
     @property
@@ -674,3 +669,10 @@ def make_base(recipe: Recipe, sets: ProblemSets, target: Path) -> str:
     save_new_model(target, model, tokenizer)
     count = sum(parameter.numel() for parameter in model.parameters())
     return f"New random qwen3 model: {count:,} parameters, {len(tokenizer)} tokens."
+
+
+# `teacher.prompt` -> what makes the prompt of a group for a teacher; None: it is the group's own.
+TEACHER_PROMPTS: dict[str, Callable[[Prepared, RolloutGroup], Sequence[int]] | None] = {
+    "same": None,
+    "solution": Prepared.prompt_with_solution,
+}
