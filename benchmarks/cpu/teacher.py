@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2", help="its folder in real-models/")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
-    parser.add_argument("--rows", nargs=3, type=int, default=[96, 96, 64], help=Rows.__doc__)
+    parser.add_argument("--rows", nargs=3, type=int, default=[96, 96, 16], help=Rows.__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     path = str(REAL_MODELS / options.model)
