@@ -110,6 +110,19 @@ def test_a_forged_report_is_an_error_at_most(runner: ProgramRunner) -> None:
         assert (result.status, result.output) == ("failed", "4\n")
 
 
+@pytest.mark.parametrize("code", [*range(1, 5), 70, 255])
+def test_no_exit_code_of_a_program_ends_the_run(code: int, runner: ProgramRunner) -> None:
+    """A program that was isolated cannot say that it was not."""
+    result = runner.run(f"import os; os._exit({code})")
+    assert (result.status, result.text) == ("died", f"exit code {code}")
+
+
+def test_a_forged_report_does_not_hide_a_timeout(tight: ProgramRunner) -> None:
+    forged = '{"error": "E", "text": "", "line": 1}'
+    result = tight.run(f"import os; os.write(3, {forged.encode()!r})\nwhile True: pass")
+    assert result.status == "timeout"
+
+
 # --- what it cannot do ---------------------------------------------------------------------------
 
 

@@ -264,16 +264,22 @@ class _Worker:
 
     def _ask(self, request: dict[str, Any], patience: float) -> dict[str, Any] | None:
         """Send a request and return the reply; None if the worker ended."""
-        process = self._started()
+        if self._process is None:
+            self._process = _start()
+            requests = [self._setup, request]
+        else:
+            requests = [request]
+        process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         late = threading.Timer(patience, process.kill)
         late.start()
         try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
+            for sent in requests:
+                process.stdin.write(json.dumps(sent).encode() + b"\n")
             process.stdin.flush()
             line = process.stdout.readline()
-        except OSError:
+        except OSError:  # it has ended
             return None
         finally:
             late.cancel()
@@ -282,28 +288,25 @@ class _Worker:
         reply: dict[str, Any] = json.loads(line)
         return reply
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            script = Path(__file__).with_name("worker.py")
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(script)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env={"LANG": "C.UTF-8"},  # no secrets
-                start_new_session=True,
-            )
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(self._setup).encode() + b"\n")
-            self._process.stdin.flush()
-        return self._process
-
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
             self._process = None
+
+
+def _start() -> subprocess.Popen[bytes]:
+    """Start a worker, which knows none of the secrets around it."""
+    script = Path(__file__).with_name("worker.py")
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={"LANG": "C.UTF-8"},
+        start_new_session=True,
+    )
 
 
 def _folders_of(packages: Sequence[str]) -> list[str]:

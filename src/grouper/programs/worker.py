@@ -27,7 +27,10 @@ from typing import Any
 _FILE = "<program>"
 # Characters of an error's text.
 _ERROR_LENGTH = 300
-# Bytes of a report about an error at most: more is a forgery.
+# What a process reports once it is isolated, before the program's first line: nothing that the
+# program does later can take it back.
+_ISOLATED = b"isolated\n"
+# Bytes of a report at most: more is a forgery.
 _REPORT_BYTES = 4096
 _BLOCK = 65536
 
@@ -105,8 +108,9 @@ def _run_here(text: str, request: dict[str, Any], restrict: Any) -> None:
         # `-S` leaves them out.
         vars(builtins).update(exit=sys.exit, quit=sys.exit)
         restrict()
+        os.write(_REPORT, _ISOLATED)
     except BaseException:  # noqa: BLE001 - never run a program that is not isolated
-        os._exit(70)
+        os._exit(1)
     try:
         code = compile(text, _FILE, "exec")
         exec(code, {"__name__": "__main__", "__builtins__": __builtins__})  # noqa: S102 - this is what it is for
@@ -137,7 +141,7 @@ def _answer(request: dict[str, Any], restrict: Any) -> dict[str, Any]:
             _keep_only(output, report)
             _run_here(request["program"], request, restrict)
         finally:
-            os._exit(70)
+            os._exit(1)
     os.close(output)
     os.close(report)
     ended, written, reported = _listen(
@@ -153,13 +157,17 @@ def _answer(request: dict[str, Any], restrict: Any) -> dict[str, Any]:
         "status": ended,
         "seconds": time.monotonic() - started,
     }
+    if not reported.startswith(_ISOLATED):
+        # At the deadline of a busy machine, the program may not have begun.
+        return reply if ended == "timeout" else {**reply, "status": "not-isolated"}
     code = os.waitstatus_to_exitcode(status)
-    if ended == "finished" and code == 70:
-        return {"status": "not-isolated", "output": "", "seconds": reply["seconds"]}
-    if ended == "finished" and code not in (0, -signal.SIGKILL):
+    problem = reported.removeprefix(_ISOLATED)
+    if ended != "finished":
+        return reply
+    if code not in (0, -signal.SIGKILL):
         reply |= {"status": "died", "text": _death(code)}
-    elif reported:
-        reply |= _read_report(reported)
+    elif problem:
+        reply |= _read_report(problem)
     return reply
 
 
