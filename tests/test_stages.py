@@ -13,7 +13,14 @@ from tiny_runs import TINY_RUN, data_from, write_problems
 from grouper import stages
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.errors import ConfigError
-from grouper.stages import StageConfig, StagesConfig, load_stages, run_stages, stage_recipe
+from grouper.stages import (
+    StageConfig,
+    StagesConfig,
+    check_stages,
+    load_stages,
+    run_stages,
+    stage_recipe,
+)
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "stages"
 
@@ -124,7 +131,7 @@ def test_a_reference_is_replaced_inside_of_a_setting(tmp_path: Path) -> None:
         name="next", settings={"grpo.teacher": {"path": "{first}", "sources": {"math": "{first}"}}}
     )
     config = StagesConfig(name="chain", recipe="demo", stages=(StageConfig(name="first"), stage))
-    recipe = stage_recipe(config, stage, {"first": final.parents[1]})
+    recipe = stage_recipe(config, stage, lambda name, _: {"first": str(final)}[name])
     assert recipe.grpo.teacher is not None
     assert recipe.grpo.teacher.path == recipe.grpo.teacher.sources["math"] == str(final)
     assert recipe.run_folder == Path("outputs/chain/next")
@@ -168,14 +175,23 @@ def test_a_file_that_is_missing_or_no_mapping(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
-def test_the_examples_are_valid(file: Path, tmp_path: Path) -> None:
-    """Every stage of them is a recipe that loads, with folders in place of the earlier models."""
-    config = load_stages(file)
-    runs: dict[str, Path] = {}
-    for stage in config.stages:
-        recipe = stage_recipe(config, stage, runs)
-        run = tmp_path / stage.name
-        (run / "base").mkdir(parents=True)
-        for phase in recipe.phases:
-            (run / phase / "final").mkdir(parents=True)
-        runs[stage.name] = run
+def test_the_examples_are_valid(file: Path) -> None:
+    """Every stage of them is a recipe that loads, and every table names what it measures."""
+    check_stages(load_stages(file))
+
+
+@pytest.mark.parametrize(
+    ("stage", "table", "message"),
+    [
+        ({"settings": {"grpo.groop_size": 4}}, {}, "groop_size"),
+        ({"settings": {"skip_sft": True}}, {"T": {"x": "b.sft"}}, "b is not measured after sft"),
+        ({"settings": {"data.test": None}}, {"T": {"x": "b.grpo"}}, "b is not measured"),
+    ],
+)
+def test_a_mistake_in_a_later_stage_is_told_before_the_first_begins(
+    stage: dict[str, Any], table: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    stages_of = [{"name": "a"}, {"name": "b", **stage}]
+    with pytest.raises(ConfigError, match=message):
+        run_stages(load_stages(chain_in(tmp_path, stages=stages_of, tables=table)))
+    assert not (tmp_path / "chain").exists()

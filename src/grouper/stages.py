@@ -81,8 +81,11 @@ class StagesConfig(Section):
                 names.append(stage.texts.by)
             for name in names:
                 if name not in earlier:
-                    hint = did_you_mean(name, earlier)
-                    yield f"stage {stage.name} needs {name}, which is no earlier stage {hint}"
+                    sentences = [
+                        f"stage {stage.name} needs {name}, which is no earlier stage.",
+                        did_you_mean(name, earlier),
+                    ]
+                    yield " ".join(filter(None, sentences))
             earlier.append(stage.name)
         for title, rows in self.tables.items():
             for label, place in rows.items():
@@ -135,16 +138,21 @@ def run_stages(
         display: name of a stage -> where its progress is shown.
 
     Raises:
-        GrouperError: as runs do; ConfigError: a table names an evaluation that no run has.
+        GrouperError: as runs do, and before the first of them: wrong settings of any stage.
     """
+    check_stages(config)
     folder = Path(config.output_dir).expanduser() / config.name
     runs: dict[str, Path] = {}
+
+    def model_of(name: str, is_base: bool) -> str:
+        return first_model(runs[name]) if is_base else final_model(runs[name])
+
     for stage in config.stages:
-        recipe = stage_recipe(config, stage, runs)
+        recipe = stage_recipe(config, stage, model_of)
+        progress = display(stage.name)
         if stage.texts is not None:
-            recipe = _with_texts(recipe, stage.texts, runs, display(stage.name))
-        resume = recipe.run_folder.exists()
-        train_recipe(recipe, resume=resume, display=display(stage.name))
+            _write_texts(recipe, stage.texts, final_model(runs[stage.texts.by]), progress)
+        train_recipe(recipe, resume=recipe.run_folder.exists(), display=progress)
         runs[stage.name] = recipe.run_folder
     comparisons = {title: _compare(title, rows, runs) for title, rows in config.tables.items()}
     result = StagesResult(path=folder, runs=runs, comparisons=comparisons)
@@ -154,30 +162,60 @@ def run_stages(
     return result
 
 
-def stage_recipe(config: StagesConfig, stage: StageConfig, runs: Mapping[str, Path]) -> Recipe:
+def check_stages(config: StagesConfig) -> None:
+    """Check the settings of every stage, and that each table names what will be measured.
+
+    Raises:
+        ConfigError: wrong settings of a stage, or an evaluation that no run will have.
+    """
+    recipes = {
+        stage.name: stage_recipe(config, stage, lambda name, _: name) for stage in config.stages
+    }
+    for title, rows in config.tables.items():
+        for label, place in rows.items():
+            stage_name, _, phase = place.partition(".")
+            recipe = recipes[stage_name]
+            data = recipe.data
+            is_tested = data.test is not None or data.test_share > 0
+            if not is_tested or phase not in ("base", *recipe.phases):
+                raise ConfigError(
+                    f"stage {stage_name} is not measured after {phase}",
+                    where=f"tables: {title}: {label}",
+                    fix="Name a phase that it runs, and give the recipe data.test.",
+                )
+
+
+def stage_recipe(
+    config: StagesConfig, stage: StageConfig, model_of: Callable[[str, bool], str]
+) -> Recipe:
     """Return the recipe of a stage.
 
     Args:
         config: of the chain.
         stage: one of its stages.
-        runs: folders of the earlier ones.
+        model_of: (name of an earlier stage, whether the model that it began with is meant) -> the
+            folder of its model.
 
     Raises:
         ConfigError: every wrong or unknown setting of it at once.
     """
 
-    def model_of(match: re.Match[str]) -> str:
-        run = runs[match[1]]
-        return first_model(run) if match[2] else final_model(run)
+    def quoted_model(match: re.Match[str]) -> str:
+        return json.dumps(model_of(match[1], match[2] is not None))[1:-1]
 
-    settings = []
-    for key, value in stage.settings.items():
-        # Only strings hold references; what is written as JSON is YAML, too.
-        text = _REFERENCE.sub(lambda match: json.dumps(model_of(match))[1:-1], json.dumps(value))
-        settings.append(f"{key}={text}")
+    # Only strings hold references; what is written as JSON is YAML, too.
+    settings = [
+        f"{key}={_REFERENCE.sub(quoted_model, json.dumps(value))}"
+        for key, value in stage.settings.items()
+    ]
     folder = Path(config.output_dir).expanduser() / config.name
-    place = [f"name={stage.name}", f"output_dir={json.dumps(str(folder))}"]
-    return load_recipe(config.recipe, [*settings, *place])
+    settings += [f"name={stage.name}", f"output_dir={json.dumps(str(folder))}"]
+    if stage.texts is not None:
+        texts = str(folder / f"{stage.name}.jsonl")
+        source = {"source": "file", "path": texts, "columns": {"response": "response"}}
+        # All of it is replaced: settings of another source do not fit these texts.
+        settings.append(f"data.sft={json.dumps(source)}")
+    return load_recipe(config.recipe, settings)
 
 
 def final_model(run: Path) -> str:
@@ -205,20 +243,19 @@ def first_model(run: Path) -> str:
     return str(load_recipe(run / "recipe.yaml").model.path)
 
 
-def _with_texts(
-    recipe: Recipe, texts: TextsConfig, runs: Mapping[str, Path], display: Progress
-) -> Recipe:
-    """Write the right answers of an earlier model once, and return the recipe that trains on them.
+def _write_texts(recipe: Recipe, texts: TextsConfig, model: str, display: Progress) -> None:
+    """Write the right answers of an earlier model once, where the recipe reads its demonstrations.
 
     They lie beside the run, which is not begun before they are complete.
     """
-    model = final_model(runs[texts.by])
-    file = recipe.run_folder.with_suffix(".jsonl")
-    if not recipe.run_folder.exists():
-        rows, completions = synthesize(recipe, model, file, samples=texts.samples, display=display)
-        display.say(f"{model} has written {rows} right answers in {completions} completions.")
-    source = {"source": "file", "path": str(file), "columns": {"response": "response"}}
-    return recipe.override(data={"sft": source})
+    assert recipe.data.sft is not None
+    assert recipe.data.sft.path is not None
+    if recipe.run_folder.exists():
+        return
+    rows, completions = synthesize(
+        recipe, model, recipe.data.sft.path, samples=texts.samples, display=display
+    )
+    display.say(f"{model} has written {rows} right answers in {completions} completions.")
 
 
 def _report(config: StagesConfig, result: StagesResult) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gates import missing
 from programs.hostile import ESCAPES, GLUTTONS
 
 from grouper.errors import ConfigError
@@ -25,9 +26,8 @@ from grouper.programs.runner import (
     require_isolation,
 )
 
-pytestmark = pytest.mark.skipif(
-    available_isolation() != "seccomp", reason="this machine has no seccomp filter"
-)
+if available_isolation() != "seccomp":
+    missing("this machine has no filter of system calls")
 
 # Memory and time small enough that what takes everything ends soon.
 TIGHT = Limits(seconds=0.5, memory_bytes=128 * 2**20, output_bytes=2000)
