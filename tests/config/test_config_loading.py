@@ -98,7 +98,7 @@ def test_overrides_reach_every_place_and_the_last_wins(small):
         ("grpo.steps='3'", r"grpo\.steps.*whole number.*got '3'"),
         ("grpo.steps=2.5", r"grpo\.steps"),
         ("skip_sft=1", "skip_sft.*true or false"),
-        ("grpo.group_size=1", "group_size 1 needs advantage: none or .*, not standardised"),
+        ("grpo.group_size=1", "group_size 1 needs advantage: none, .* or zero, not standardised"),
         ("sampling.top_p=0.9", "allow_truncated: true accepts that"),
         ("grpo.beta=.inf", r"small\.yaml: a setting is infinite or not a number"),
         ("model.path=x", "exactly one of model.path and model.new"),

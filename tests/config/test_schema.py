@@ -59,7 +59,10 @@ def test_an_unknown_algorithm_is_told() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"group_size": 1}, "needs advantage: none or .* or zero, not standardised"),
+        (
+            {"group_size": 1},
+            "needs advantage: none, batch_standardised, only_best or zero, not standardised",
+        ),
         ({"group_size": 1, "advantage": "leave_one_out"}, "not leave_one_out"),
         (
             {"group_size": 1, "prompts_per_step": 1, "advantage": "batch_standardised"},

@@ -73,7 +73,12 @@ CASES: dict[str, dict[str, Any]] = {
     "bnpo": {"loss_type": "bnpo", **WHOLE},
     "dr-grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
     "cispo": {"loss_type": "cispo", "epsilon_high": 1.1, **TWICE},
-    "sapo": {"loss_type": "sapo", **TWICE},
+    "sapo": {
+        "loss_type": "sapo",
+        "sapo_temperature_pos": 0.7,
+        "sapo_temperature_neg": 2.0,
+        **TWICE,
+    },
     "clipped": {"epsilon": 0.01, "epsilon_high": 0.02, **TWICE},
     "delta": {"delta": 1.1, "epsilon": 0.05, **TWICE},
     "sequence": {"importance_sampling_level": "sequence", "epsilon": 0.01, **TWICE},

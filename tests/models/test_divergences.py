@@ -15,7 +15,13 @@ from grouper.advice.tracing import Live
 from grouper.algorithms.batching import TrainBatch
 from grouper.config.schema import TeacherConfig
 from grouper.models import token_scores
-from grouper.models.divergences import TENSORS, forward_kl, reverse_kl, top_and_rest
+from grouper.models.divergences import (
+    SAMPLED_DIVERGENCES,
+    TENSORS,
+    forward_kl,
+    reverse_kl,
+    top_and_rest,
+)
 from grouper.models.policy import Policy
 from grouper.training.teachers import Teachers
 
@@ -103,7 +109,7 @@ def test_the_sampled_divergence_has_the_gradient_of_the_reverse_kl() -> None:
     logits.requires_grad_()
     logprobs = logits.log_softmax(-1)
     teacher = theirs.log_softmax(-1)
-    sampled = 0.5 * (logprobs - teacher) ** 2
+    sampled = SAMPLED_DIVERGENCES["sampled"](logprobs, teacher)
     expected = (logprobs.detach().exp() * sampled).sum()
     (found,) = torch.autograd.grad(expected, logits, retain_graph=True)
     (exact,) = torch.autograd.grad(reverse_kl(logprobs, teacher).sum(), logits)

@@ -30,6 +30,12 @@ _MESSAGES = {
     r"String should match pattern '^(auto|cuda:\d+|https?://\S+)$'": (
         "should be a GPU (cuda:1), a server (http://127.0.0.1:8765) or auto"
     ),
+    r"String should match pattern '^(same|cpu|cuda(:\d+)?)$'": (
+        "should be same, cpu or a GPU (cuda, cuda:1)"
+    ),
+    "String should match pattern '^[A-Za-z][A-Za-z0-9_-]*$'": (
+        "should be letters, digits, hyphens and underscores, with a letter first"
+    ),
     "String should match pattern '^[A-Za-z0-9][A-Za-z0-9._-]*$'": (
         "should be letters, digits, dots, hyphens and underscores, with a letter or digit first"
     ),

@@ -478,8 +478,9 @@ class GRPOConfig(PhaseConfig):
     def _of_the_groups(self) -> Iterator[str]:
         completions = self.prompts_per_step * self.group_size
         if self.group_size == 1 and self.advantage not in WITHOUT_GROUP:
-            names = " or ".join(WITHOUT_GROUP)
-            yield f"group_size 1 needs advantage: {names}, not {self.advantage}"
+            *names, last = WITHOUT_GROUP
+            choices = f"{', '.join(names)} or {last}"
+            yield f"group_size 1 needs advantage: {choices}, not {self.advantage}"
         if completions == 1 and self.advantage == "batch_standardised":
             yield "one completion per step leaves batch_standardised nothing to compare with"
         if self.dynamic_sampling_rounds > 0 and self.group_size == 1:
