@@ -259,6 +259,12 @@ def test_a_teacher_is_counted_where_it_is(tmp_path: Path) -> None:
     assert 0 <= added <= plain["grpo update"].activations
     sampled = parts(setting, "grpo.teacher.kl=sampled")
     assert sampled["grpo update"].activations == plain["grpo update"].activations
+    # A teacher whose activations are larger than the student's update is read first.
+    wide = tmp_path / "wide"
+    tiny_model(vocab_size=1000, hidden_size=32, intermediate_size=40_000).save_pretrained(wide)
+    read = parts(f"grpo.teacher={{path: {wide}, kl: sampled}}")["grpo update"]
+    tokens = load_recipe("demo").grpo.tokens_per_micro_batch
+    assert read.activations > 4 * 40_000 * min(tokens, 128 * 48) > plain["grpo update"].activations
     elsewhere = parts(setting, "grpo.teacher.device=cuda")
     assert elsewhere["grpo update"].teacher == 0
     assert parts(setting, "grpo.teacher.quantization=4bit")["grpo update"].teacher < size

@@ -22,7 +22,13 @@ from grouper.advice.checks import found
 from grouper.advice.live_checks import worst_slices
 from grouper.advice.tracing import Tracer
 from grouper.algorithms.batching import Rows
-from grouper.config.schema import ModelConfig, NewModelConfig, OptimizerConfig, Recipe
+from grouper.config.schema import (
+    ModelConfig,
+    NewModelConfig,
+    OptimizerConfig,
+    Recipe,
+    TeacherConfig,
+)
 from grouper.errors import GrouperError
 from grouper.kernels.cpu.graph import packable
 from grouper.kernels.cpu.library import library
@@ -137,6 +143,7 @@ class ModelMemory:
         trained = policy.trainable().values()
         self.parameters = sum(parameter.numel() for parameter in policy.parameters())
         self.trainable = sum(parameter.numel() for parameter in trained)
+        self.vocabulary = policy.vocabulary
         self._gradients = _bytes(trained)
         self.weights = _bytes(policy.parameters()) + _bytes(policy.buffers())
         self._largest = max((_bytes([parameter]) for parameter in trained), default=0)
@@ -156,7 +163,7 @@ class ModelMemory:
         *,
         accumulated: bool,
         reference: bool = False,
-        divergence: int = 0,
+        teachers: TeachersMemory | None = None,
     ) -> Memory:
         """Compute the memory of a step.
 
@@ -168,7 +175,7 @@ class ModelMemory:
             optimizer: its states exist from the second step on.
             accumulated: whether earlier slices of the step have left their gradient.
             reference: whether there is a frozen copy of the trainable weights.
-            divergence: logits of a token that a teacher's are compared with; 0: there is none.
+            teachers: those of the phase, if it has some.
         """
         for_backward, peak = self._update(rows, accumulated=accumulated)
         gradients = self._gradients
@@ -183,12 +190,12 @@ class ModelMemory:
         if optimizer.name != "adamw":  # fused AdamW needs no temporary tensors
             stepping += 2 * self._largest
         targets = min(rows.count * rows.completion, chunk_rows(vocabulary, self._device))
-        if divergence:
-            columns = divergence * TENSORS // HEAD_TENSORS
-            compared = min(rows.count * rows.completion, chunk_rows(columns, self._device))
-            # Nothing of a chunk is kept: it is computed again in the backward.
-            chunk = TENSORS * compared * divergence * 4
-            peak = max(peak, for_backward + gradients + chunk)
+        if teachers is not None:
+            # A teacher reads before the policy does; the comparison comes on top of its activations.
+            compared = teachers.comparing(rows, vocabulary, self._device)
+            peak = max(
+                peak, gradients + teachers.reading(rows), gradients + for_backward + compared
+            )
         return Memory(
             name=name,
             weights=self.weights,
@@ -198,7 +205,12 @@ class ModelMemory:
             activations=max(peak, stepping) + self._dequantized - gradients,
             logits_chunk=targets * vocabulary * 4,
             sampling_copy=self._copy_bytes,
+            teacher=0 if teachers is None else teachers.weights,
         )
+
+    def reading(self, rows: Rows) -> int:
+        """Compute the bytes that a forward of these rows without a gradient takes beside weights."""
+        return self._prefill(rows) + self._dequantized
 
     def sampling(
         self,
@@ -236,6 +248,40 @@ class ModelMemory:
             cache=cache_bytes(self._shape, self.sampler.products_dtype, size),
             sampling_copy=sampling_copy,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeachersMemory:
+    """The memory of the teachers of a phase."""
+
+    models: tuple[ModelMemory, ...]
+    config: TeacherConfig
+
+    @property
+    def weights(self) -> int:
+        """Bytes of their weights on the device of the policy."""
+        if self.config.device != "same":
+            return 0
+        return sum(model.weights for model in self.models)
+
+    def reading(self, rows: Rows) -> int:
+        """Compute the bytes that the largest forward takes on the device of the policy."""
+        if self.config.device != "same":
+            return 0
+        return max(model.reading(rows) for model in self.models)
+
+    def comparing(self, rows: Rows, vocabulary: int, device: str) -> int:
+        """Compute the bytes of the largest chunk of distributions that are compared.
+
+        Nothing of a chunk is kept: it is computed again in the backward.
+        """
+        if self.config.kl not in KL_DIVERGENCES:
+            return 0
+        logits = max(vocabulary, *(model.vocabulary for model in self.models))
+        tokens = min(
+            rows.count * rows.completion, chunk_rows(logits * TENSORS // HEAD_TENSORS, device)
+        )
+        return TENSORS * tokens * logits * 4
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -411,31 +457,25 @@ class _Planner:
             )
         if not recipe.skip_grpo:
             self.slices["grpo"] = worst_slices(recipe.grpo, max(self.prompts), self.completion)
-        self.teachers = self._teachers(device)
-        """Phase -> weights of its teachers in bytes, and the logits that are compared a token."""
+        self.teachers = {
+            phase: self._teachers(config, device)
+            for phase, config in teachers_of_phases(recipe).items()
+        }
+        """Phase -> its teachers; phases without one are left out."""
 
-    def _teachers(self, device: str) -> dict[str, tuple[int, int]]:
-        """Compute what the teachers of each phase take on the device of the policy.
+    def _teachers(self, config: TeacherConfig, device: str) -> TeachersMemory:
+        """Return the memory of the teachers of a phase.
 
         Raises:
             ModelError: the configuration of one is not on this machine.
         """
-        found = {}
-        for phase, config in teachers_of_phases(self.recipe).items():
-            weights = 0
-            vocabulary = 0
-            for path in paths_of(config):
-                model = teacher_model(self.recipe, config, path, device)
-                shape = shape_of(path, config.revision, cached=True)
-                policy = weightless_policy(model, shape, device)
-                memory = ModelMemory(model, policy.requires_grad_(False), device)
-                weights += memory.weights
-                vocabulary = max(vocabulary, policy.vocabulary)
-            if config.device != "same":
-                weights = 0
-            whole = config.kl in KL_DIVERGENCES
-            found[phase] = (weights, max(vocabulary, self.policy.vocabulary) if whole else 0)
-        return found
+        models = []
+        for path in paths_of(config):
+            model = teacher_model(self.recipe, config, path, device)
+            shape = shape_of(path, config.revision, cached=True)
+            policy = weightless_policy(model, shape, device).requires_grad_(False)
+            models.append(ModelMemory(model, policy, device))
+        return TeachersMemory(models=tuple(models), config=config)
 
     def _prepare(self, recipe: Recipe) -> PretrainedConfig:
         """Load the data and prepare them, if they are on this machine.
@@ -551,7 +591,6 @@ class _Planner:
             budget: replaces `tokens_per_micro_batch`.
         """
         config = getattr(self.recipe, name)
-        teacher, divergence = self.teachers.get(name, (0, 0))
         candidates = []
         for worst_rows, most in self.slices[name]:
             rows = worst_rows.filling(
@@ -563,9 +602,9 @@ class _Planner:
                 config.optimizer,
                 accumulated=rows.count < most,
                 reference=name == "grpo" and self.recipe.grpo.beta > 0,
-                divergence=divergence,
+                teachers=self.teachers.get(name),
             )
-            candidates.append(replace(memory, teacher=teacher))
+            candidates.append(memory)
         return max(candidates, key=lambda memory: memory.peak)
 
     def token_curve(self, name: str) -> list[tuple[int, int]]:
@@ -592,8 +631,9 @@ class _Planner:
             optimizer=state_bytes(optimizer, self.policy),
             reference=recipe.grpo.beta > 0 and not recipe.skip_grpo,
         )
-        teacher, _ = self.teachers.get(recipe.phases[-1] if recipe.phases else "", (0, 0))
-        return replace(memory, teacher=teacher)
+        # The last phase's teachers are still there when it is measured, and while it samples.
+        teachers = [self.teachers[phase] for phase in recipe.phases[-1:] if phase in self.teachers]
+        return replace(memory, teacher=sum(entry.weights for entry in teachers))
 
     def slots(self, name: str, most: int, room: int) -> int:
         """Return how many of `most` slots fit into `room` bytes; 0: not even one."""
