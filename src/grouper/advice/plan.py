@@ -191,11 +191,10 @@ class ModelMemory:
             stepping += 2 * self._largest
         targets = min(rows.count * rows.completion, chunk_rows(vocabulary, self._device))
         if teachers is not None:
-            # A teacher reads before the policy does; the comparison comes on top of its activations.
-            compared = teachers.comparing(rows, vocabulary, self._device)
-            peak = max(
-                peak, gradients + teachers.reading(rows), gradients + for_backward + compared
-            )
+            # A teacher reads before the policy does; distributions are compared after it.
+            reading = teachers.reading(rows)
+            comparing = for_backward + teachers.comparing(rows, vocabulary, self._device)
+            peak = max(peak, gradients + reading, gradients + comparing)
         return Memory(
             name=name,
             weights=self.weights,
@@ -209,7 +208,7 @@ class ModelMemory:
         )
 
     def reading(self, rows: Rows) -> int:
-        """Compute the bytes that a forward of these rows without a gradient takes beside weights."""
+        """Compute the bytes that a forward without a gradient takes beside the weights."""
         return self._prefill(rows) + self._dequantized
 
     def sampling(
