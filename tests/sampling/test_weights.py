@@ -252,3 +252,35 @@ def test_a_copy_in_the_training_dtype_computes_as_training_does() -> None:
     copy = SamplingWeights(policy, copy_now=True).current()
     assert copy is not policy
     assert torch.equal(copy(batch).logprobs, policy(batch).logprobs)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@torch.no_grad()
+def test_weights_rounded_once_say_what_weights_rounded_each_time_say(tied: bool) -> None:
+    """To the last bit, also after an update; a tied head leaves the embedding as it was."""
+    policy = Policy(tiny_model(tie_word_embeddings=tied), compute_dtype=torch.bfloat16)
+    batch = make_batch()
+    weights = SamplingWeights(policy)
+    for version in range(3):
+        change(policy, version)
+        current = weights.current()
+        assert current is not policy
+        assert torch.equal(current(batch).logprobs, policy(batch).logprobs)
+    embedding, head = current.model.get_input_embeddings(), current.model.get_output_embeddings()
+    assert embedding.weight.data_ptr() == policy.model.get_input_embeddings().weight.data_ptr()
+    assert head.weight.dtype == torch.bfloat16
+    linears = [module for module in policy.model.modules() if type(module) is torch.nn.Linear]
+    copied = weights.copied()
+    assert sum(p.numel() for p in copied) == sum(module.weight.numel() for module in linears)
+    assert all(parameter.requires_grad for parameter in policy.model.parameters())
+
+
+def test_weights_are_rounded_once_only_where_autocast_rounds_them(folder: Path) -> None:
+    """Not in one dtype, not on a GPU (which has a copy), not with adapters (which have, too)."""
+    same = Policy(tiny_model())
+    assert SamplingWeights(same).current() is same
+    assert SamplingWeights(same).copied() == []
+    mixed = Policy(tiny_model(), compute_dtype=torch.bfloat16)
+    assert SamplingWeights(mixed, device="cuda").current() is mixed
+    lora = adapted(folder, compute_dtype="bfloat16")
+    assert SamplingWeights(lora).current() is lora

@@ -23,6 +23,7 @@ from grouper.algorithms.batching import TrainBatch, demonstration_batch
 from grouper.algorithms.weighting import token_mean
 from grouper.config.schema import GRPOConfig, LoraConfig, OptimizerConfig
 from grouper.errors import ModelError
+from grouper.kernels.cpu import ops
 from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.sampling.native import NativeSampler
@@ -228,6 +229,28 @@ def test_bf16_products_leave_weights_gradients_and_moments_in_float32() -> None:
         v for part in optimizer.parts for state in part.state.values() for v in state.values()
     ]
     assert {v.dtype for v in moments} == {torch.float32}
+
+
+def test_bf16_products_attend_with_our_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary embeddings leave queries in float32, but values are in bfloat16: both are rounded."""
+    dtypes: list[torch.dtype] = []
+    plain = ops.attend
+
+    def attend(query: torch.Tensor, *others: Any) -> torch.Tensor:
+        dtypes.append(query.dtype)
+        return plain(query, *others)
+
+    monkeypatch.setattr(ops, "attend", attend)
+    gradients = {}
+    for name, dtype in (("rounded", torch.bfloat16), ("exact", None)):
+        policy = Policy(tiny_model(scale=1.0), compute_dtype=dtype)
+        policy(make_batch()).logprobs.sum().backward()
+        gradients[name] = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    layers = policy.model.config.num_hidden_layers
+    # Prompts, then completions.
+    assert dtypes[: 2 * layers] == [torch.bfloat16] * 2 * layers
+    distance = (gradients["rounded"] - gradients["exact"]).norm() / gradients["exact"].norm()
+    assert 0 < distance < 0.02
 
 
 def test_lora_trains_only_the_adapter_and_starts_as_the_base() -> None:

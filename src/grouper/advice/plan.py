@@ -51,7 +51,6 @@ from grouper.sampling.weights import (
     SamplingWeights,
     copy_dtype,
     describe_dtypes,
-    is_shared,
 )
 from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
@@ -120,23 +119,13 @@ class ModelMemory:
         self._policy = policy
         self._device = device
         self._shape: Any = policy.model.config.get_text_config()
-        self.sampler = policy
+        # Before a tracer replaces the tensors.
+        weights = SamplingWeights(policy, copy, device=device)
+        self.sampler = weights.current()
         """The policy that samples."""
-        self._copy_bytes = 0
-        if copy is not None:
-            # Before a tracer replaces the tensors.
-            self.sampler = SamplingWeights(policy, copy).current()
-            shared = {
-                name for name, parameter in policy.named_parameters() if is_shared(parameter, copy)
-            }
-            copied = [
-                parameter
-                for name, parameter in self.sampler.named_parameters()
-                if name not in shared
-            ]
-            self._copy_bytes = _bytes(copied)
+        self._copy_bytes = _bytes(weights.copied())
         tracer = Tracer(policy, device)
-        sampling_tracer = tracer if copy is None else Tracer(self.sampler, device)
+        sampling_tracer = tracer if self.sampler is policy else Tracer(self.sampler, device)
         # Cached: a plan needs the same rows several times, and a trace takes seconds.
         self._update = functools.cache(tracer.update)
         self._prefill = functools.cache(sampling_tracer.forward)

@@ -504,22 +504,31 @@ class SharedPrompts:
         flat_prompt_key, flat_key = torch.split(key, sizes, dim=2)
         flat_prompt_value, flat_value = torch.split(value, sizes, dim=2)
 
+        # Rotary embeddings leave queries and keys in float32 under autocast.
+        dtype = heads_dtype(query)
         prompt_query = move_heads(flat_prompt_query, self._prompt_places, self._prompt_shape)
         prompt_key = move_heads(flat_prompt_key, self._prompt_places, self._prompt_shape)
         prompt_value = move_heads(flat_prompt_value, self._prompt_places, self._prompt_shape)
         no_prefix = torch.zeros_like(self._prompt_lengths)
         span = ops.VisibleSpan(no_prefix, self._prompt_lengths, 0, spec.window)
-        prompt_rows = attend(prompt_query, prompt_key, prompt_value, prompt_mask, spec, span)
+        prompt_rows = attend(
+            prompt_query.to(dtype),
+            prompt_key.to(dtype),
+            prompt_value.to(dtype),
+            prompt_mask,
+            spec,
+            span,
+        )
         prompt_out = move_heads(prompt_rows, self._prompt_places)
         if self._places.numel() == 0:
             return prompt_out
 
         row_query = move_heads(flat_query, self._places, self._shape)
-        row_key = self._with_prompts(prompt_key, flat_key)
-        row_value = self._with_prompts(prompt_value, flat_value)
+        row_key = self._with_prompts(prompt_key, flat_key.to(dtype))
+        row_value = self._with_prompts(prompt_value, flat_value.to(dtype))
         prompt_width = self._prompt_shape[1]
         span = ops.VisibleSpan(self._prompts_of_rows, self._inputs, prompt_width, spec.window)
-        rows = attend(row_query, row_key, row_value, mask, spec, span)
+        rows = attend(row_query.to(dtype), row_key, row_value, mask, spec, span)
         out = move_heads(rows, self._places)
         return torch.cat([prompt_out, out], dim=2)
 
