@@ -50,11 +50,16 @@ CODER = "Qwen2.5-Coder-0.5B-Instruct"
 # Ten times the learning rate for an adapter, as everywhere in Grouper.
 ADAPTER = (
     "model.lora={rank: 32, alpha: 64}",
-    "sft.optimizer.learning_rate=2e-4",
-    "grpo.optimizer.learning_rate=3e-5",
+    "sft.optimizer.learning_rate=1e-3",
+    "grpo.optimizer.learning_rate=8e-5",
 )
 # It answers in a box by itself, and writes longer answers than GSM8K's solutions.
-CODER_SETTINGS = ("skip_sft=true", "sampling.max_new_tokens=320", "evaluation.max_new_tokens=320")
+CODER_SETTINGS = (
+    "skip_sft=true",
+    "sampling.max_new_tokens=320",
+    "evaluation.max_new_tokens=320",
+    "grpo.optimizer.learning_rate=3e-6",
+)
 
 CASES = {
     "smollm2-full": Case("smollm2", SMOLLM2, "all weights"),
