@@ -26,6 +26,8 @@ from benchmarks.learning.result_records import (
     record_run,
     source_lines,
 )
+from grouper.advice.plan import plan_run
+from grouper.config.loading import load_recipe
 
 RECIPE = Path(__file__).with_name("real_gsm8k.yaml")
 RESULT = RESULTS / "real_gsm8k.json"
@@ -53,8 +55,8 @@ ADAPTER = (
     "sft.optimizer.learning_rate=1e-3",
     "grpo.optimizer.learning_rate=8e-5",
 )
-# It answers at length by itself: little SFT is enough to make it write as short as GSM8K does, and a
-# step of it takes four times as long as one of SmolLM2.
+# It answers at length by itself: little SFT is enough to make it write as short as GSM8K does, and
+# a step of it takes four times as long as one of SmolLM2.
 CODER_SETTINGS = (
     "data.sft.limit=384",
     "sft.steps=24",
@@ -76,11 +78,11 @@ CASES = {
 }
 
 
-def run(name: str, seed: int, data: Path, options: argparse.Namespace) -> Record:
-    """One whole run."""
+def settings_of(name: str, seed: int, data: Path, options: argparse.Namespace) -> list[str]:
+    """What a run has different from real_gsm8k.yaml."""
     case = CASES[name]
     place = options.folder / f"{name}-{seed}"
-    settings = [
+    return [
         f"model.path={ROOT / 'real-models' / case.model}",
         f"data.sft.path={data / 'train.jsonl'}",
         f"data.train.path={data / 'train.jsonl'}",
@@ -92,8 +94,19 @@ def run(name: str, seed: int, data: Path, options: argparse.Namespace) -> Record
         *case.settings,
         *options.set,
     ]
-    command = ["run", str(RECIPE), *settings]
+
+
+def run(name: str, seed: int, data: Path, options: argparse.Namespace) -> Record:
+    """One whole run."""
+    place = options.folder / f"{name}-{seed}"
+    command = ["run", str(RECIPE), *settings_of(name, seed, data, options)]
     return {"case": name, "seed": seed, **record_run(place, command, threads=options.threads)}
+
+
+def planned_bytes(settings: list[str]) -> int:
+    """What `grouper plan` says of the memory of a run."""
+    plan = plan_run(load_recipe(str(RECIPE), settings), with_cards=False)
+    return max(entry.peak for entry in plan.memory)
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -131,8 +144,10 @@ def hours_row(record: Record) -> str:
     elapsed = max(columns["elapsed_s"][-1] for columns in steps.values())
     seconds = record.get("seconds", elapsed)
     memory = f"{record['peak_bytes'] / 2**30:.1f}" if "peak_bytes" in record else "-"
+    planned = f"{record['planned_bytes'] / 2**30:.1f}" if "planned_bytes" in record else "-"
     cells = [f"{case.title}, {case.weights}", str(record["seed"]), counts]
-    return f"| {' | '.join(cells)} | {seconds / 3600:.1f} | {memory} |"
+    cells += [f"{seconds / 3600:.1f}", memory, planned]
+    return f"| {' | '.join(cells)} |"
 
 
 def page(records: dict[str, Record]) -> str:
@@ -157,8 +172,13 @@ def page(records: dict[str, Record]) -> str:
         "|---|---|---|---|---|---|---|---|",
         *[row for record in found for row in phase_rows(record)],
         "",
-        "| model | seed | steps | hours | GiB |",
-        "|---|---|---|---|---|",
+        "Hours are those of the whole run with all of its evaluations; where the machine below had",
+        "one thread, two runs and other programs shared its cores: hours are an upper bound. GiB",
+        "are the peak of the process with its libraries; `planned` is what `grouper plan` counts,",
+        "tensors alone ([why the two differ](../memory.md#accuracy-of-the-plan)).",
+        "",
+        "| model | seed | steps | hours | GiB | planned |",
+        "|---|---|---|---|---|---|",
         *map(hours_row, found),
         "",
     ]
@@ -184,9 +204,11 @@ def main() -> None:
     for seed in options.seeds:
         for case in () if options.page else options.cases:
             name = f"{case}-{seed}"
-            if name not in read_records(RESULT):
-                record = run(case, seed, options.data.resolve(), options)
-                keep_record(RESULT, name, record)
+            data = options.data.resolve()
+            record = read_records(RESULT).get(name) or run(case, seed, data, options)
+            if "planned_bytes" not in record:
+                record["planned_bytes"] = planned_bytes(settings_of(case, seed, data, options))
+            keep_record(RESULT, name, record)
     PAGE.write_text(page(read_records(RESULT)))
 
 

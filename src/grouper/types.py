@@ -63,6 +63,7 @@ class AnswerKind(StrEnum):
     HASHES = "hashes"
     LAST_NUMBER = "last_number"
     PATTERN = "pattern"
+    PROGRAM = "program"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +131,19 @@ class AnswerFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        r"""The texts that mark an answer: the tags, or `\boxed`; none for a pattern."""
+        r"""The texts that mark an answer: the tags, `\boxed`, ```` ```python ````; else none."""
         if self.tags:
             return self.tags
-        if self.contract.kind is AnswerKind.BOXED:
-            return (r"\boxed",)
-        return ()
+        kinds = {AnswerKind.BOXED: (r"\boxed",), AnswerKind.PROGRAM: ("```python",)}
+        return kinds.get(self.contract.kind, ())
 
     def completion(self, reasoning: str, answer: str) -> str:
-        """Write a completion in this format, without the prefix."""
+        """Write a completion in this format, without the prefix.
+
+        Where a program prints the answer, it prints a string.
+        """
+        if self.contract.kind is AnswerKind.PROGRAM:
+            answer = repr(answer)
         opening, _, remainder = self.template.partition("{reasoning}")
         separator, _, closing = remainder.partition("{answer}")
         text = f"{opening}{reasoning}{separator}{answer}{closing}"
@@ -168,6 +173,8 @@ class Problem:
     source: str
     solution: str | None = None
     """The worked solution, where the source has one: what SFT trains on."""
+    program: str | None = None
+    """A Python program that prints the answer, where the arithmetic of the solution is marked."""
     response: str | None = None
     """A whole completion, where the source has one: SFT trains it word for word. What the prompt
     has already opened (`<think>`) is not part of it."""

@@ -30,7 +30,7 @@ if available_isolation() != "seccomp":
     missing("this machine has no filter of system calls")
 
 # Memory and time small enough that what takes everything ends soon.
-TIGHT = Limits(seconds=0.5, memory_bytes=128 * 2**20, output_bytes=2000)
+TIGHT = Limits(seconds=0.5, clock_seconds=1.0, memory_bytes=128 * 2**20, output_bytes=2000)
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +186,29 @@ def _children(parent: int, name: str) -> list[int]:
     return found
 
 
+def test_a_program_that_computes_is_stopped_by_the_processor_and_one_that_waits_by_the_clock() -> (
+    None
+):
+    limits = Limits(seconds=0.3, clock_seconds=60.0)
+    with ProgramRunner(limits, workers=1) as runner:
+        result = runner.run("while True: pass")
+        assert result.status == "timeout"
+        assert result.seconds < 30
+    limits = Limits(seconds=60.0, clock_seconds=0.3)
+    with ProgramRunner(limits, workers=1) as runner:
+        assert runner.run("import time; time.sleep(100)").status == "timeout"
+
+
+def test_a_program_prints_the_same_in_every_worker() -> None:
+    """Random numbers and the order of sets come from a seed that is always the same."""
+    program = "import random\nprint(random.random(), {str(n) for n in range(50)})"
+    outputs = set()
+    for _ in range(2):
+        with ProgramRunner(workers=1) as runner:
+            outputs |= {runner.run(program).output for _ in range(2)}
+    assert len(outputs) == 1
+
+
 def test_a_worker_that_is_killed_is_replaced(runner: ProgramRunner) -> None:
     assert runner.run("print(1)").output == "1\n"
     for worker in _children(os.getpid(), "worker.py"):
@@ -205,7 +228,7 @@ def test_ten_thousand_hostile_programs(folder: Path) -> None:
     for number in range(10_000):
         text = list(kinds.values())[number % len(kinds)]
         programs.append(text.replace("{folder}", str(folder)).replace("{pid}", str(bystander.pid)))
-    limits = Limits(seconds=0.2, memory_bytes=64 * 2**20, output_bytes=2000)
+    limits = Limits(seconds=0.2, clock_seconds=0.5, memory_bytes=64 * 2**20, output_bytes=2000)
     try:
         with ProgramRunner(limits, workers=2) as runner:
             results = list(runner.map(programs))

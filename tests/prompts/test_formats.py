@@ -16,7 +16,14 @@ from grouper.prompts.formats import warn_about_system, with_plain_stops
 from grouper.prompts.rendering import completion_text, demonstrate, render, uses_chat
 from grouper.types import AnswerKind, Problem
 
-PROBLEM = Problem(id="a/0", question="2+2?", answer="4", source="a", solution="2+2=4.")
+PROBLEM = Problem(
+    id="a/0",
+    question="2+2?",
+    answer="4",
+    source="a",
+    solution="2+2=4.",
+    program="print(2 + 2)",
+)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +41,8 @@ PROBLEM = Problem(id="a/0", question="2+2?", answer="4", source="a", solution="2
             "minerva-4-shot",
             " 2+2=4.\nFinal Answer: The final answer is $4$. I hope it is correct.",
         ),
+        ("program", "```python\nprint(2 + 2)\n```"),
+        ("program-3-shot", "```python\nprint(2 + 2)\n```"),
     ],
 )
 def test_completion_text(name, text):
@@ -43,7 +52,7 @@ def test_completion_text(name, text):
 def test_every_format_is_tested_above():
     assert set(FORMATS) == {
         *("xml", "compact", "think", "r1-zero", "tags", "boxed", "question-only"),
-        *("gsm8k-5-shot", "minerva-4-shot"),
+        *("gsm8k-5-shot", "minerva-4-shot", "program", "program-3-shot"),
     }
 
 

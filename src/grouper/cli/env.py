@@ -27,8 +27,8 @@ def env(*, as_json: bool) -> None:
     """Show versions, devices, extras and kernels.
 
     Shows what Grouper finds on this machine: versions of the packages that its numbers depend on,
-    processors and GPUs with their memory, the optional extras, and the kernels. Include it in bug
-    reports.
+    processors and GPUs with their memory, the optional extras, the kernels, and what isolates
+    programs that a model writes. Include it in bug reports.
     """
     facts = _environment()
     if as_json:
@@ -69,8 +69,22 @@ def _environment() -> dict[str, dict[str, str]]:
         devices[f"cuda:{number}"] = f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB"
     if torch.backends.mps.is_available():
         devices["mps"] = "shares the memory"
-    kernels = {"cpu": kernels_in_use()}
-    return {"versions": versions, "devices": devices, "extras": extras, "kernels": kernels}
+    return {
+        "versions": versions,
+        "devices": devices,
+        "extras": extras,
+        "kernels": {"cpu": kernels_in_use()},
+        "programs of a model": {"isolation": _isolation()},
+    }
+
+
+def _isolation() -> str:
+    """Say what isolates the programs of a model on this machine."""
+    from grouper.programs.runner import available_isolation
+
+    if available_isolation() == "seccomp":
+        return "seccomp: memory and clocks alone, no files, network or processes"
+    return "limits of time and memory alone: no filter of system calls (seccomp) here"
 
 
 def _bfloat16_speed() -> str:

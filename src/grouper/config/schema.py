@@ -586,6 +586,20 @@ class SamplingConfig(Section):
             yield "top_p, top_k and min_p bias GRPO's gradient; allow_truncated: true accepts that"
 
 
+class ProgramsConfig(Section):
+    """How programs that a model writes are run, where the format's answer is one."""
+
+    isolation: Literal["seccomp", "limits"] = "seccomp"
+    """seccomp: nothing but memory and clocks; limits: processor time, memory and output alone,
+    where the model may do whatever you may"""
+    seconds: Seconds = 2.0
+    """processor time of a program; on the clock, five times as long"""
+    memory_mb: Positive = 512
+    """memory of a program"""
+    packages: Names = ()
+    """importable beside a part of the standard library, for example sympy"""
+
+
 class GradingConfig(Section):
     """How answers are compared."""
 
@@ -593,6 +607,7 @@ class GradingConfig(Section):
     """CPU time per answer in the symbolic stage"""
     symbolic: bool = True
     """the Math-Verify stage; false: numbers and text only"""
+    programs: Annotated[ProgramsConfig, SINCE] = ProgramsConfig()
 
 
 class EvaluationConfig(Section):

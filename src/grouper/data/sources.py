@@ -96,7 +96,7 @@ def read_response(text: str, *, opened: bool) -> str:
 
 # Our field -> the set's columns, of which the first that is not empty in a row is taken.
 Columns = Mapping[str, tuple[str, ...]]
-FIELDS = ("question", "answer", "solution", "response", "subject", "level", "id")
+FIELDS = ("question", "answer", "solution", "program", "response", "subject", "level", "id")
 # Our fields of one row, each as text or None.
 Fields = dict[str, str | None]
 

@@ -198,8 +198,40 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 
+_FENCE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
+_PYTHON = ("python", "python3", "py")
+
+
+def last_program(text: str) -> Extraction:
+    r"""The last closed block of Python, which is not the answer yet: what it prints is.
+
+    >>> last_program("So:\n```python\nprint(6 * 7)\n```\n").answer
+    'print(6 * 7)'
+    >>> last_program("```python\nprint(6").reason
+    'the last ```python block is not closed'
+    """
+    program: str | None = None
+    opened: int | None = None  # where the inside of an open block of Python begins
+    is_open = False
+    for fence in _FENCE.finditer(text):
+        name = fence[1].strip().lower()
+        if is_open and not name:
+            if opened is not None:
+                program = text[opened : fence.start()].strip("\n")
+            is_open, opened = False, None
+        elif not is_open:
+            is_open = True
+            opened = fence.end() if name in _PYTHON else None
+    if opened is not None:
+        return Extraction(None, "the last ```python block is not closed")
+    if program is None:
+        return Extraction(None, "no ```python block")
+    return Extraction(program if program.strip() else "", "last ```python block")
+
+
 _NOTATIONS: dict[AnswerKind, Callable[[str], Extraction]] = {
     AnswerKind.BOXED: in_box,
     AnswerKind.HASHES: after_hashes,
     AnswerKind.LAST_NUMBER: _last_number,
+    AnswerKind.PROGRAM: last_program,
 }

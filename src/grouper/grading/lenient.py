@@ -12,7 +12,7 @@ from collections import deque
 
 from grouper.grading.conclusion import find_conclusion
 from grouper.grading.extract import Extraction, after_hashes, extract, first_turn, in_box
-from grouper.types import AnswerContract
+from grouper.types import AnswerContract, AnswerKind
 
 
 def extract_lenient(text: str, contract: AnswerContract) -> Extraction:
@@ -38,11 +38,15 @@ def extract_lenient(text: str, contract: AnswerContract) -> Extraction:
         last = deque(re.finditer(contract.flexible, turn), maxlen=1)
         return Extraction(last[0].group(), "last match") if last else Extraction(None, "no match")
     strict = extract(text, contract)
-    if strict.answer is not None:
-        inside = _inside_a_sentence(strict.answer)
+    # A program is not an answer: the grader has run it, and it printed none.
+    is_program = contract.kind is AnswerKind.PROGRAM
+    if strict.answer is not None and not is_program:
+        inside = inside_a_sentence(strict.answer)
         return inside or Extraction(strict.answer, f"in the format: {strict.reason}")
     begin = len(text) - len(text.lstrip())
     turn = first_turn(first_turn(text, contract.turn_markers), _NEXT_PROBLEM, begin)
+    if is_program:
+        turn = turn.partition("```")[0]
     found = _in_answer_tag(turn, contract)
     for find in (in_box, after_hashes, find_conclusion):
         if not found.answer:
@@ -86,16 +90,21 @@ def _in_answer_tag(text: str, contract: AnswerContract) -> Extraction:
     rest = _HALF_A_TAG.sub("", text[start:].strip()) if start >= 0 and name in own else ""
     if 0 < len(rest) <= _LONG_TAIL:
         found = Extraction(rest, f"<{name}> not closed")
-    return (found.answer and _inside_a_sentence(found.answer)) or found
+    return (found.answer and inside_a_sentence(found.answer)) or found
 
 
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z({])", re.ASCII)
 _MANY_WORDS = 4
 
 
-def _inside_a_sentence(answer: str) -> Extraction | None:
-    """Find the answer in a sentence, if the text is a whole sentence rather than an answer."""
-    if len(_WORD.findall(answer)) < _MANY_WORDS:
+def inside_a_sentence(answer: str, *, words: int = _MANY_WORDS) -> Extraction | None:
+    """Find the answer in a sentence, if the text is a whole sentence rather than an answer.
+
+    Args:
+        answer: the text.
+        words: of how many on it is a sentence.
+    """
+    if len(_WORD.findall(answer)) < words:
         return None
     found = in_box(answer)
     if not found.answer:

@@ -20,22 +20,24 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from grouper.config.schema import GradingConfig
-from grouper.errors import GradingError
+from grouper.errors import ConfigError, GradingError, GrouperError
 from grouper.files import processors
 from grouper.grading.answers import read, read_reference
 from grouper.grading.equivalence import Equivalence, exact
-from grouper.grading.extract import extract
+from grouper.grading.extract import Extraction, extract
 from grouper.grading.lenient import extract_lenient
-from grouper.types import AnswerContract, Grade, Verdict
+from grouper.grading.programs import Programs, printed_answer
+from grouper.programs.runner import ProgramResult
+from grouper.types import AnswerContract, AnswerKind, Grade, Verdict
 
 # Seconds to wait, on however busy a machine: for a worker's start, for a reference to be read
 # (which takes milliseconds), and for an answer beyond its processor time.
@@ -239,6 +241,10 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         self._requests: _Requests = SimpleQueue()
         self._asked: dict[_Pair, Future[Equivalence]] = {}
         self._lock = threading.RLock()
+        self._programs: Programs | None = None
+        if contract.kind is AnswerKind.PROGRAM:
+            self._programs = Programs(settings.programs)
+            weakref.finalize(self, self._programs.close)
         _graders.add(self)
         # Also where it is left open, as by a cell of a notebook that is run again.
         weakref.finalize(self, _end, self._workers)
@@ -271,9 +277,49 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
     def _grade(self, text: str, reference: str, *, lenient: bool = False) -> Grade | Future[Grade]:
         """The grade itself, unless a worker is needed: a future takes longer than most grades."""
         started = time.perf_counter()
-        answer, how = (extract_lenient if lenient else extract)(text, self.contract)
+        find = extract_lenient if lenient else extract
+        if self._programs is None:
+            return self._judge(find(text, self.contract), reference, started, lenient=lenient)
+        program = extract(text, self.contract)
+        if program.answer is None:
+            found = find(text, self.contract) if lenient else program
+            return self._judge(found, reference, started, lenient=lenient)
+
+        def printed(ended: Future[ProgramResult]) -> Grade | Future[Grade]:
+            error = ended.exception()
+            if isinstance(error, GrouperError) and not isinstance(error, ConfigError):
+                # Its worker ended, several times. An isolation that is not there stops the run.
+                lost = Verdict.CRASH
+                return Grade(verdict=lost, extracted=None, stage="program", reason=error.what)
+            found = printed_answer(ended.result(), lenient=lenient)
+            if found.answer is None and lenient:
+                found = extract_lenient(text, self.contract)
+            stage = "program" if found.answer is None else ""
+            return self._judge(found, reference, started, lenient=lenient, stage=stage)
+
+        return _then(self._programs.run(program.answer), printed)
+
+    def _judge(
+        self,
+        found: Extraction,
+        reference: str,
+        started: float,
+        *,
+        lenient: bool,
+        stage: str = "",
+    ) -> Grade | Future[Grade]:
+        """The grade of an answer that was found or not.
+
+        Args:
+            found: the answer as written, or the reason why there is none.
+            reference: the right answer.
+            started: when the grading began.
+            lenient: whether the reason says how it was found.
+            stage: the stage that found none, if it is not the first.
+        """
+        answer, how = found
         if answer is None:
-            decided: Equivalence | None = Equivalence(Verdict.NO_ANSWER, "extract", how)
+            decided: Equivalence | None = Equivalence(Verdict.NO_ANSWER, stage or "extract", how)
         elif self.contract.as_text:
             decided = _compared_as_text(answer, reference)
         else:
@@ -284,23 +330,22 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         seconds = time.perf_counter() - started
 
         def graded(decided: Equivalence) -> Grade:
-            verdict, stage, reason, waited = decided
+            verdict, decisive_stage, reason, waited = decided
             return Grade(
                 verdict=verdict,
                 extracted=answer,
-                stage=stage,
+                stage=decisive_stage,
                 reason=f"{how}; {reason}" if lenient and answer is not None else reason,
                 seconds=seconds + waited,
             )
 
-        if decided is None:
-            judged = self._ask(answer, reference)
-            if not judged.done():
-                result: Future[Grade] = Future()
-                judged.add_done_callback(lambda future: result.set_result(graded(future.result())))
-                return result
-            decided = judged.result()._replace(seconds=0.0)  # judged before: it cost nothing
-        return graded(decided)
+        if decided is not None:
+            return graded(decided)
+        judged = self._ask(answer, reference)
+        if judged.done():
+            # Judged before: it cost nothing.
+            return graded(judged.result()._replace(seconds=0.0))
+        return _then(judged, lambda known: graded(known.result()))
 
     def read_reference(self, reference: str) -> str | None:
         """Why the symbolic stage cannot read a reference, or None. Only its spelling counts.
@@ -322,8 +367,11 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         """Start a worker now, where the symbolic stage is on, and see that it can work.
 
         Raises:
+            ConfigError: answers are programs, and this machine cannot isolate them as asked for.
             GradingError: it dies, for example because Math-Verify is installed but broken.
         """
+        if self._programs is not None:
+            self._programs.start()
         if not self.settings.symbolic:
             return
         decided = self._ask(None, r"\sqrt{2}").result()
@@ -340,6 +388,8 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         with self._lock:
             workers, self._workers[:] = self._workers[:], []
         _end(workers)
+        if self._programs is not None:
+            self._programs.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -373,6 +423,40 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         for worker in self._workers:
             worker.abandon()
         self._workers.clear()
+        if self._programs is not None:
+            self._programs.after_fork()
+
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
+
+def _then(
+    first: Future[Given], make: Callable[[Future[Given]], Made | Future[Made]]
+) -> Future[Made]:
+    """A future of what `make` returns, or of what that brings, once the first is done."""
+    last: Future[Made] = Future()
+
+    def copy(made: Future[Made]) -> None:
+        error = made.exception()
+        if error is None:
+            last.set_result(made.result())
+        else:
+            last.set_exception(error)
+
+    def proceed(known: Future[Given]) -> None:
+        try:
+            made = make(known)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the one who waits gets it
+            last.set_exception(error)
+            return
+        if isinstance(made, Future):
+            made.add_done_callback(copy)
+        else:
+            last.set_result(made)
+
+    first.add_done_callback(proceed)
+    return last
 
 
 def _end(workers: Sequence[_Worker]) -> None:

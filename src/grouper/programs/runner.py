@@ -52,7 +52,7 @@ MODULES = (
 
 # Imported by the worker for itself.
 _FORGOTTEN = ("ctypes", "_ctypes", "subprocess", "importlib.util", "resource", "select", "signal")
-# Seconds beyond a program's own until its worker is given up: it has to be killed by then.
+# Seconds beyond a program's deadline until its worker is given up: it has to be killed by then.
 _PATIENCE = 30.0
 # Times that a request is given to a new worker.
 _TRIES = 3
@@ -63,7 +63,9 @@ class Limits:
     """What a program may use."""
 
     seconds: float = 2.0
-    """Of the clock, from its start to its end."""
+    """Of processor time, so that a busy machine ends no program early."""
+    clock_seconds: float = 10.0
+    """From its start to its end: for programs that wait."""
     memory_bytes: int = 512 * 2**20
     """Beyond what the worker has loaded."""
     output_bytes: int = 10_000
@@ -203,6 +205,11 @@ class ProgramRunner:
         while not self._idle.empty():
             self._idle.get().close()
 
+    def abandon(self) -> None:
+        """After a fork, in the child: let go of the parent's workers without touching them."""
+        while not self._idle.empty():
+            self._idle.get().abandon()
+
     def __enter__(self) -> Self:
         return self
 
@@ -218,7 +225,7 @@ class ProgramRunner:
         request = {"program": program, "forgotten": _FORGOTTEN, **asdict(self._limits)}
         worker = self._idle.get()
         try:
-            return worker.answer(request, self._limits.seconds + _PATIENCE)
+            return worker.answer(request, self._limits.clock_seconds + _PATIENCE)
         finally:
             self._idle.put(worker)
 
@@ -294,17 +301,26 @@ class _Worker:
             self._process.communicate()
             self._process = None
 
+    def abandon(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with process:  # which closes the pipes
+                process.returncode = 0  # not our child: nothing to reap or warn about
+
 
 def _start() -> subprocess.Popen[bytes]:
-    """Start a worker, which knows none of the secrets around it."""
+    """Start a worker, which knows none of the secrets around it.
+
+    Sets of strings have one order in all of them: a program prints the same tomorrow.
+    """
     script = Path(__file__).with_name("worker.py")
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(script)],
+        [sys.executable, "-P", "-s", "-S", str(script)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        env={"LANG": "C.UTF-8"},
+        env={"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
         start_new_session=True,
     )
 

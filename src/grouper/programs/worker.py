@@ -1,4 +1,4 @@
-"""A warm process that runs programs, each in a fork of its own: `python -I -S worker.py`.
+"""A warm process that runs programs, each in a fork of its own: `python -P -s -S worker.py`.
 
 It has imported what programs may use, holds nothing else, and never runs a program itself. A
 request is a line of JSON on standard input, the reply a line on standard output. Standard library
@@ -34,13 +34,16 @@ _ISOLATED = b"isolated\n"
 _REPORT_BYTES = 4096
 _BLOCK = 65536
 
+# Exit codes of processes that have used up their processor time.
+_OUT_OF_TIME = (-signal.SIGPROF, -signal.SIGXCPU)
+
 # Where programs write, in a process that runs one.
 _OUTPUT = 1
 _REPORT = 3
 
 
 def _beside(name: str) -> ModuleType:
-    """Import a file of this folder, which `-I` keeps off the search path."""
+    """Import a file of this folder, which `-P` keeps off the search path."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -56,7 +59,8 @@ def _limit(seconds: float, memory_bytes: int) -> None:
     """Bound what the process may use, for good."""
     pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
     address_space = int(pages) * resource.getpagesize() + memory_bytes
-    # The parent's deadline comes first, unless it is stopped.
+    # Ends the process with SIGPROF; the limit of whole seconds is for programs that catch it.
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     processor_seconds = int(seconds) + 2
     for name, most in (
         (resource.RLIMIT_AS, address_space),
@@ -105,6 +109,8 @@ def _run_here(text: str, request: dict[str, Any], restrict: Any) -> None:
         )
         for name in request["forgotten"]:
             sys.modules.pop(name, None)
+        # A program draws the same numbers whenever it is run.
+        importlib.import_module("random").seed(0)
         # `-S` leaves them out.
         vars(builtins).update(exit=sys.exit, quit=sys.exit)
         restrict()
@@ -146,7 +152,7 @@ def _answer(request: dict[str, Any], restrict: Any) -> dict[str, Any]:
     os.close(report)
     ended, written, reported = _listen(
         {output_end: request["output_bytes"], report_end: _REPORT_BYTES},
-        started + request["seconds"],
+        started + request["clock_seconds"],
     )
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
@@ -164,6 +170,8 @@ def _answer(request: dict[str, Any], restrict: Any) -> dict[str, Any]:
     problem = reported.removeprefix(_ISOLATED)
     if ended != "finished":
         return reply
+    if code in _OUT_OF_TIME:
+        return {**reply, "status": "timeout"}
     if code not in (0, -signal.SIGKILL):
         reply |= {"status": "died", "text": _death(code)}
     elif problem:

@@ -59,13 +59,15 @@ def _format_from_row(name: str, row: dict[str, Any]) -> AnswerFormat:
         fields = {key: row.pop(key) for key in keys}
         contract = AnswerContract(kind=AnswerKind.PATTERN, turn_markers=stop, **fields)
     else:
-        contract = AnswerContract(kind=AnswerKind.BOXED, turn_markers=TURN_MARKERS)
+        kind = AnswerKind(row.pop("kind", AnswerKind.BOXED))
+        contract = AnswerContract(kind=kind, turn_markers=TURN_MARKERS)
     if "plain" in row:
         layout = row["plain"]
         examples = ""
         for question, answer in row.pop("examples", ()):
             example_prompt = layout.replace("{question}", question)
-            examples += f"{example_prompt} {answer}\n\n"
+            space = "" if example_prompt.endswith("\n") else " "
+            examples += f"{example_prompt}{space}{answer}\n\n"
         row["plain"] = examples + layout
         row["chat"] = "plain"
     return AnswerFormat(name=name, contract=contract, tags=tags, stop=stop, **row)

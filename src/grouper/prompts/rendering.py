@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from grouper.errors import PromptError, nearest
+from grouper.programs.from_marks import program_from_marks
 from grouper.types import AnswerFormat, AnswerKind, Demonstration, Message, Problem, Prompt
 
 log = logging.getLogger(__name__)
@@ -486,12 +487,17 @@ def completion_text(problem: Problem, fmt: AnswerFormat) -> str:
     opened that already. Else the answer is the column `demonstrated_answer` where the source has
     one, or the reference.
 
+    Where the answer is what a program prints, the solution is a program: that of the problem, or
+    one made of the arithmetic that its solution marks.
+
     Raises:
-        PromptError: the problem has no worked solution, one that holds tags of the format, or a
-            response in another layout.
+        PromptError: the problem has no worked solution, one that holds tags of the format, a
+            response in another layout, or no program for a format that needs one.
     """
     if problem.response is not None:
         return _response_text(problem, problem.response, fmt)
+    if fmt.contract.kind is AnswerKind.PROGRAM:
+        return _in_block(problem.program or _program_of(problem))
     solution = problem.solution or ""
     if not solution.strip():
         raise PromptError(f"problem {problem.id} has no worked solution", where="data.sft")
@@ -505,6 +511,28 @@ def completion_text(problem: Problem, fmt: AnswerFormat) -> str:
             where="data.sft",
         )
     return right_completion(problem, fmt, problem.columns.get("demonstrated_answer"))
+
+
+def _program_of(problem: Problem) -> str:
+    """Return a program made of marked arithmetic (`<<48/2=24>>`).
+
+    Raises:
+        PromptError: none is marked, or it does not lead to the reference.
+    """
+    for text in problem.columns.values():
+        if isinstance(text, str) and "<<" in text:
+            program = program_from_marks(text, problem.question, problem.answer)
+            if program is not None:
+                return program
+    raise PromptError(
+        f"problem {problem.id} has no program, and its solution marks no arithmetic "
+        "(<<48/2=24>>) that leads to its answer",
+        where="data.sft",
+    )
+
+
+def _in_block(program: str) -> str:
+    return f"```python\n{program}\n```"
 
 
 def _response_text(problem: Problem, response: str, fmt: AnswerFormat) -> str:

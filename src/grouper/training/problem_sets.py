@@ -9,14 +9,14 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from grouper.config.schema import PhaseConfig, Recipe, SourceConfig
+from grouper.config.schema import PhaseConfig, ProgramsConfig, Recipe, SourceConfig
 from grouper.data import ProblemSet, find_overlap, hold_out, load_problems, without
 from grouper.data.audit import is_sentence
 from grouper.data.overlap import question_words
 from grouper.errors import ConfigError, DataError, plural
 from grouper.prompts import make_format
 from grouper.training.curriculum import total_steps
-from grouper.types import Problem
+from grouper.types import AnswerKind, Problem
 
 log = logging.getLogger(__name__)
 
@@ -368,6 +368,8 @@ _OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 def opening_lines(recipe: Recipe, sets: ProblemSets, fitting: Mapping[str, int]) -> Iterator[str]:
     """Yield the lines printed at the start of a run; the arguments are those of `phase_lines`."""
     yield from phase_lines(recipe, sets, fitting)
+    if make_format(recipe.prompt).contract.kind is AnswerKind.PROGRAM:
+        yield _isolation_line(recipe.grading.programs)
     if recipe.skip_grpo:
         return
     sampling = recipe.sampling
@@ -386,3 +388,14 @@ def opening_lines(recipe: Recipe, sets: ProblemSets, fitting: Mapping[str, int])
         yield "Control run (grpo.shuffle_rewards): rewards are dealt out at random."
     if recipe.grpo.group_size < 4:
         yield f"grpo.group_size={recipe.grpo.group_size}: below 4 most groups carry no signal."
+
+
+def _isolation_line(programs: ProgramsConfig) -> str:
+    """Say how the model's programs are run."""
+    limits = f"{programs.seconds:g} s and {programs.memory_mb:,} MB each"
+    if programs.isolation == "seccomp":
+        return f"Programs of the model run isolated (seccomp), {limits}."
+    return (
+        f"Programs of the model run with your rights, {limits}: they are not isolated "
+        "(grading.programs.isolation: limits)."
+    )

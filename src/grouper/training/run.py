@@ -39,6 +39,7 @@ from grouper.models.folders import (
 from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
 from grouper.models.new_model import new_model_config
 from grouper.printable import printable
+from grouper.prompts.formats import make_format
 from grouper.rewards.user_code import code_fingerprints
 from grouper.runs.folder import ANSWERS_FILE, RunFolder
 from grouper.runs.progress import Progress, end_logging, setup_logging
@@ -59,6 +60,7 @@ from grouper.training.problem_sets import (
 )
 from grouper.training.stop_signal import StopSignal
 from grouper.training.teachers import check_teachers, teacher_marks, teacher_settings
+from grouper.types import AnswerKind
 
 log = logging.getLogger(__name__)
 
@@ -410,4 +412,6 @@ def describe_versions(recipe: Recipe) -> dict[str, str]:
         versions["compute dtype"] = on_device(recipe.model, device.type).compute_dtype
     if device.type == "cpu":
         versions["kernels"] = kernels_in_use()
+    if make_format(recipe.prompt).contract.kind is AnswerKind.PROGRAM:
+        versions["isolation of programs"] = recipe.grading.programs.isolation
     return versions
