@@ -44,7 +44,6 @@ from grouper.evaluation.evaluate import Measurement, few_at_a_time, measure, set
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.suites import Suite
 from grouper.files import append_line, dumps, write_atomic
-from grouper.grading import extract
 from grouper.models.folders import (
     identity_of,
     recipe_for,
@@ -652,7 +651,7 @@ class Generator(AbstractContextManager["Generator"]):
 
     def _solution(self, question: str, prompt: Prompt, completion: Completion) -> Solution:
         """Return the completion of a question's prompt, with the answer that it commits to."""
-        extraction = extract(completion.text, self.prepared.format.contract)
+        extraction = self.prepared.grader.answer(completion.text)
         return Solution(
             question=question,
             prompt=prompt.text,

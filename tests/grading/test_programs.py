@@ -6,8 +6,10 @@ import os
 import time
 
 import pytest
+from click.testing import CliRunner
 from gates import missing
 
+from grouper.cli.main import cli
 from grouper.config.schema import GradingConfig, PromptConfig
 from grouper.errors import ConfigError
 from grouper.grading import Grader, programs
@@ -15,6 +17,7 @@ from grouper.grading.extract import last_program
 from grouper.programs import runner
 from grouper.programs.runner import ProgramRunner, available_isolation
 from grouper.prompts import make_format
+from grouper.rewards.core import Completed
 from grouper.types import AnswerContract, AnswerKind, Grade, Verdict
 
 if available_isolation() != "seccomp":
@@ -191,3 +194,18 @@ def test_examples_of_the_prompt_for_base_models_print_their_answers() -> None:
             assert program is not None
             answers.append(programs.printed_answer(opened.run(program)).answer)
     assert answers == ["43", "47", "4"]
+
+
+def test_what_a_completion_commits_to_is_what_its_program_prints(grader: Grader) -> None:
+    """For `generate` and `chat`, for rewards that read the answer, and for `grouper grade`."""
+    assert grader.answer(block("print(6 * 7)")).answer == "42"
+    assert grader.answer(block("1 / 0")).reason.startswith("program failed: line 1")
+    assert grader.answer("42").reason == "no ```python block"
+    fmt = make_format(PromptConfig(format="program"))
+    done = Completed(text=block("print(6 * 7)"), format=fmt, columns={"answer": "42"})
+    assert (done.answer, done.grade.correct) == ("42", True)
+    shown = CliRunner().invoke(
+        cli, ["grade", block("print(6 * 7)"), "--answer", "42", "--format", "program"]
+    )
+    assert "prints     42  (last line of the program)" in shown.output
+    assert "verdict    correct" in shown.output

@@ -159,10 +159,12 @@ def _grade_text(
     note = "" if format_name else "  (by the look of the text; --format names another)"
     problem = check_references([answer])[answer] or "readable, equals itself"
     click.echo(f"format     {name}{note}\nreference  {short(answer)}  ({problem})")
-    extractions = {"strict": extract(text, contract), "lenient": extract_lenient(text, contract)}
-    for label, extraction in extractions.items():
-        click.echo(f"{label:<10} {short(extraction.answer)}  ({extraction.reason})")
     with Grader(contract, grading) as grader:
+        extractions = {"strict": grader.answer(text), "lenient": extract_lenient(text, contract)}
+        if contract.kind is AnswerKind.PROGRAM:
+            extractions = {"program": extract(text, contract), "prints": grader.answer(text)}
+        for label, extraction in extractions.items():
+            click.echo(f"{label:<10} {short(extraction.answer)}  ({extraction.reason})")
         for label, lenient in (("verdict", False), ("leniently", True)):
             graded = grader.submit(text, answer, lenient=lenient).result()
             verdict = click.style(graded.verdict.value, fg=_color(graded), bold=True)

@@ -26,12 +26,13 @@ from grouper.files import load_table
 
 
 def _marked(mark: str, model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield key and default of every setting or section with a mark."""
+    """Yield key and default, as JSON values, of every setting or section with a mark."""
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         section = field.annotation
         if mark in field.metadata:
-            yield key, field.default
+            default = field.default
+            yield key, default.model_dump(mode="json") if isinstance(default, BaseModel) else default
         elif isinstance(section, type) and issubclass(section, BaseModel):
             yield from _marked(mark, section, f"{key}.")
 

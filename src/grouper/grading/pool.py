@@ -274,6 +274,17 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         known.set_result(found)
         return known
 
+    def answer(self, text: str) -> Extraction:
+        """The answer that a completion commits to; a program is run.
+
+        Raises:
+            GrouperError: a program cannot be run.
+        """
+        found = extract(text, self.contract)
+        if self._programs is None or found.answer is None:
+            return found
+        return printed_answer(self._programs.run(found.answer).result())
+
     def _grade(self, text: str, reference: str, *, lenient: bool = False) -> Grade | Future[Grade]:
         """The grade itself, unless a worker is needed: a future takes longer than most grades."""
         started = time.perf_counter()

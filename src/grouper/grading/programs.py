@@ -44,16 +44,21 @@ class Programs:
         Raises:
             ConfigError: not as the settings ask for, or a package is missing.
         """
-        require_isolation(self._settings.isolation, where="grading.programs.isolation")
         self.run("print(1)").result()
 
     def run(self, program: str) -> Future[ProgramResult]:
-        """Begin to run a program, or return what is known of it."""
+        """Begin to run a program, or return what is known of it.
+
+        Raises:
+            ConfigError: this machine does not isolate it as the settings ask for, or a package is
+                missing.
+        """
         with self._lock:
             known = self._known.get(program)
             if known is not None:
                 return known
             if self._runner is None:
+                require_isolation(self._settings.isolation, where="grading.programs.isolation")
                 self._runner = runner_of(self._settings)
             future = self._known[program] = self._runner.submit(program)
             if len(self._known) > _REMEMBERED:

@@ -77,7 +77,12 @@ class Completed:
 
     @property
     def answer(self) -> str | None:
-        """The answer in the place where the prompt's format wants it, or None."""
+        """The answer in the place where the prompt's format wants it, or None.
+
+        Where that is a program, what it has printed.
+        """
+        if self.format.contract.kind is AnswerKind.PROGRAM:
+            return self.grade.extracted
         return extract(self.text, self.format.contract).answer
 
     @cached_property
