@@ -32,7 +32,9 @@ def _marked(mark: str, model: type[BaseModel], prefix: str = "") -> Iterator[tup
         section = field.annotation
         if mark in field.metadata:
             default = field.default
-            yield key, default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+            if isinstance(default, BaseModel):
+                default = default.model_dump(mode="json")
+            yield key, default
         elif isinstance(section, type) and issubclass(section, BaseModel):
             yield from _marked(mark, section, f"{key}.")
 
