@@ -121,6 +121,8 @@ class AnswerFormat:
     format's own chat template, which is put into the tokenizer."""
     plain: str = "{system}\n\nUser: {question}\nAssistant:\n"
     """The prompt without a chat template, `prefix` left out."""
+    tools: bool = False
+    """Whether a completion has turns: a block of code is run, and the model reads its output."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Values for variables of the model's own chat template, such as `enable_thinking`."""
 
@@ -136,6 +138,11 @@ class AnswerFormat:
             return self.tags
         kinds = {AnswerKind.BOXED: (r"\boxed",), AnswerKind.PROGRAM: ("```python",)}
         return kinds.get(self.contract.kind, ())
+
+    @property
+    def runs_programs(self) -> bool:
+        """Whether what a model writes in this format is run."""
+        return self.tools or self.contract.kind is AnswerKind.PROGRAM
 
     def completion(self, reasoning: str, answer: str) -> str:
         """Write a completion in this format, without the prefix.
@@ -274,12 +281,25 @@ class Completion:
     entropies: tuple[float, ...] = ()
     """In nats: of the distribution each id was drawn from, before any truncation. Empty where the
     sampler does not know it."""
+    tool_spans: tuple[tuple[int, int], ...] = ()
+    """[start, end) of the ids that tools wrote and the model only read: they are never trained, and
+    their log-probs and entropies are 0. In order, apart from each other."""
 
     def __post_init__(self) -> None:
         count = len(self.token_ids)
         _require(count > 0, "a completion has at least one token")
         _require(len(self.logprobs) == count, "one log-prob per token")
         _require(len(self.entropies) in (0, count), "one entropy per token, or none at all")
+        borders = [0, *(border for span in self.tool_spans for border in span), count]
+        _require(borders == sorted(borders), "tool spans lie in the completion, one after another")
+
+    @property
+    def sampled(self) -> tuple[bool, ...]:
+        """For each id, whether the model drew it."""
+        is_sampled = [True] * len(self.token_ids)
+        for start, end in self.tool_spans:
+            is_sampled[start:end] = [False] * (end - start)
+        return tuple(is_sampled)
 
     @classmethod
     def bare(
@@ -402,6 +422,8 @@ class Demonstration:
     prompt: Prompt
     token_ids: tuple[int, ...]
     """Of the completion; the last one is the stop token."""
+    tool_spans: tuple[tuple[int, int], ...] = ()
+    """As those of a `Completion`: read, and never trained."""
 
 
 @dataclass(frozen=True, slots=True)

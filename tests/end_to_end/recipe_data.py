@@ -77,6 +77,11 @@ def numina(shared: Path, folder: Path) -> list[str]:
     return [f"data.{part}.path={LAYOUTS / 'numina-tir'}" for part in ("train", "test")]
 
 
+def numina_with_sft(shared: Path, folder: Path) -> list[str]:
+    """The same rows as worked solutions, too."""
+    return [*numina(shared, folder), f"data.sft.path={LAYOUTS / 'numina-tir'}"]
+
+
 def openmath_and_dapo(shared: Path, folder: Path) -> list[str]:
     """Rows of our own in the columns of OpenMathReasoning-mini and DAPO-Math-17k-Processed."""
     del shared, folder
@@ -93,6 +98,7 @@ DATA: dict[str, Callable[[Path, Path], list[str]]] = {
     "gsm8k-lite": gsm8k,
     "openmath-dapo": openmath_and_dapo,
     "r1-zero-numina": numina,
+    "numina-tir": numina_with_sft,
     "gsm8k": gsm8k,
     "math": math_with_solutions,
 }

@@ -56,6 +56,7 @@ SIZES = {
     "gsm8k-lite": Sizes(teaching=60, new_tokens=110, prompts=2),
     "openmath-dapo": Sizes(teaching=50, new_tokens=150, prompts=6),
     "r1-zero-numina": Sizes(teaching=60, new_tokens=150),
+    "numina-tir": Sizes(teaching=60, new_tokens=150),
     "gsm8k": Sizes(teaching=60, new_tokens=110, prompts=6),
     "math": Sizes(teaching=60, new_tokens=60, prompts=8),
 }

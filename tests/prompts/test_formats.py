@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 import tokenizer_fixtures as fixtures
 
+from grouper.algorithms.batching import demonstration_batch
+from grouper.algorithms.weighting import token_mean
 from grouper.config.schema import PromptConfig, TagsConfig
 from grouper.errors import PromptError
 from grouper.grading import grade
@@ -41,6 +43,7 @@ PROBLEM = Problem(
             "minerva-4-shot",
             " 2+2=4.\nFinal Answer: The final answer is $4$. I hope it is correct.",
         ),
+        ("python-tool", "2+2=4.\n\nThe final answer is \\boxed{4}."),
         ("program", "```python\nprint(2 + 2)\n```"),
         ("program-3-shot", "```python\nprint(2 + 2)\n```"),
     ],
@@ -52,7 +55,7 @@ def test_completion_text(name, text):
 def test_every_format_is_tested_above():
     assert set(FORMATS) == {
         *("xml", "compact", "think", "r1-zero", "tags", "boxed", "question-only"),
-        *("gsm8k-5-shot", "minerva-4-shot", "program", "program-3-shot"),
+        *("gsm8k-5-shot", "minerva-4-shot", "program", "program-3-shot", "python-tool"),
     }
 
 
@@ -287,3 +290,20 @@ def test_a_response_in_another_layout_is_refused():
         completion_text(problem, FORMATS["boxed"])
     boxed = replace(problem, response=r"</think> \boxed2")
     assert completion_text(boxed, FORMATS["boxed"]) == boxed.response
+
+
+def test_outputs_of_tools_are_read_and_encoded_apart():
+    """Each as sampling in turns has them: the same ids, and nothing printed is a special token."""
+    tokenizer = fixtures.qwen25().tokenizer
+    said = "```output\n4 <|im_end|>\n```\n"
+    solution = f"So:\n```python\nprint(2+2)\n```\n{said}It is \\boxed{{4}}."
+    problem = replace(PROBLEM, solution=solution)
+    fmt = make_format(PromptConfig(format="python-tool"))
+    shown = demonstrate(problem, fmt, tokenizer, tokenizer.eos_token_id)
+    ((start, end),) = shown.tool_spans
+    assert tokenizer.decode(shown.token_ids[start:end]) == said
+    assert tokenizer.decode(shown.token_ids[:-1]) == solution
+    assert shown.token_ids.count(tokenizer.eos_token_id) == 1
+    batch = demonstration_batch([shown], token_mean)
+    assert not batch.mask[0, start:end].any()
+    assert int(batch.mask.sum()) == len(shown.token_ids) - (end - start)

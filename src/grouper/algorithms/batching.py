@@ -235,10 +235,25 @@ def demonstration_batch(
     *,
     weighting_constant: float = 0.0,
 ) -> TrainBatch:
-    """Make the batch of an SFT step: every completion token and the stop token is a target."""
+    """Make the batch of an SFT step: every completion token and the stop token is a target.
+
+    Tokens that tools wrote are read and no targets.
+    """
     prompts = [d.prompt.token_ids for d in demonstrations]
     rows = unweighted_rows(prompts, [d.token_ids for d in demonstrations], range(len(prompts)))
-    return replace(rows, weights=weighting(rows.mask, weighting_constant).float())
+    mask = _without_tools(rows.mask, [d.tool_spans for d in demonstrations])
+    return replace(rows, mask=mask, weights=weighting(mask, weighting_constant).float())
+
+
+def _without_tools(mask: Tensor, spans: Sequence[Sequence[tuple[int, int]]]) -> Tensor:
+    """Return a mask [R, T] without the tokens that tools wrote, given as spans of each row."""
+    if not any(spans):
+        return mask
+    mask = mask.clone()
+    for row, of_row in enumerate(spans):
+        for start, end in of_row:
+            mask[row, start:end] = False
+    return mask
 
 
 def rollout_rows(
@@ -278,7 +293,8 @@ def rollout_rows(
         [group.prompt.token_ids for group in groups], token_ids, [*group_numbers, *written]
     )
     truncated = [completion.truncated for completion in completions]
-    mask = rows.mask
+    spans = [completion.tool_spans for completion in completions]
+    mask = _without_tools(rows.mask, spans)
     if mask_truncated:
         mask &= ~torch.tensor([*truncated, *(False for _ in written)])[:, None]
     logprobs = [

@@ -548,6 +548,17 @@ class VllmConfig(Section):
             yield "servers are only for mode: server"
 
 
+class ToolsConfig(Section):
+    """Tools that a completion may call, in a format with turns (`prompt.format: python-tool`)."""
+
+    calls: Positive = 4
+    """at most, in one completion; later blocks are text"""
+    output_tokens: Annotated[int, Field(ge=16)] = 128
+    """of what a tool says; the rest is cut off. They count for max_new_tokens"""
+    functions: Names = ()
+    """tools of your own beside Python, as path/to/file.py:function"""
+
+
 class SamplingConfig(Section):
     """How GRPO draws its rollouts; evaluation has its own settings."""
 
@@ -576,6 +587,7 @@ class SamplingConfig(Section):
     """native: Grouper's own, on the training device; vllm: needs vLLM, see docs/vllm.md"""
     vllm: Annotated[VllmConfig, ASIDE] = VllmConfig()
     """only for engine: vllm"""
+    tools: Annotated[ToolsConfig, SINCE] = ToolsConfig()
 
     def contradictions(self) -> Iterator[str]:
         if self.max_total_tokens is not None and self.max_new_tokens != _MAX_NEW_TOKENS:

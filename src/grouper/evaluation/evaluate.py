@@ -32,6 +32,7 @@ from grouper.rewards.builtin import format_holds
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.sample_and_grade import grade_as_drawn
+from grouper.sampling.turns import innermost
 from grouper.types import (
     AnswerFormat,
     AnswerKind,
@@ -213,20 +214,21 @@ def few_at_a_time(sampler: Sampler, policy: Policy) -> Iterator[None]:
     All sequences together would end when the last one does, and an evaluation of a large model that
     was killed before that would have kept nothing.
     """
-    if not isinstance(sampler, NativeSampler) or policy.device.type != "cpu":
+    native = innermost(sampler)
+    if not isinstance(native, NativeSampler) or policy.device.type != "cpu":
         yield
         return
     size = sum(parameter.numel() for parameter in policy.model.parameters())
-    max_slots = sampler.max_slots
+    max_slots = native.max_slots
     affordable = int(_TOKEN_SECONDS * _SLOW_CPU / (2 * size))
     few = min(max_slots, max(_FEWEST, affordable))
-    sampler.max_slots = few
+    native.max_slots = few
     try:
         yield
     finally:
         # Another value means that memory ran out: the sampler keeps it.
-        if sampler.max_slots == few:
-            sampler.max_slots = max_slots
+        if native.max_slots == few:
+            native.max_slots = max_slots
 
 
 # Values of each tensor that tell the weights of a model from others: training changes all of them.

@@ -8,7 +8,7 @@ Every miss has a reason, and all scans are linear: a megabyte takes milliseconds
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from grouper.types import AnswerContract, AnswerKind
@@ -202,6 +202,40 @@ _FENCE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
 _PYTHON = ("python", "python3", "py")
 
 
+class Block(NamedTuple):
+    """A block of code: the name behind its opening fence, and what stands inside."""
+
+    name: str
+    text: str
+
+
+def blocks(text: str) -> tuple[list[Block], str | None]:
+    r"""The closed blocks of a text in order, and the name of the one that is left open.
+
+    >>> blocks("```python\n1\n```\n```\n2\n```\n```py\n3")
+    ([Block(name='python', text='1'), Block(name='', text='2')], 'py')
+    """
+    found = []
+    name: str | None = None
+    start = 0
+    for fence in _FENCE.finditer(text):
+        label = fence[1].strip().lower()
+        if name is None:
+            name, start = label, fence.end() + 1
+        elif not label:
+            found.append(Block(name, text[start : fence.start()].removesuffix("\n")))
+            name = None
+    return found, name
+
+
+def last_block(text: str, names: Collection[str]) -> Block | None:
+    """The last closed block, if it has one of these names and no block is open after it."""
+    found, left_open = blocks(text)
+    if not found or left_open is not None or found[-1].name not in names:
+        return None
+    return found[-1]
+
+
 def last_program(text: str) -> Extraction:
     r"""The last closed block of Python, which is not the answer yet: what it prints is.
 
@@ -210,23 +244,13 @@ def last_program(text: str) -> Extraction:
     >>> last_program("```python\nprint(6").reason
     'the last ```python block is not closed'
     """
-    program: str | None = None
-    opened: int | None = None  # where the inside of an open block of Python begins
-    is_open = False
-    for fence in _FENCE.finditer(text):
-        name = fence[1].strip().lower()
-        if is_open and not name:
-            if opened is not None:
-                program = text[opened : fence.start()].strip("\n")
-            is_open, opened = False, None
-        elif not is_open:
-            is_open = True
-            opened = fence.end() if name in _PYTHON else None
-    if opened is not None:
+    found, left_open = blocks(text)
+    if left_open in _PYTHON:
         return Extraction(None, "the last ```python block is not closed")
-    if program is None:
+    programs = [block.text for block in found if block.name in _PYTHON]
+    if not programs:
         return Extraction(None, "no ```python block")
-    return Extraction(program if program.strip() else "", "last ```python block")
+    return Extraction(programs[-1] if programs[-1].strip() else "", "last ```python block")
 
 
 _NOTATIONS: dict[AnswerKind, Callable[[str], Extraction]] = {

@@ -454,14 +454,48 @@ def demonstrate(
     prompt = render(problem, fmt, tokenizer)
     text = completion_text(problem, fmt)
     text = _without_end(tokenizer, text, stop_token_id)
-    ids = encode_completion(tokenizer, text, problem.id)
+    spans: tuple[tuple[int, int], ...] = ()
+    if fmt.tools:
+        ids, spans = _encode_turns(tokenizer, text, problem.id)
+    else:
+        ids = encode_completion(tokenizer, text, problem.id)
     ids = [*ids, stop_token_id]
     if ids.count(stop_token_id) > 1:
         raise PromptError(
             f"the worked solution of {problem.id} holds the stop token itself in its middle",
             where="data.sft",
         )
-    return Demonstration(prompt=prompt, token_ids=_shared(ids))
+    return Demonstration(prompt=prompt, token_ids=_shared(ids), tool_spans=spans)
+
+
+# What a tool has said, with the line break that it ends with (`sampling.tools.output_block`).
+_OUTPUT = re.compile(r"^```output\n.*?\n```(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+
+
+def _encode_turns(
+    tokenizer: Tokenizer, text: str, problem_id: str
+) -> tuple[list[int], tuple[tuple[int, int], ...]]:
+    """Encode a completion with outputs of tools: each apart, as sampling in turns has them.
+
+    Returns:
+        The ids, and the spans of those that tools wrote.
+
+    Raises:
+        PromptError: the text does not survive encoding and decoding.
+    """
+    ids: list[int] = []
+    spans: list[tuple[int, int]] = []
+    start = 0
+    for output in _OUTPUT.finditer(text):
+        if start < output.start():
+            ids += encode_completion(tokenizer, text[start : output.start()], problem_id)
+        said = tokenizer.encode(output[0], add_special_tokens=False, split_special_tokens=True)
+        spans.append((len(ids), len(ids) + len(said)))
+        ids += said
+        start = output.end()
+    if start < len(text):
+        ids += encode_completion(tokenizer, text[start:], problem_id)
+    return ids, tuple(spans)
 
 
 def _without_end(tokenizer: Tokenizer, text: str, stop_token_id: int) -> str:

@@ -84,6 +84,8 @@ class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
     rewards: dict[str, float | None]
     reward: float | None
     advantage: float | None
+    tool_spans: list[tuple[int, int]] | None = None
+    """[start, end) of the tokens that tools wrote; missing if there are none."""
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
@@ -230,6 +232,8 @@ def rollout_rows(
         completion = rollout.completion
         grade = rollout.grade
         columns = dict(tokens.get((number, sample), {}))
+        if completion.tool_spans:
+            columns["tool_spans"] = list(completion.tool_spans)
         if with_ids:
             columns |= {
                 "prompt_token_ids": list(group.prompt.token_ids),

@@ -21,6 +21,8 @@ from grouper.models.policy import ADAPTER, Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import ModelSampler
 from grouper.sampling.native import NativeSampler
+from grouper.sampling.tools import Toolbox
+from grouper.sampling.turns import TurnSampler
 from grouper.sampling.vllm.sampler import (
     TOLERANCE,
     Engine,
@@ -54,6 +56,8 @@ class Samplers:
     tokenizer: Any
     stop_token_ids: Sequence[int]
     longest: int
+    toolbox: Toolbox | None = None
+    """What completions may call; None: they have no turns."""
     processes: ProcessGroup = field(default_factory=ProcessGroup)
     ends: ExitStack = field(default_factory=ExitStack)
     """The processes and folders that `close` ends and deletes."""
@@ -67,7 +71,10 @@ class Samplers:
             copy_now: copy the weights before they are split over processes, if the sampler needs
                 a copy.
         """
-        return SAMPLERS[self.recipe.sampling.engine](self, policy, copy_now)
+        sampler = SAMPLERS[self.recipe.sampling.engine](self, policy, copy_now)
+        if self.toolbox is None:
+            return sampler
+        return TurnSampler(sampler, self.toolbox, self.tokenizer)
 
     def max_length(self, config: Any) -> int | None:
         """Return the tokens of the longest sequence that an engine needs memory for."""
@@ -149,8 +156,10 @@ class Samplers:
         return samplers
 
     def close(self) -> None:
-        """End the engine that was started, with its processes and folders."""
+        """End the engine that was started, with its processes and folders, and the tools."""
         self.ends.close()
+        if self.toolbox is not None:
+            self.toolbox.close()
         self._started = None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import resource
 import sys
@@ -236,8 +237,11 @@ def rollout_tallies(
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     completions = [rollout.completion for rollout in rollouts]
-    entropies = [entropy for completion in completions for entropy in completion.entropies]
-    logprobs = [logprob for completion in completions for logprob in completion.logprobs]
+    entropies: list[float] = []
+    logprobs: list[float] = []
+    for completion in completions:
+        entropies += itertools.compress(completion.entropies, completion.sampled)
+        logprobs += itertools.compress(completion.logprobs, completion.sampled)
     rewards = [rollout.reward.total for rollout in rollouts]
     is_timeout = [rollout.grade.verdict is Verdict.TIMEOUT for rollout in rollouts]
     is_all_right = [group.solved == len(group.rollouts) for group in groups]
@@ -253,7 +257,7 @@ def rollout_tallies(
         "groups/all_wrong": is_all_wrong,
         "groups/mixed": is_mixed,
         "frac_groups_with_signal": has_signal,
-        "completion/tokens": [len(completion.token_ids) for completion in completions],
+        "completion/tokens": [sum(completion.sampled) for completion in completions],
         "completion/truncated": [completion.truncated for completion in completions],
         "completion/repetition": [repetition(completion.token_ids) for completion in completions],
         "completion/unique": diversities,
@@ -263,6 +267,10 @@ def rollout_tallies(
         "rollouts/not_scored": [reward is None for reward in rewards],
         "grader/timeouts": is_timeout,
     }
+    tool_tokens = [len(c.token_ids) - sum(c.sampled) for c in completions]
+    if any(tool_tokens):
+        values["tools/tokens"] = tool_tokens
+        values["tools/calls"] = [len(completion.tool_spans) for completion in completions]
     for name in rollouts[0].reward.components:
         scores = [rollout.reward.components[name] for rollout in rollouts]
         values[f"reward/{name}"] = [score for score in scores if score is not None]

@@ -14,6 +14,7 @@ from grouper.runs.progress import Progress
 from grouper.sampling.base import ModelSampler
 from grouper.sampling.factory import Samplers
 from grouper.sampling.native import NativeSampler
+from grouper.sampling.turns import TurnSampler, innermost
 from grouper.sampling.vllm.sampler import VllmSampler
 from grouper.training.parallel import ParallelPolicy, make_parallel
 from grouper.training.prepare import Prepared
@@ -73,7 +74,7 @@ class ModelsInMemory:
             return self._replace_sampler(policy)
         return self._sampler
 
-    def validation_sampler(self, policy: Policy) -> VllmSampler:
+    def validation_sampler(self, policy: Policy) -> VllmSampler | TurnSampler:
         """Return a sampler over servers that do nothing but validate; they get the weights.
 
         Raises:
@@ -82,7 +83,7 @@ class ModelsInMemory:
         if self._validators is None:
             self._validators = self._prepared.samplers.for_validation()
         sampler = self._validators.over(policy)
-        assert isinstance(sampler, VllmSampler)
+        assert isinstance(sampler, VllmSampler | TurnSampler)
         return sampler
 
     def replica(self, policy: Policy) -> ParallelPolicy:
@@ -107,9 +108,10 @@ class ModelsInMemory:
     def _replace_sampler(self, policy: Policy, *, copy_now: bool = False) -> ModelSampler:
         self._forget_sampler()  # not two copies at a time
         sampler = self._prepared.samplers.over(policy, copy_now=copy_now)
-        if isinstance(sampler, NativeSampler):
+        native = innermost(sampler)
+        if isinstance(native, NativeSampler):
             # A completion may take minutes, so a request to stop is looked for within it, too.
-            sampler.on_tokens = lambda _: self._check_for_stop()
+            native.on_tokens = lambda _: self._check_for_stop()
         self._sampled_policy = policy
         self._sampler = sampler
         return sampler

@@ -55,6 +55,7 @@ from grouper.prompts.rendering import (
 from grouper.rewards import Group, RewardStack, build_rewards
 from grouper.runs.records import flat_settings
 from grouper.sampling.factory import Samplers
+from grouper.sampling.tools import Toolbox
 from grouper.training.problem_sets import MEASURED, ProblemSets, load_part
 from grouper.training.saved_state import is_complete, read_state
 from grouper.types import (
@@ -408,12 +409,35 @@ class Prepared(AbstractContextManager["Prepared"]):
             tokenizer=self.tokenizer,
             stop_token_ids=self.stop_tokens,
             longest=max(self.max_new_tokens, self.recipe.evaluation.max_new_tokens or 1),
+            toolbox=self.toolbox,
         )
+
+    @cached_property
+    def toolbox(self) -> Toolbox | None:
+        """What completions may call; None for a format without turns.
+
+        Raises:
+            ConfigError: a function of the user cannot be loaded.
+        """
+        if not self.format.tools:
+            return None
+        return Toolbox(self.recipe.sampling.tools, self.recipe.grading.programs)
 
     @cached_property
     def grader(self) -> Grader:
         """Grader of completions of this format; its processes start with the first hard one."""
         return Grader(self.format.contract, self.recipe.grading)
+
+    def start_workers(self) -> None:
+        """Start what grades and what runs programs, and see that they can work.
+
+        Raises:
+            ConfigError: programs cannot be isolated as asked for, or a tool cannot be loaded.
+            GradingError: the symbolic stage cannot work.
+        """
+        self.grader.start()
+        if self.toolbox is not None:
+            self.toolbox.start()
 
     @cached_property
     def rewards(self) -> RewardStack:

@@ -16,7 +16,7 @@ from grouper.data.overlap import question_words
 from grouper.errors import ConfigError, DataError, plural
 from grouper.prompts import make_format
 from grouper.training.curriculum import total_steps
-from grouper.types import AnswerKind, Problem
+from grouper.types import Problem
 
 log = logging.getLogger(__name__)
 
@@ -368,7 +368,7 @@ _OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 def opening_lines(recipe: Recipe, sets: ProblemSets, fitting: Mapping[str, int]) -> Iterator[str]:
     """Yield the lines printed at the start of a run; the arguments are those of `phase_lines`."""
     yield from phase_lines(recipe, sets, fitting)
-    if make_format(recipe.prompt).contract.kind is AnswerKind.PROGRAM:
+    if make_format(recipe.prompt).runs_programs:
         yield _isolation_line(recipe.grading.programs)
     if recipe.skip_grpo:
         return

@@ -22,6 +22,7 @@ from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards import RewardLog
 from grouper.sampling.base import ModelSampler, Sampler, draw_seed
+from grouper.sampling.turns import TurnSampler
 from grouper.sampling.vllm.sampler import VllmSampler
 from grouper.training.collect import RolloutBatch, collect
 from grouper.training.curriculum import DifficultyBand, ProblemStream
@@ -142,7 +143,7 @@ class RolloutSource:
 
     def _begin_next(self, sampler: ModelSampler, place: StepPlace, rollouts: RolloutBatch) -> None:
         """Begin to draw the rollouts of the next step, with the weights as they are now."""
-        assert isinstance(sampler, VllmSampler)
+        assert isinstance(sampler, VllmSampler | TurnSampler)
         next_place = replace(
             place,
             step=place.step + 1,

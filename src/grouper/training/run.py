@@ -60,7 +60,6 @@ from grouper.training.problem_sets import (
 )
 from grouper.training.stop_signal import StopSignal
 from grouper.training.teachers import check_teachers, teacher_marks, teacher_settings
-from grouper.types import AnswerKind
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +101,9 @@ class Run:
         # The rewards, trackers and hooks, the user's own among them.
         reward_names = [reward.name for reward in recipe.rewards]
         tracker_names = [tracker.name for tracker in recipe.tracking.trackers]
-        code = code_fingerprints([*reward_names, *tracker_names, *recipe.hooks])
+        code = code_fingerprints(
+            [*reward_names, *tracker_names, *recipe.hooks, *recipe.sampling.tools.functions]
+        )
         self._require_same_inputs(sets, code)
         info = RunInfo(
             recipe_hash=self.hash,
@@ -185,7 +186,7 @@ class Run:
         for line in opening_lines(recipe, sets, self.prepared.sizes):
             self.display.say(line)
         self.prepared.samplers.processes = self.processes
-        self.prepared.grader.start()
+        self.prepared.start_workers()
         if self.prepared.budget_note is not None:
             self.display.say(self.prepared.budget_note)
             self.folder.record_resolved({"sampling.max_new_tokens": self.prepared.max_new_tokens})
@@ -412,6 +413,6 @@ def describe_versions(recipe: Recipe) -> dict[str, str]:
         versions["compute dtype"] = on_device(recipe.model, device.type).compute_dtype
     if device.type == "cpu":
         versions["kernels"] = kernels_in_use()
-    if make_format(recipe.prompt).contract.kind is AnswerKind.PROGRAM:
+    if make_format(recipe.prompt).runs_programs:
         versions["isolation of programs"] = recipe.grading.programs.isolation
     return versions

@@ -1,0 +1,161 @@
+"""Tools that a model calls by a block of code: a name in a table, and what runs its text.
+
+    ```python
+    print(6 * 7)
+    ```
+    ```output
+    42
+    ```
+
+The model writes the first block and reads the second. `python` is always there and runs isolated
+(`grouper.programs`); other names are functions of the user's own, which run in this process.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from grouper.config.schema import ProgramsConfig, ToolsConfig
+from grouper.errors import ConfigError
+from grouper.grading.extract import last_block
+from grouper.grading.programs import Programs
+from grouper.programs.runner import ProgramResult
+from grouper.rewards.user_code import describe_exception, load_user_object
+
+__all__ = ["BLOCK_END", "Toolbox", "output_block"]
+
+BLOCK_END = "\n```\n"
+"""What closes a block. A block that opens without a name looks the same; it calls nothing."""
+# Characters of a tool's output that are looked at; the tokens that are kept are fewer.
+_LONG = 20_000
+
+Tool = Callable[[str], Future[str]]
+"""Text of a block -> what it says, which never raises."""
+
+
+class Toolbox:
+    """The tools of a recipe, by the names of their blocks.
+
+    Args:
+        tools: the recipe's settings.
+        programs: limits and isolation of Python.
+
+    Raises:
+        ConfigError: a function cannot be loaded, or its name is taken.
+    """
+
+    def __init__(self, tools: ToolsConfig, programs: ProgramsConfig) -> None:
+        self.settings = tools
+        self._programs = Programs(programs)
+        self._threads: ThreadPoolExecutor | None = None
+        self.functions: dict[str, Callable[..., Any]] = {}
+        for full_name in tools.functions:
+            function = load_user_object(
+                full_name, kind="tool", where="sampling.tools.functions", error=ConfigError
+            )
+            name = function.__name__.lower()
+            if name in self.functions or name in _PYTHON or name == _OUTPUT:
+                raise ConfigError(
+                    f"there are two tools with the name {name}",
+                    where="sampling.tools.functions",
+                    fix="Rename the function: its name is that of the blocks that call it.",
+                )
+            self.functions[name] = function
+
+    def call(self, text: str) -> Future[str] | None:
+        """Begin to run the last closed block of a turn; None if that calls no tool."""
+        block = last_block(text, (*_PYTHON, *self.functions))
+        if block is None:
+            return None
+        if block.name in self.functions:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(1, thread_name_prefix="tools")
+            return self._threads.submit(_call, self.functions[block.name], block.text)
+        return _said(self._programs.run(block.text))
+
+    def start(self) -> None:
+        """Run a first program, and see that it can be isolated.
+
+        Raises:
+            ConfigError: not as the settings ask for.
+        """
+        self._programs.start()
+
+    def close(self) -> None:
+        """End the processes of programs; a later call starts new ones."""
+        self._programs.close()
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+
+_PYTHON = ("python", "python3", "py")
+_OUTPUT = "output"
+_NOTHING = "(no output)"
+
+
+def output_block(text: str) -> str:
+    r"""Return the block that the model reads.
+
+    A fence inside would close it early, and the rest would look like the model's own words.
+
+    >>> output_block("42\n")
+    '```output\n42\n```\n'
+    """
+    said = text.strip().replace("```", "'''") or _NOTHING
+    return f"```{_OUTPUT}\n{said}\n```\n"
+
+
+def _said(ended: Future[ProgramResult]) -> Future[str]:
+    """Return what a program says once it has ended: its output, and the error it ended with."""
+    text: Future[str] = Future()
+
+    def tell(future: Future[ProgramResult]) -> None:
+        error = future.exception()
+        if error is not None:
+            text.set_exception(error)
+            return
+        result = future.result()
+        lines = [result.output.rstrip("\n"), result.reason.removeprefix("program failed: ")]
+        text.set_result("\n".join(line for line in lines if line)[:_LONG])
+
+    ended.add_done_callback(tell)
+    return text
+
+
+def _call(function: Callable[..., Any], text: str) -> str:
+    """Call a user's function with the text of a block, and return what it says as text.
+
+    A block that is a JSON object holds its arguments by name; any other text is the one argument.
+    """
+    try:
+        result = function(**arguments_of(function, text))
+    except Exception as error:  # noqa: BLE001 - whatever a user's function raises is told to the model
+        return f"error: {describe_exception(error)}"[:_LONG]
+    try:
+        said = result if isinstance(result, str) else json.dumps(result, default=str)
+    except (TypeError, ValueError, RecursionError):
+        said = repr(result)
+    return said[:_LONG]
+
+
+def arguments_of(function: Callable[..., Any], text: str) -> Mapping[str, Any]:
+    """Read the arguments of a call.
+
+    Raises:
+        ValueError: the function takes several, and the text is no JSON object.
+    """
+    names: Sequence[str] = list(inspect.signature(function).parameters)
+    try:
+        read = json.loads(text)
+    except ValueError:
+        read = None
+    if isinstance(read, dict):
+        return read
+    if len(names) != 1:
+        raise ValueError(f"the arguments have to be a JSON object of {', '.join(names)}")
+    return {names[0]: text}
