@@ -79,6 +79,26 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path):
     assert len(caught.value.others) == 1
 
 
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["grading.programs.packages=[no_such_package]"], "no_such_package is not installed"),
+        (["sampling.tools.functions=[no_such.py:solve]"], "there is no file no_such.py"),
+    ],
+)
+def test_programs_and_tools_are_tried(tmp_path, overrides, why):
+    start = [f"output_dir={tmp_path}", "prompt.format=python-tool", "skip_sft=true"]
+    with pytest.raises(GrouperError, match=why):
+        make_plan(load_recipe("demo", [*start, *overrides]))
+
+
+def test_a_machine_that_cannot_isolate_programs_is_refused_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("grouper.programs.runner.available_isolation", lambda: "limits")
+    start = [f"output_dir={tmp_path}", "prompt.format=program", "skip_sft=true"]
+    with pytest.raises(GrouperError, match=r"no filter of system calls \(seccomp\)"):
+        make_plan(load_recipe("demo", start))
+
+
 def test_rewards_are_tried_on_a_row_of_the_data(tmp_path):
     """They see its columns, which a made-up problem does not have."""
     rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "unit": "m"} for n in range(3)]

@@ -10,11 +10,13 @@ from importlib.metadata import version
 from types import SimpleNamespace
 
 from grouper.files import processors
+from grouper.programs.runner import available_isolation
 
 
 def test_env_names_what_numbers_depend_on(grouper):
     facts = json.loads(grouper("env", "--json").out)
-    assert list(facts) == ["versions", "devices", "extras", "kernels"]
+    assert list(facts) == ["versions", "devices", "extras", "kernels", "programs of a model"]
+    assert facts["programs of a model"]["isolation"].startswith(available_isolation())
     assert facts["versions"]["torch"] == version("torch")
     assert facts["versions"]["grouper-rl"] == version("grouper-rl")
     assert facts["versions"]["python"] == platform.python_version()

@@ -174,11 +174,23 @@ def test_rollouts_with_their_tokens_come_first(tmp_path):
     _, data = page(run)
     found = [row for row in rows(data) if row["trace"]]
     assert len(found) == 5 * 4
-    texts, sampled, trained, entropies, clipped = found[0]["trace"]
+    texts, sampled, trained, entropies, clipped, read = found[0]["trace"]
+    assert (read, found[0]["calls"]) == ([], 0)
     assert texts == ["so", " 2", "<eos>"]
     assert (sampled[1], trained[1], entropies[1], clipped) == (-1.0, -1.25, 2.0, [1])
     rollouts = [group for group in data["groups"] if group["step"] == 1]
     assert [bool(group["samples"][0]["trace"]) for group in rollouts] == [True, False]
+
+
+def test_calls_of_tools_are_counted_and_their_tokens_marked(tmp_path):
+    run = make_run(tmp_path / "demo")
+    lines = [{**rollout(2, n, traced=True), "tool_spans": [[1, 3]]} for n in range(4)]
+    write_lines(run.path / "rollouts" / "grpo-000002.jsonl.gz", lines)
+    _, data = page(run)
+    called = [row for row in rows(data) if row["calls"]]
+    assert len(called) == 4
+    assert {row["calls"] for row in called} == {1}
+    assert called[0]["trace"][-1] == [1, 2]
 
 
 def test_a_problem_has_all_its_completions_and_its_prompt_once(tmp_path):

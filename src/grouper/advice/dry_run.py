@@ -89,6 +89,8 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
 
             check_save_path(recipe, recipe.run_folder)
     with collected(problems):
+        _check_programs(recipe)
+    with collected(problems):
         sets = load_problem_sets(recipe)
         with collected(problems):
             path = recipe.model.path
@@ -152,6 +154,25 @@ def _slow_dtypes(recipe: Recipe) -> list[str]:
         return []
     warning = slow_products(recipe.model)
     return [] if warning is None else [warning]
+
+
+def _check_programs(recipe: Recipe) -> None:
+    """Check that programs of the model can be isolated, and that the user's tools can be loaded.
+
+    Raises:
+        ConfigError: not as the recipe asks for.
+    """
+    fmt = make_format(recipe.prompt)
+    programs = recipe.grading.programs
+    if fmt.runs_programs:
+        from grouper.programs.runner import require_isolation, require_packages
+
+        require_isolation(programs.isolation, where="grading.programs.isolation")
+        require_packages(programs.packages, where="grading.programs.packages")
+    if fmt.tools:
+        from grouper.sampling.tools import Toolbox
+
+        Toolbox(recipe.sampling.tools, programs)
 
 
 def _check_rewards(recipe: Recipe, sets: ProblemSets, prepared: Prepared | None) -> list[str]:

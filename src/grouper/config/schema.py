@@ -553,7 +553,7 @@ class ToolsConfig(Section):
 
     calls: Positive = 4
     """at most, in one completion; later blocks are text"""
-    output_tokens: Annotated[int, Field(ge=16)] = 128
+    output_tokens: Annotated[int, Field(ge=16, le=MOST)] = 128
     """of what a tool says; the rest is cut off. They count for max_new_tokens"""
     functions: Names = ()
     """tools of your own beside Python, as path/to/file.py:function"""

@@ -12,8 +12,6 @@ from grouper.grading.extract import Extraction
 from grouper.grading.lenient import inside_a_sentence
 from grouper.programs.runner import Limits, ProgramResult, ProgramRunner, require_isolation
 
-__all__ = ["Programs", "printed_answer", "runner_of"]
-
 # Programs whose results are kept; the oldest goes first.
 _REMEMBERED = 65_536
 # On the clock, a program may take this many times its processor time.

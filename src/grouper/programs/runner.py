@@ -325,20 +325,29 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
+def require_packages(packages: Sequence[str], *, where: str) -> None:
+    """Raise `ConfigError` where a package that programs may import is not installed."""
+    for package in packages:
+        spec = find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            raise ConfigError(
+                f"{package} is not installed",
+                where=where,
+                fix=f"pip install {package}, or leave it out.",
+            )
+
+
 def _folders_of(packages: Sequence[str]) -> list[str]:
     """Return the folders that packages are imported from.
 
     Raises:
         ConfigError: one is not installed.
     """
+    require_packages(packages, where="grading.programs.packages")
     folders = []
     for package in packages:
         spec = find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
-            raise ConfigError(
-                f"{package} is not installed",
-                where="the packages of programs",
-                fix=f"pip install {package}, or leave it out.",
-            )
+        assert spec is not None
+        assert spec.submodule_search_locations
         folders.append(str(Path(spec.submodule_search_locations[0]).parent))
     return list(dict.fromkeys(folders))

@@ -131,6 +131,8 @@ class Completions:
             values = row.get(name)
             trace.append(values and [round(value, 3) for value in values])
         trace.append(row.get("clipped") or [])
+        spans = row.get("tool_spans") or []
+        trace.append([place for start, end in spans for place in range(start, end)])
         size = len(json.dumps(trace))
         if size > self.trace_room:
             return None
@@ -229,6 +231,7 @@ def _samples(rows: Sequence[tuple[str, Mapping[str, Any]]], most: int) -> list[d
         for column in FIELDS:
             value = row.get(column)
             sample[column] = cut(value, most) if isinstance(value, str) else value
+        sample["calls"] = len(row.get("tool_spans") or [])
         samples.append(sample)
     return samples
 

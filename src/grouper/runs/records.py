@@ -84,7 +84,7 @@ class RolloutRow(BaseModel, strict=True, frozen=True, extra="forbid"):
     rewards: dict[str, float | None]
     reward: float | None
     advantage: float | None
-    tool_spans: list[tuple[int, int]] | None = None
+    tool_spans: list[list[int]] | None = None
     """[start, end) of the tokens that tools wrote; missing if there are none."""
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
@@ -233,7 +233,7 @@ def rollout_rows(
         grade = rollout.grade
         columns = dict(tokens.get((number, sample), {}))
         if completion.tool_spans:
-            columns["tool_spans"] = list(completion.tool_spans)
+            columns["tool_spans"] = [list(span) for span in completion.tool_spans]
         if with_ids:
             columns |= {
                 "prompt_token_ids": list(group.prompt.token_ids),

@@ -26,8 +26,6 @@ from grouper.grading.programs import Programs
 from grouper.programs.runner import ProgramResult
 from grouper.rewards.user_code import describe_exception, load_user_object
 
-__all__ = ["BLOCK_END", "Toolbox", "output_block"]
-
 BLOCK_END = "\n```\n"
 """What closes a block. A block that opens without a name looks the same; it calls nothing."""
 # Characters of a tool's output that are looked at; the tokens that are kept are fewer.

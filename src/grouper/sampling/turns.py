@@ -17,8 +17,6 @@ from grouper.sampling.base import ModelSampler, Sampler, SampleRequest, draw_see
 from grouper.sampling.tools import BLOCK_END, Toolbox, output_block
 from grouper.types import Completion, FinishReason
 
-__all__ = ["TurnSampler", "innermost"]
-
 # What stands for the rest of an output that is too long.
 _CUT = "..."
 

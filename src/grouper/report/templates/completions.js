@@ -43,7 +43,7 @@ function facts(group, sample) {
 }
 
 // The tokens of a sample, colored by one of their records.
-function tokens([texts, sampled, trained, entropies, clipped], advantage) {
+function tokens([texts, sampled, trained, entropies, clipped, read], advantage) {
   const kinds = {
     "-log-prob of the sampler": sampled.map(value => -value),
     entropy: entropies,
@@ -52,21 +52,26 @@ function tokens([texts, sampled, trained, entropies, clipped], advantage) {
   const choice = make("select", {ariaLabel: "Color"});
   const readout = make("p", {className: "note readout", role: "status"});
   options(choice, Object.keys(kinds).filter(key => kinds[key]).map(key => [key, `Color: ${key}`]));
-  const spans = texts.map((text, i) => make("span", {textContent: text, className: clipped.includes(i) ? "clipped" : ""}));
+  const kindOf = place => read.includes(place) ? "tool" : clipped.includes(place) ? "clipped" : "";
+  const spans = texts.map((text, i) => make("span", {textContent: text, className: kindOf(i)}));
   const view = make("pre", {className: "tokens", tabIndex: 0, dir: "auto"}, ...spans);
   choice.onchange = () => {
     const top = Math.max(1e-9, ...kinds[choice.value]);
     spans.forEach((span, i) => span.style.setProperty("--heat", kinds[choice.value][i] / top));
-    readout.textContent = `Darkest: ${number(top)} nats. Underlined: clipped. Point at a token, or use the arrow keys, to read it.`;
+    readout.textContent = `Darkest: ${number(top)} nats. Underlined: clipped.${read.length ? " Framed: written by a tool." : ""} Point at a token, or use the arrow keys, to read it.`;
   };
-  const read = place => {
+  const show = place => {
     spans.forEach((span, i) => span.classList.toggle("now", i === place));
+    if (read.includes(place)) {
+      readout.textContent = `Token ${place + 1} ${JSON.stringify(texts[place])}: written by a tool, read and not trained`;
+      return;
+    }
     readout.textContent = `Token ${place + 1} ${JSON.stringify(texts[place])}: log-prob of the sampler ${number(sampled[place])}, ` +
       `of the trainer ${trained ? number(trained[place]) : "none (not trained on)"}, entropy ${entropies ? number(entropies[place]) : "unknown"}, ` +
       `advantage ${number(advantage)}, ${clipped.includes(place) ? "clipped" : "not clipped"}`;
   };
-  view.onpointerover = event => { if (event.target !== view) read(spans.indexOf(event.target)); };
-  arrows(view, () => spans.length, read);
+  view.onpointerover = event => { if (event.target !== view) show(spans.indexOf(event.target)); };
+  arrows(view, () => spans.length, show);
   choice.onchange();
   return [choice, view, readout];
 }
@@ -102,6 +107,7 @@ function sampleCard(group, sample) {
   if (sample.reward !== null) head.append(make("span", {textContent: `reward ${number(sample.reward)}`}));
   if (sample.advantage !== null) head.append(make("span", {textContent: `advantage ${number(sample.advantage, 3)}`}));
   head.append(make("span", {textContent: `${sample.tokens} tokens`}));
+  if (sample.calls) head.append(make("span", {textContent: sample.calls === 1 ? "1 call of a tool" : `${sample.calls} calls of tools`}));
   const card = make("article", {className: "sample"}, head, text(sample.completion));
   card.dataset.sample = sample.name;
   card.append(onDemand({className: "facts"}, make("summary", {textContent: "Details"}), () => [facts(group, sample)]));
