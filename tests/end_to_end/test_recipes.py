@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from grouper.api import train
 from grouper.config.loading import load_recipe
 from grouper.evaluation.result import EvaluationResult
+from grouper.prompts import make_format
 from grouper.runs.progress import Progress
 from grouper.training.run import Run
 from grouper.types import StepReport
@@ -81,6 +82,8 @@ def test_a_recipe_from_end_to_end(
     assert [r.name for r in result.results] == ["base", "sft", "grpo"]
     reports = result.reports
     assert max(r.mean("frac_groups_with_signal") for r in reports if r.phase == "grpo") > 0
+    called = any("tools/calls" in r.tallies for r in reports)
+    assert called == make_format(load_recipe(name).prompt).tools
     for phase in ("sft", "grpo"):
         norms = [
             r.mean("grad_norm") for r in reports if r.phase == phase and "grad_norm" in r.tallies
