@@ -607,7 +607,7 @@ class ProgramsConfig(Section):
     seconds: Seconds = 2.0
     """processor time of a program; on the clock, five times as long"""
     memory_mb: Positive = 512
-    """memory of a program"""
+    """memory of a program; not limited on macOS"""
     packages: Names = ()
     """importable beside a part of the standard library, for example sympy"""
 

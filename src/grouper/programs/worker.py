@@ -33,6 +33,8 @@ _ISOLATED = b"isolated\n"
 # Bytes of a report at most: more is a forgery.
 _REPORT_BYTES = 4096
 _BLOCK = 65536
+# What the process holds, in pages, where the system tells it.
+_PAGES = Path("/proc/self/statm")
 
 # Exit codes of processes that have used up their processor time.
 _OUT_OF_TIME = (-signal.SIGPROF, -signal.SIGXCPU)
@@ -57,17 +59,18 @@ def _beside(name: str) -> ModuleType:
 
 def _limit(seconds: float, memory_bytes: int) -> None:
     """Bound what the process may use, for good."""
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
-    address_space = int(pages) * resource.getpagesize() + memory_bytes
     # Ends the process with SIGPROF; the limit of whole seconds is for programs that catch it.
     signal.setitimer(signal.ITIMER_PROF, seconds)
     processor_seconds = int(seconds) + 2
-    for name, most in (
-        (resource.RLIMIT_AS, address_space),
-        (resource.RLIMIT_CPU, processor_seconds),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-    ):
+    limits = {
+        resource.RLIMIT_CPU: processor_seconds,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+    }
+    if _PAGES.exists():  # macOS neither tells the address space nor limits it
+        pages = _PAGES.read_text(encoding="ascii").split()[0]
+        limits[resource.RLIMIT_AS] = int(pages) * resource.getpagesize() + memory_bytes
+    for name, most in limits.items():
         resource.setrlimit(name, (most, most))
 
 
