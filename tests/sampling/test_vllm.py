@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,14 +21,17 @@ from prompts.tokenizer_fixtures import no_template
 
 from grouper.algorithms.batching import unweighted_rows
 from grouper.config.loading import load_recipe
-from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig
+from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig, ToolsConfig
 from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.kernels.cpu.library import library
 from grouper.models.loading import load_policy
 from grouper.models.merging import whole_weights
 from grouper.models.policy import Policy
+from grouper.sampling import turns
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.factory import Samplers
+from grouper.sampling.native import NativeSampler
+from grouper.sampling.turns import TurnSampler
 from grouper.sampling.vllm.sampler import (
     TOLERANCE,
     Engine,
@@ -36,6 +40,7 @@ from grouper.sampling.vllm.sampler import (
     engine_arguments,
     write_shape,
 )
+from grouper.sampling.weights import SamplingWeights
 from grouper.types import Completion, FinishReason, Prompt, SamplingParams
 
 REAL = os.environ.get("GROUPER_VLLM") == "1"
@@ -257,6 +262,40 @@ def test_a_stop_string_ends_at_its_first_token(made: tuple[Policy, Engine], leas
                 assert after.text.endswith(stop) == include
             else:
                 assert stop not in after.text
+
+
+class _Tools:
+    """A toolbox that says how long the turn was."""
+
+    settings = ToolsConfig(calls=2, output_tokens=16)
+
+    def call(self, text: str) -> Future[str]:
+        said: Future[str] = Future()
+        said.set_result(str(len(text)))
+        return said
+
+
+@torch.no_grad()
+def test_turns_are_those_of_the_native_sampler(
+    made: tuple[Policy, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy: what ends a turn, what is read, and what comes after it are the same."""
+    policy, engine = made
+    native = NativeSampler(SamplingWeights(policy), TOKENIZER, stop_token_ids=[STOP])
+    wanted = requests(temperature=0.0, max_new_tokens=40)
+    plain = dict(native.sample(wanted))
+    monkeypatch.setattr(turns, "BLOCK_END", TOKENIZER.decode([plain[0].token_ids[3]]))
+    monkeypatch.setattr(turns, "output_block", lambda said: f" {said} ")
+    drawn = []
+    for inner in (native, over(policy, engine)):
+        sampler = TurnSampler(inner, _Tools(), TOKENIZER)  # type: ignore[arg-type]  # a fake
+        found = dict(sampler.sample(wanted))
+        drawn.append([found[index] for index in range(len(wanted))])
+    ours, theirs = drawn
+    assert any(completion.tool_spans for completion in ours)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine.token_ids, mine.text) == (other.token_ids, other.text)
+        assert (mine.tool_spans, mine.finish_reason) == (other.tool_spans, other.finish_reason)
 
 
 def test_no_stop_token_before_the_least_length(made: tuple[Policy, Engine]) -> None:
