@@ -58,7 +58,7 @@ function tokens([texts, sampled, trained, entropies, clipped, read], advantage) 
   choice.onchange = () => {
     const top = Math.max(1e-9, ...kinds[choice.value]);
     spans.forEach((span, i) => span.style.setProperty("--heat", kinds[choice.value][i] / top));
-    readout.textContent = `Darkest: ${number(top)} nats. Underlined: clipped.${read.length ? " Framed: written by a tool." : ""} Point at a token, or use the arrow keys, to read it.`;
+    readout.textContent = `Darkest: ${number(top)} nats. Underlined: clipped.${read.length ? " Slanted: written by a tool." : ""} Point at a token, or use the arrow keys, to read it.`;
   };
   const show = place => {
     spans.forEach((span, i) => span.classList.toggle("now", i === place));
