@@ -22,6 +22,7 @@ from grouper.sampling.base import SampleRequest
 from grouper.training.teachers import Teachers
 from grouper.types import (
     Completion,
+    Demonstration,
     FinishReason,
     Grade,
     Problem,
@@ -235,9 +236,8 @@ def taught_step(
         make_group(3, [1.0, 1.0], [6, 2], prompt_length=3),
     ]
     hints = [tokens(5 + 2 * number, 50 + number) for number in range(len(groups))]
-    rows = rollout_rows(
-        groups, solutions={1: tokens(6, 77)}, teacher_prompts=hints if hinted else None
-    )
+    solution = Demonstration(prompt=groups[1].prompt, token_ids=tokens(6, 77))
+    rows = rollout_rows(groups, solutions={1: solution}, teacher_prompts=hints if hinted else None)
     assert rows is not None
     wave = torch.linspace(-1.0, 1.0, rows.mask.numel()).view(rows.mask.shape)
     advantages = torch.where(rows.group_ids[:, None] == 3, 0.0, wave)

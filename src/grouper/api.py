@@ -60,7 +60,7 @@ from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest, StopStrings, draw_seed
 from grouper.sampling.native import NativeSampler
-from grouper.sampling.turns import innermost
+from grouper.sampling.turns import TurnSampler
 from grouper.training import pipeline
 from grouper.training.assemble import advantages_of
 from grouper.training.collect import collect
@@ -568,9 +568,10 @@ class Generator(AbstractContextManager["Generator"]):
         # Completions that have arrived before their turn, by the position of their request.
         early: dict[int, Completion] = {}
         with self._one_at_a_time, display.track("answering", len(requests)) as task:
-            native = innermost(self.sampler)
-            if isinstance(native, NativeSampler):
-                native.on_tokens = on_tokens
+            if isinstance(self.sampler, TurnSampler):
+                self.sampler.show(on_tokens)
+            elif isinstance(self.sampler, NativeSampler):
+                self.sampler.on_tokens = on_tokens
             completions = self.sampler.sample(requests)
             positions = iter(range(len(requests)))
             for number, (question, prompt) in enumerate(zip(questions, prompts, strict=True)):

@@ -201,6 +201,11 @@ class Problem:
         _require(bool(self.question.strip()), f"problem {self.id}: the question is empty")
         _require(bool(self.answer.strip()), f"problem {self.id}: the answer is empty")
 
+    @property
+    def demonstration(self) -> tuple[str | None, ...]:
+        """What SFT may train, of which it takes one: solution, program and response."""
+        return (self.solution, self.program, self.response)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:

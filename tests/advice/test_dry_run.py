@@ -84,6 +84,10 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path):
     [
         (["grading.programs.packages=[no_such_package]"], "no_such_package is not installed"),
         (["sampling.tools.functions=[no_such.py:solve]"], "there is no file no_such.py"),
+        (
+            ["sampling.tools.functions=[no_such.py:solve]", "prompt.format=boxed"],
+            "the format boxed has no turns",
+        ),
     ],
 )
 def test_programs_and_tools_are_tried(tmp_path, overrides, why):

@@ -151,13 +151,22 @@ def test_the_weights_of_a_model_are_told_from_those_a_step_later():
     assert weights_mark(first) != weights_mark(second)
 
 
-@pytest.mark.parametrize(("size", "slots"), [(10**5, 64), (5 * 10**8, 25), (7 * 10**9, 8)])
-def test_of_a_large_model_few_are_drawn_at_a_time_on_a_cpu(size, slots):
+@pytest.mark.parametrize(
+    ("size", "rate", "slots"),
+    [
+        (10**5, 1.25e11, 64),
+        (5 * 10**8, 1.25e11, 25),
+        (5 * 10**8, 2.5e11, 50),
+        (7 * 10**9, 1.25e11, 8),
+    ],
+)
+def test_of_a_large_model_few_are_drawn_at_a_time_on_a_cpu(size, rate, slots, monkeypatch):
     """All of 45 completions of 300 tokens ended at once, after the kill."""
+    monkeypatch.setattr("grouper.evaluation.evaluate.cpu_product_rate", lambda _: rate)
     policy = Policy(tiny_model())
     sampler = NativeSampler(SamplingWeights(policy), None, stop_token_ids=[2], max_slots=64)
     big = SimpleNamespace(parameters=lambda: [torch.empty(size, device="meta")])
-    fake = SimpleNamespace(device=torch.device("cpu"), model=big)
+    fake = SimpleNamespace(device=torch.device("cpu"), model=big, products_dtype=torch.float32)
     with few_at_a_time(sampler, fake):
         assert sampler.max_slots == slots
     assert sampler.max_slots == 64

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
+import weakref
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +13,7 @@ from gates import missing
 
 from grouper.cli.main import cli
 from grouper.config.schema import GradingConfig, PromptConfig
+from grouper.data.problems import grade_shown
 from grouper.errors import ConfigError
 from grouper.grading import Grader, programs
 from grouper.grading.extract import last_program
@@ -18,7 +21,7 @@ from grouper.programs import runner
 from grouper.programs.runner import ProgramRunner, available_isolation
 from grouper.prompts import make_format
 from grouper.rewards.core import Completed
-from grouper.types import AnswerContract, AnswerKind, Grade, Verdict
+from grouper.types import AnswerContract, AnswerKind, Grade, Problem, Verdict
 
 if available_isolation() != "seccomp":
     missing("this machine has no filter of system calls")
@@ -73,7 +76,6 @@ def test_the_last_printed_line_is_the_answer(
         (block("x = 42"), "program", "the program printed nothing"),
         (block("print(1 / 0)"), "program", "program failed: line 1, ZeroDivisionError: division"),
         (block("x = 1\nprint(y)"), "program", "program failed: line 2, NameError: name 'y'"),
-        (block("while True: pass"), "program", "program stopped after"),
         (block("while True: print(1)"), "program", "program stopped: it printed too much"),
         (block("open('/etc/passwd')"), "program", "program failed: line 1, PermissionError"),
     ],
@@ -209,3 +211,47 @@ def test_what_a_completion_commits_to_is_what_its_program_prints(grader: Grader)
     )
     assert "prints     42  (last line of the program)" in shown.output
     assert "verdict    correct" in shown.output
+
+
+def test_a_program_that_takes_too_long_is_a_timeout_that_is_told_the_same_each_time(
+    grader: Grader,
+) -> None:
+    texts = [block(f"while True: pass  # {number}") for number in range(2)]
+    grades = grader.grade(texts, ["42", "42"])
+    assert {grade.verdict for grade in grades} == {Verdict.TIMEOUT}
+    assert {grade.reason for grade in grades} == {"program stopped: it took too long"}
+
+
+def test_a_grader_that_is_closed_ends_what_waits_and_forgets_it() -> None:
+    """What was cancelled is no verdict on the program, which is run again later."""
+    settings = GradingConfig.model_validate({"programs": {"seconds": 20.0}})
+    with Grader(CONTRACT, settings) as grader:
+        texts = [block(f"while True: pass  # {number}") for number in range(4)]
+        waiting = [grader.submit(text, "42") for text in texts]
+        time.sleep(0.5)
+        started = time.monotonic()
+        grader.close()
+        verdicts = {future.result(timeout=30).verdict for future in waiting}
+        assert time.monotonic() - started < 10
+        assert verdicts == {Verdict.CRASH}
+        assert grader._programs is not None
+        assert grader._programs._known == {}
+
+
+def test_a_grader_that_nobody_knows_is_freed_with_its_processes() -> None:
+    grader = Grader(CONTRACT, SETTINGS)
+    assert grader.grade([block("print(1)")], ["1"])[0].correct
+    programs_of_grader = grader._programs
+    assert programs_of_grader is not None
+    seen = weakref.ref(grader)
+    del grader
+    gc.collect()
+    assert seen() is None
+    assert programs_of_grader._runner is None
+
+
+def test_programs_of_the_data_can_be_the_right_ones_alone() -> None:
+    fmt = make_format(PromptConfig(format="program"))
+    for program, right in (("print(2 + 2)", True), ("print(5)", False), ("print(x)", False)):
+        problem = Problem(id="a", question="2+2?", answer="4", source="a", program=program)
+        assert grade_shown(problem, fmt) is right

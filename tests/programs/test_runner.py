@@ -199,6 +199,39 @@ def test_a_program_that_computes_is_stopped_by_the_processor_and_one_that_waits_
         assert runner.run("import time; time.sleep(100)").status == "timeout"
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import _signal; _signal.signal(_signal.SIGPROF, _signal.SIG_IGN)",
+        "import os; os.close(3)",
+        "import os; os.write(3, b'done')",
+        "import os; os.close(1); os.close(3)",
+    ],
+)
+def test_a_program_cannot_hide_that_it_took_too_long(program: str) -> None:
+    """It printed an answer, and was taken for one that had finished."""
+    with ProgramRunner(Limits(seconds=0.3, clock_seconds=20.0), workers=1) as runner:
+        result = runner.run(f"print(42, flush=True)\n{program}\nwhile True: pass")
+    assert result.status == "timeout"
+
+
+def test_texts_of_errors_can_be_encoded() -> None:
+    """A model writes halves of characters; tokenizers and files take none."""
+    with ProgramRunner(workers=1) as runner:
+        result = runner.run(r"raise ValueError('\ud83d')")
+        assert result.text == "?"
+        assert runner.run(r"print('\ud83d')").output.encode("utf-8")
+
+
+def test_programs_that_wait_are_given_up_where_the_runner_closes() -> None:
+    with ProgramRunner(Limits(seconds=60.0, clock_seconds=60.0), workers=1) as runner:
+        futures = [runner.submit(f"while True: pass  # {number}") for number in range(3)]
+        time.sleep(0.5)
+        started = time.monotonic()
+    assert time.monotonic() - started < 10
+    assert all(future.cancelled() or future.exception() is not None for future in futures)
+
+
 def test_a_program_prints_the_same_in_every_worker() -> None:
     """Random numbers and the order of sets come from a seed that is always the same."""
     program = "import random\nprint(random.random(), {str(n) for n in range(50)})"
@@ -284,11 +317,29 @@ def test_limits_alone_still_end_a_program() -> None:
         assert runner.run("import os\nprint(os.listdir('/') != [])").output == "True\n"
 
 
+SYMPY = {
+    "solve(x**2 - 5*x + 6, x)": "[2, 3]",
+    "solve([x + y - 3, x - y - 1], [x, y])": "{x: 2, y: 1}",
+    "integrate(sin(x), (x, 0, pi))": "2",
+    "limit(sin(x) / x, x, 0)": "1",
+    "summation(x, (x, 1, 10))": "55",
+    "Matrix([[1, 2], [3, 4]]).det()": "-2",
+    "simplify((x**2 - 1) / (x - 1))": "x + 1",
+    "factor(x**2 - 1)": "(x - 1)*(x + 1)",
+    "Point(0, 0).distance(Point(3, 4))": "5",
+}
+
+
 def test_a_package_may_be_allowed() -> None:
-    with ProgramRunner(Limits(seconds=20), workers=1, packages=["sympy"]) as runner:
+    limits = Limits(seconds=20, clock_seconds=60, memory_bytes=2**30)
+    with ProgramRunner(limits, workers=1, packages=["sympy"]) as runner:
         result = runner.run("import sympy\nprint(sympy.factorint(360))")
         assert result.output == "{2: 3, 3: 2, 5: 1}\n"
         assert runner.run("import torch").error == "ModuleNotFoundError"
+        # It imports parts of itself when they are first used, where there are no files.
+        for line, printed in SYMPY.items():
+            result = runner.run(f"from sympy import *\nx, y = symbols('x y')\nprint({line})")
+            assert (result.output, result.reason) == (f"{printed}\n", "")
     with pytest.raises(ConfigError, match="nowhere_to_be_found is not installed"):
         ProgramRunner(packages=["nowhere_to_be_found"])
 

@@ -307,3 +307,15 @@ def test_outputs_of_tools_are_read_and_encoded_apart():
     batch = demonstration_batch([shown], token_mean)
     assert not batch.mask[0, start:end].any()
     assert int(batch.mask.sum()) == len(shown.token_ids) - (end - start)
+
+
+def test_an_output_without_a_line_ends_where_it_ends():
+    """The model's words up to the next block were taken for a tool's."""
+    tokenizer = fixtures.qwen25().tokenizer
+    said = "```output\n```\n"
+    solution = f"```python\nx = 1\n```\n{said}Nothing, so:\n```python\nprint(4)\n```\n\\boxed{{4}}"
+    fmt = make_format(PromptConfig(format="python-tool"))
+    problem = replace(PROBLEM, solution=solution)
+    shown = demonstrate(problem, fmt, tokenizer, tokenizer.eos_token_id)
+    ((start, end),) = shown.tool_spans
+    assert tokenizer.decode(shown.token_ids[start:end]) == said

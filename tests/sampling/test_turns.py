@@ -16,6 +16,7 @@ from grouper.algorithms.batching import rollout_rows, step_batches
 from grouper.algorithms.weighting import WEIGHTINGS, token_mean
 from grouper.config.schema import GRPOConfig, ProgramsConfig, ToolsConfig
 from grouper.models.policy import Policy
+from grouper.models.process_group import ProcessGroup
 from grouper.programs.runner import available_isolation
 from grouper.sampling import turns
 from grouper.sampling.base import SampleRequest, draw_seed
@@ -164,6 +165,7 @@ def test_a_block_is_run_and_its_output_is_read(toolbox: Toolbox) -> None:
         # What is printed can neither close the block nor be a special token.
         ("```python\nprint('`' * 3)\n```\n", "'''"),
         ("```python\nprint('<|end|>')\n```\n", "<|end|>"),
+        ("```python\nraise ValueError('\\ud83d')\n```\n", "line 1, ValueError: ?"),
     ],
 )
 def test_what_a_tool_says(toolbox: Toolbox, text: str, said: str) -> None:
@@ -218,6 +220,47 @@ def test_the_budget_holds_what_tools_say(toolbox: Toolbox) -> None:
         assert completion.finish_reason is FinishReason.LENGTH
         assert completion.text == CALL
         assert completion.tool_spans == ()
+        assert completion.policy_version == 3
+
+
+def test_rounds_are_bounded(toolbox: Toolbox) -> None:
+    """A block without a tool's name ends a turn, too, and each round waits for all completions."""
+    completion, asked = play(toolbox, *["```\nx\n```\n"] * 4, "```\nx\n```\n" * 50)
+    assert len(asked) <= 5
+    assert completion.tool_spans == ()
+
+
+def test_processes_have_as_many_rounds_as_each_other(toolbox: Toolbox) -> None:
+    """vLLM's weights are pushed together: one that has finished still takes part."""
+    others = iter([True, True, False])
+
+    class Two(ProcessGroup):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, next(others)]
+
+    inner = Play({"a": ["Done."]})
+    sampler = TurnSampler(inner, toolbox, CharacterTokenizer(), Two())  # type: ignore[arg-type]  # a fake
+    calls: list[int] = []
+    plain = inner.sample
+    inner.sample = lambda requests: (calls.append(len(requests)), plain(requests))[1]  # type: ignore[method-assign]  # counted
+    prompt = replace(make_prompt(0, 3), problem_id="a", text="Q", token_ids=(81,))
+    request = SampleRequest(prompt=prompt, params=SamplingParams(max_new_tokens=50), key=1)
+    assert len(list(sampler.sample([request]))) == 1
+    assert calls == [1, 0, 0]
+
+
+def test_what_is_shown_while_it_is_drawn_begins_with_the_turns_before(letters: Policy) -> None:
+    inner = NativeSampler(SamplingWeights(letters), Letters(), stop_token_ids=(2,))
+    sampler = TurnSampler(inner, LetterTools(), Letters())  # type: ignore[arg-type]  # a fake
+    shown: list[tuple[int, ...]] = []
+    sampler.show(lambda ids: shown.append(tuple(ids)))
+    request = SampleRequest(
+        prompt=make_prompt(0, 3), params=SamplingParams(max_new_tokens=60), key=draw_seed(0, 3)
+    )
+    ((_, completion),) = sampler.sample([request])
+    assert completion.tool_spans
+    assert all(completion.token_ids[: len(ids)] == ids for ids in shown)
+    assert any(len(ids) > completion.tool_spans[0][1] for ids in shown)
 
 
 @pytest.mark.parametrize("include_stop", [True, False])
@@ -256,6 +299,14 @@ def strange(text):
 
 def python(text):
     return text
+
+def leave(text):
+    raise SystemExit(3)
+
+async def later(text):
+    return text
+
+named = lambda text: text.upper()
 '''
 
 
@@ -274,12 +325,14 @@ def file(tmp_path: Any) -> Any:
         ("```add\n40 and 2\n```\n", "error: ValueError: the arguments have to be a JSON object"),
         ("```echo\nas it is\n```\n", "as it is"),
         ("```fail\nx\n```\n", "error: KeyError"),
+        ("```leave\nx\n```\n", "error: SystemExit"),
+        ("```named\nx\n```\n", "X"),
         ("```strange\nx\n```\n", "{"),
         ("```python\nprint(42)\n```\n", "42"),
     ],
 )
 def test_functions_of_the_user_are_tools_by_their_names(file: Any, block: str, said: str) -> None:
-    names = ("double", "add", "echo", "fail", "strange")
+    names = ("double", "add", "echo", "fail", "strange", "leave", "named")
     box = Toolbox(
         ToolsConfig(functions=tuple(f"{file}:{name}" for name in names)), ProgramsConfig()
     )
@@ -290,7 +343,11 @@ def test_functions_of_the_user_are_tools_by_their_names(file: Any, block: str, s
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("python", "two tools with the name python"), ("missing", "has no function 'missing'")],
+    [
+        ("python", "two tools with the name python"),
+        ("missing", "has no function 'missing'"),
+        ("later", "is a coroutine"),
+    ],
 )
 def test_a_function_that_cannot_be_a_tool_is_refused(file: Any, name: str, reason: str) -> None:
     with pytest.raises(Exception, match=reason):

@@ -27,6 +27,7 @@ from grouper.training.metrics import rollout_tallies
 from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import Scorer, accumulate_gradient, grpo_objective
 from grouper.types import (
+    Demonstration,
     FinishReason,
     RolloutGroup,
 )
@@ -326,9 +327,12 @@ def test_worked_solutions_of_unsolved_groups_become_rows() -> None:
     ]
     asked: list[str] = []
 
-    def solution(group: RolloutGroup) -> tuple[int, ...] | None:
+    def solution(group: RolloutGroup) -> Demonstration | None:
         asked.append(group.problem.id)
-        return (7, 8, 9) if group.problem.id == "p/2" else None
+        if group.problem.id != "p/2":
+            return None
+        # A tool wrote the second token.
+        return Demonstration(prompt=group.prompt, token_ids=(7, 8, 9), tool_spans=((1, 2),))
 
     settings = config(solution_weight=0.5, overlong="mask")
     lessons = Lessons(solution=solution)
@@ -342,7 +346,8 @@ def test_worked_solutions_of_unsolved_groups_become_rows() -> None:
     assert step.weights[2].tolist() == [0.0] * step.mask.shape[1]
     # The denominator of each stream is its own tokens, those of flat groups included.
     assert float(step.weights[0, 0]) == pytest.approx(1 / (3 + 5 + 2 + 4 + 4 + 6))
-    assert step.likelihood_weights[2, :3].tolist() == pytest.approx([0.5 / 3] * 3)
+    weights = step.likelihood_weights[2, :3].tolist()
+    assert weights == pytest.approx([0.5 / 2, 0.0, 0.5 / 2])
     assert not step.likelihood_weights[:2].any()
 
 

@@ -169,10 +169,10 @@ def _check_programs(recipe: Recipe) -> None:
 
         require_isolation(programs.isolation, where="grading.programs.isolation")
         require_packages(programs.packages, where="grading.programs.packages")
-    if fmt.tools:
-        from grouper.sampling.tools import Toolbox
+    if fmt.tools or recipe.sampling.tools.functions:
+        from grouper.sampling.tools import toolbox_of
 
-        Toolbox(recipe.sampling.tools, programs)
+        toolbox_of(recipe, fmt)
 
 
 def _check_rewards(recipe: Recipe, sets: ProblemSets, prepared: Prepared | None) -> list[str]:

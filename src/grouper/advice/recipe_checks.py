@@ -26,6 +26,7 @@ from grouper.models.folders import require_model_folder
 from grouper.prompts import make_format
 from grouper.prompts.formats import warn_about_system
 from grouper.rewards import build_rewards
+from grouper.types import AnswerKind
 
 # Learning rates below which they were most likely chosen for training all weights: an adapter needs
 # about ten times as much (Schulman et al., "LoRA without regret", 2025).
@@ -163,6 +164,8 @@ def _check_format(recipe: Recipe) -> None:
     fmt = make_format(recipe.prompt)
     build_rewards(recipe.rewards, fmt)
     close = fmt.contract.close.strip()
+    if fmt.contract.kind is AnswerKind.PROGRAM:
+        close = "```"
     stops = fmt.stop if recipe.sampling.stop is None else recipe.sampling.stop
     if close and not recipe.sampling.include_stop and any(close in stop for stop in stops):
         raise refusal("stop-closes-answer", "sampling.include_stop", close=close)
@@ -182,7 +185,8 @@ def _contradictions(recipe: Recipe) -> Iterator[GrouperError]:
 def _can_have_solutions(source: RowsConfig) -> bool:
     """Return whether the rows of a source may have worked solutions."""
     published = SOURCES.get(source.source)
-    return published is None or published.has_solutions or "solution" in source.columns
+    named = {"solution", "program"} & source.columns.keys()
+    return published is None or published.has_solutions or bool(named)
 
 
 def _missing_files(recipe: Recipe) -> Iterator[GrouperError]:

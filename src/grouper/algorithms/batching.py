@@ -260,7 +260,7 @@ def rollout_rows(
     groups: Sequence[RolloutGroup],
     *,
     mask_truncated: bool = False,
-    solutions: Mapping[int, Sequence[int]] | None = None,
+    solutions: Mapping[int, Demonstration] | None = None,
     teacher_prompts: Sequence[Sequence[int]] | None = None,
 ) -> TrainBatch | None:
     """Make a row of every scored rollout of some groups, without advantages and weights yet.
@@ -271,7 +271,7 @@ def rollout_rows(
         groups: with or without signal.
         mask_truncated: a completion that was cut off has no target tokens: it leaves numerator
             and denominator, while its reward has counted in its group's baseline.
-        solutions: number of a group -> token ids of a worked solution, which becomes a row of its
+        solutions: number of a group -> a worked solution of its problem, which becomes a row of its
             own after all rollouts.
         teacher_prompts: of each group, token ids of the prompt that a teacher reads; None: the
             same prompts.
@@ -286,20 +286,21 @@ def rollout_rows(
             completions.append(rollout.completion)
             group_numbers.append(number)
     written = dict(solutions or {})
-    token_ids = [*(completion.token_ids for completion in completions), *written.values()]
+    texts: list[Completion | Demonstration] = [*completions, *written.values()]
+    token_ids = [text.token_ids for text in texts]
     if not token_ids:
         return None
     rows = unweighted_rows(
         [group.prompt.token_ids for group in groups], token_ids, [*group_numbers, *written]
     )
     truncated = [completion.truncated for completion in completions]
-    spans = [completion.tool_spans for completion in completions]
+    spans = [text.tool_spans for text in texts]
     mask = _without_tools(rows.mask, spans)
     if mask_truncated:
         mask &= ~torch.tensor([*truncated, *(False for _ in written)])[:, None]
     logprobs = [
         *(torch.tensor(completion.logprobs) for completion in completions),
-        *(torch.zeros(len(ids)) for ids in written.values()),
+        *(torch.zeros(len(solution.token_ids)) for solution in written.values()),
     ]
     changes: dict[str, Any] = {}
     if written:

@@ -21,8 +21,9 @@ from grouper.errors import DataError, RunFolderError
 from grouper.files import write_atomic
 from grouper.grading import extract, grade
 from grouper.prompts import FORMATS
+from grouper.prompts.rendering import program_block
 from grouper.rewards.builtin import format_holds, plain_number
-from grouper.types import AnswerFormat, Problem
+from grouper.types import AnswerFormat, AnswerKind, Problem
 
 Problems = Sequence[Problem]
 
@@ -229,13 +230,17 @@ def grade_shown(problem: Problem, fmt: AnswerFormat | None = None) -> bool | Non
     >>> grade_shown(problem)
     False
     """
-    if problem.response is not None:
+    response = problem.response
+    is_program = fmt is not None and fmt.contract.kind is AnswerKind.PROGRAM
+    if response is None and problem.program is not None and is_program:
+        response = program_block(problem.program)
+    if response is not None:
         if fmt is None:
-            has_answer_tag = "<answer>" in problem.response
+            has_answer_tag = "<answer>" in response
             fmt = FORMATS["r1-zero" if has_answer_tag else "question-only"]
-        if not grade(problem.response, problem.answer, fmt.contract).correct:
+        if not grade(response, problem.answer, fmt.contract).correct:
             return False
-        return format_holds(problem.response, fmt)
+        return format_holds(response, fmt)
     if "demonstrated_answer" in problem.columns:
         boxed_answer = rf"\boxed{{{problem.columns['demonstrated_answer']}}}"
         return grade(boxed_answer, problem.answer, BOXED).correct
@@ -303,8 +308,7 @@ def _keep_unique(problems: Problems, config: RowsConfig, *_: object) -> tuple[li
         if by_problem:
             keys.append(question_words(problem.question))
         else:
-            row = (problem.question, problem.answer, problem.solution, problem.response)
-            keys.append(row)
+            keys.append((problem.question, problem.answer, *problem.demonstration))
     different = list(dict.fromkeys(keys))
     chosen = set(different[:limit])
     kept = []

@@ -25,6 +25,7 @@ from grouper.evaluation.items import Drawn, PartialEvaluation, Slimmer, StoredIt
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import delete, write_lines
 from grouper.grading import Grader, by_text_alone
+from grouper.models.device import cpu_product_rate
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup, share_of
 from grouper.rewards import Group, RewardLog, RewardStack
@@ -196,15 +197,16 @@ def _requests(measurement: Measurement) -> list[SampleRequest]:
     return requests
 
 
-# Seconds that decoding a token may take at the speed below, so that the first completions end, and
-# are kept, after minutes. With fewer sequences together, the weights are read more often for each
-# token: on two cores without bfloat16, Qwen2.5-Coder-0.5B wrote a quarter fewer tokens a second
-# with 12 of them than with 36, and an eighth fewer with 24.
+# Seconds that decoding a token may take, so that the first completions end, and are kept, after
+# minutes. With fewer sequences together, the weights are read more often for each token: on two
+# cores without bfloat16, Qwen2.5-Coder-0.5B wrote a quarter fewer tokens a second with 12 of them
+# than with 36, and an eighth fewer with 24; on one core with it, 154 a second with 25 of them, and
+# 347 with 150.
 _TOKEN_SECONDS = 0.5
 # With fewer sequences, nearly all of the time would be reading of weights.
 _FEWEST = 8
-# Multiplications and additions per second of a small machine.
-_SLOW_CPU = 5e10
+# Of the rate of a product of large matrices, what decoding reaches.
+_RATE_SHARE = 0.4
 
 
 @contextlib.contextmanager
@@ -220,7 +222,8 @@ def few_at_a_time(sampler: Sampler, policy: Policy) -> Iterator[None]:
         return
     size = sum(parameter.numel() for parameter in policy.model.parameters())
     max_slots = native.max_slots
-    affordable = int(_TOKEN_SECONDS * _SLOW_CPU / (2 * size))
+    rate = _RATE_SHARE * cpu_product_rate(policy.products_dtype)
+    affordable = int(_TOKEN_SECONDS * rate / (2 * size))
     few = min(max_slots, max(_FEWEST, affordable))
     native.max_slots = few
     try:

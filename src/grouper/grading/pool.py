@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -195,6 +195,11 @@ def _environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
+def _ungraded(verdict: Verdict, reason: str) -> Grade:
+    """The grade of a program that brought no answer to compare."""
+    return Grade(verdict=verdict, extracted=None, stage="program", reason=reason)
+
+
 def _crash(reason: str) -> Equivalence:
     return Equivalence(Verdict.CRASH, "symbolic", reason)
 
@@ -259,13 +264,16 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         return [g.result() if isinstance(g, Future) else g for g in grades]
 
     def submit(self, text: str, reference: str, *, lenient: bool = False) -> Future[Grade]:
-        """The future grade, done at once unless a worker is needed. Never raises.
+        """The future grade, done at once unless a worker is needed.
 
         Args:
             text: a completion.
             reference: the right answer.
             lenient: take the answer found in any known way (`extract_lenient`); the grade's
                 `reason` then begins with how it was found.
+
+        Raises:
+            ConfigError: the answer is a program, and this machine cannot isolate it as asked for.
         """
         found = self._grade(text, reference, lenient=lenient)
         if isinstance(found, Future):
@@ -297,12 +305,17 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
             return self._judge(found, reference, started, lenient=lenient)
 
         def printed(ended: Future[ProgramResult]) -> Grade | Future[Grade]:
-            error = ended.exception()
-            if isinstance(error, GrouperError) and not isinstance(error, ConfigError):
-                # Its worker ended, several times. An isolation that is not there stops the run.
-                lost = Verdict.CRASH
-                return Grade(verdict=lost, extracted=None, stage="program", reason=error.what)
-            found = printed_answer(ended.result(), lenient=lenient)
+            try:
+                result = ended.result()
+            except ConfigError:  # an isolation that is not there stops the run
+                raise
+            except GrouperError as error:
+                return _ungraded(Verdict.CRASH, f"the program was not run: {error.what}")
+            except CancelledError:
+                return _ungraded(Verdict.CRASH, "the grader was closed")
+            found = printed_answer(result, lenient=lenient)
+            if result.status == "timeout" and found.answer is None and not lenient:
+                return _ungraded(Verdict.TIMEOUT, found.reason)
             if found.answer is None and lenient:
                 found = extract_lenient(text, self.contract)
             stage = "program" if found.answer is None else ""

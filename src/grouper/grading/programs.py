@@ -53,7 +53,7 @@ class Programs:
         """
         with self._lock:
             known = self._known.get(program)
-            if known is not None:
+            if known is not None and not known.cancelled():
                 return known
             if self._runner is None:
                 require_isolation(self._settings.isolation, where="grading.programs.isolation")
@@ -61,10 +61,26 @@ class Programs:
             future = self._known[program] = self._runner.submit(program)
             if len(self._known) > _REMEMBERED:
                 del self._known[next(iter(self._known))]
+        future.add_done_callback(lambda ended: self._keep(program, ended))
         return future
 
+    def _keep(self, program: str, ended: Future[ProgramResult]) -> None:
+        """Keep what came of a program, and nothing of those who have waited for it.
+
+        What could not be run is forgotten, and tried again.
+        """
+        with self._lock:
+            if self._known.get(program) is not ended:
+                return
+            if ended.cancelled() or ended.exception() is not None:
+                del self._known[program]
+                return
+            known: Future[ProgramResult] = Future()
+            known.set_result(ended.result())
+            self._known[program] = known
+
     def close(self) -> None:
-        """End the processes; a program that runs is waited for."""
+        """End the processes; programs that run are killed, and come to nothing."""
         with self._lock:
             runner, self._runner = self._runner, None
         if runner is not None:

@@ -59,13 +59,28 @@ _ROWS = 256
 _SIDE = 1024
 
 
-@functools.cache
 def bfloat16_slowdown() -> float:
     """Measure how many times as long this CPU takes for a product in bfloat16 as in float32.
 
     Processors with instructions for bfloat16 (AVX512-BF16, AMX) take half as long, others several
-    times as long, because each number is converted. The measurement takes the best of three runs,
-    and about 0.2 s, once per process.
+    times as long, because each number is converted.
+    """
+    seconds = _product_seconds()
+    return seconds["bfloat16"] / seconds["float32"]
+
+
+def cpu_product_rate(dtype: torch.dtype) -> float:
+    """Measure how many multiplications and additions a second this CPU does in a product."""
+    name = str(dtype).removeprefix("torch.")
+    seconds = _product_seconds()
+    return 2 * _ROWS * _SIDE**2 / seconds.get(name, seconds["float32"])
+
+
+@functools.cache
+def _product_seconds() -> dict[str, float]:
+    """Measure how long this CPU takes for a product, by dtype.
+
+    It takes the best of three runs, and about 0.2 s, once per process.
     """
     seconds = {}
     for name, dtype in DTYPES.items():
@@ -77,7 +92,7 @@ def bfloat16_slowdown() -> float:
             torch.mm(rows, weight)
             times.append(time.perf_counter() - started)
         seconds[name] = min(times)
-    return seconds["bfloat16"] / seconds["float32"]
+    return seconds
 
 
 # How many times as fast the other dtype has to be for a warning.

@@ -31,22 +31,36 @@ Isolation = Literal["seccomp", "limits"]
 Status = Literal["finished", "failed", "timeout", "too-long", "died"]
 
 MODULES = (
+    "abc",
+    "array",
     "bisect",
     "cmath",
     "collections",
+    "contextlib",
+    "copy",
+    "dataclasses",
     "datetime",
     "decimal",
+    "enum",
     "fractions",
     "functools",
     "heapq",
+    "inspect",
     "itertools",
+    "json",
     "math",
+    "numbers",
     "operator",
+    "pprint",
     "random",
     "re",
     "statistics",
     "string",
+    "textwrap",
+    "time",
+    "types",
     "typing",
+    "warnings",
 )
 """Modules of the standard library that programs can import."""
 
@@ -56,6 +70,7 @@ _FORGOTTEN = ("ctypes", "_ctypes", "subprocess", "importlib.util", "resource", "
 _PATIENCE = 30.0
 # Times that a request is given to a new worker.
 _TRIES = 3
+_THREADS = "programs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +114,10 @@ class ProgramResult:
             where = "" if self.line is None else f"line {self.line}, "
             text = f": {self.text}" if self.text else ""
             return f"program failed: {where}{self.error}{text}"
+        # Without the seconds that it took: the model may read this, and they are never the same.
         reasons = {
             "finished": "",
-            "timeout": f"program stopped after {self.seconds:.1f} s",
+            "timeout": "program stopped: it took too long",
             "too-long": "program stopped: it printed too much",
             "died": f"program ended early: {self.text}",
         }
@@ -175,13 +191,15 @@ class ProgramRunner:
         self._setup = {
             "isolation": isolation,
             "modules": [*MODULES, *packages],
+            "packages": list(packages),
             "folders": _folders_of(packages),
         }
         count = workers or processors()
+        self._workers = [_Worker(self._setup) for _ in range(count)]
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        for _ in range(count):
-            self._idle.put(_Worker(self._setup))
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="programs")
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix=_THREADS)
 
     def run(self, program: str) -> ProgramResult:
         """Run a program, and return what came of it.
@@ -200,15 +218,19 @@ class ProgramRunner:
         return self._threads.map(self._run, programs)
 
     def close(self) -> None:
-        """End the workers; programs that run are killed."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        while not self._idle.empty():
-            self._idle.get().close()
+        """End the workers; programs that run are killed, and those that wait are cancelled."""
+        for worker in self._workers:
+            worker.kill()
+        # A thread of its own may be the last one to know of it, and cannot wait for itself.
+        is_own = threading.current_thread().name.startswith(_THREADS)
+        self._threads.shutdown(wait=not is_own, cancel_futures=True)
+        for worker in self._workers:
+            worker.close()
 
     def abandon(self) -> None:
         """After a fork, in the child: let go of the parent's workers without touching them."""
-        while not self._idle.empty():
-            self._idle.get().abandon()
+        for worker in self._workers:
+            worker.abandon()
 
     def __enter__(self) -> Self:
         return self
@@ -240,6 +262,7 @@ class _Worker:
     def __init__(self, setup: dict[str, Any]) -> None:
         self._setup = setup
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
 
     def answer(self, request: dict[str, Any], patience: float) -> ProgramResult:
         """Have a program run.
@@ -252,7 +275,9 @@ class _Worker:
             GrouperError: it ended or said nothing, several times.
         """
         for _ in range(_TRIES):
-            reply = self._ask(request, patience)
+            reply = None if self._is_closed else self._ask(request, patience)
+            if self._is_closed:
+                raise GrouperError("the runner of programs was closed")
             if reply is None:
                 self.close()
                 continue
@@ -262,7 +287,7 @@ class _Worker:
                     where="the runner of programs",
                     fix="See `grouper env` for the isolation that this machine offers.",
                 )
-            return ProgramResult(**reply)
+            return ProgramResult(**{name: _as_text(value) for name, value in reply.items()})
         raise GrouperError(
             f"the worker that runs programs ended {_TRIES} times",
             where="the runner of programs",
@@ -295,17 +320,42 @@ class _Worker:
         reply: dict[str, Any] = json.loads(line)
         return reply
 
+    def kill(self) -> None:
+        """End its process now, whoever waits for it, and start no other."""
+        self._is_closed = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        """End its process, if it has one; no other thread may use it."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
 
     def abandon(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             with process:  # which closes the pipes
                 process.returncode = 0  # not our child: nothing to reap or warn about
+
+
+# Threads of libraries do not live through a fork.
+_ENVIRONMENT = {
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+def _as_text(value: Any) -> Any:
+    """Return a value of a reply; texts without halves of characters, which nothing can encode."""
+    if not isinstance(value, str):
+        return value
+    return value.encode("utf-8", "replace").decode("utf-8")
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -320,7 +370,7 @@ def _start() -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        env={"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
+        env=_ENVIRONMENT,
         start_new_session=True,
     )
 
@@ -328,8 +378,11 @@ def _start() -> subprocess.Popen[bytes]:
 def require_packages(packages: Sequence[str], *, where: str) -> None:
     """Raise `ConfigError` where a package that programs may import is not installed."""
     for package in packages:
-        spec = find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
+        try:
+            spec = find_spec(package)
+        except (ModuleNotFoundError, ValueError):
+            spec = None
+        if spec is None:
             raise ConfigError(
                 f"{package} is not installed",
                 where=where,
@@ -348,6 +401,6 @@ def _folders_of(packages: Sequence[str]) -> list[str]:
     for package in packages:
         spec = find_spec(package)
         assert spec is not None
-        assert spec.submodule_search_locations
-        folders.append(str(Path(spec.submodule_search_locations[0]).parent))
+        places = spec.submodule_search_locations or [spec.origin or ""]
+        folders.append(str(Path(places[0]).parent))
     return list(dict.fromkeys(folders))

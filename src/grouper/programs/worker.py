@@ -10,9 +10,12 @@ from __future__ import annotations
 import builtins
 import gc
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import io
 import json
+import marshal
 import os
 import resource
 import select
@@ -153,12 +156,14 @@ def _answer(request: dict[str, Any], restrict: Any) -> dict[str, Any]:
             os._exit(1)
     os.close(output)
     os.close(report)
+    deadline = started + request["clock_seconds"]
     ended, written, reported = _listen(
-        {output_end: request["output_bytes"], report_end: _REPORT_BYTES},
-        started + request["clock_seconds"],
+        {output_end: request["output_bytes"], report_end: _REPORT_BYTES}, deadline
     )
+    # What has closed its pipes may go on; nobody else kills it by SIGKILL than its limits.
+    exited = ended == "finished" and _ends(child, deadline)
     os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
+    _, status, usage = os.wait4(child, 0)
     os.close(output_end)
     os.close(report_end)
     reply: dict[str, Any] = {
@@ -173,13 +178,26 @@ def _answer(request: dict[str, Any], restrict: Any) -> dict[str, Any]:
     problem = reported.removeprefix(_ISOLATED)
     if ended != "finished":
         return reply
-    if code in _OUT_OF_TIME:
+    used = usage.ru_utime + usage.ru_stime
+    if not exited or code in _OUT_OF_TIME or (code < 0 and used >= request["seconds"]):
         return {**reply, "status": "timeout"}
-    if code not in (0, -signal.SIGKILL):
+    if code != 0:
         reply |= {"status": "died", "text": _death(code)}
     elif problem:
         reply |= _read_report(problem)
     return reply
+
+
+def _ends(child: int, deadline: float) -> bool:
+    """Wait for a process to end by itself; False where it has not by the deadline."""
+    pause = 0.0002
+    while True:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
 
 
 def _listen(limits: dict[int, int], deadline: float) -> tuple[str, bytes, bytes]:
@@ -211,9 +229,12 @@ def _listen(limits: dict[int, int], deadline: float) -> tuple[str, bytes, bytes]
 
 def _death(code: int) -> str:
     """Return the reason why a process ended without a word."""
-    if code < 0:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
         return signal.Signals(-code).name
-    return f"exit code {code}"
+    except ValueError:  # a real-time signal has no name
+        return f"signal {-code}"
 
 
 def _read_report(data: bytes) -> dict[str, Any]:
@@ -231,16 +252,65 @@ def _read_report(data: bytes) -> dict[str, Any]:
         return {"status": "failed", "error": "", "text": "", "line": None}
 
 
+class _InMemory(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports modules whose code was read while there were files.
+
+    Packages import parts of themselves when they are first used, which is in a program's process.
+
+    Args:
+        codes: name of a module -> (its code, marshaled; whether it is a package).
+    """
+
+    def __init__(self, codes: dict[str, tuple[bytes, bool]]) -> None:
+        self._codes = codes
+
+    def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
+        if name not in self._codes:
+            return None
+        _, is_package = self._codes[name]
+        return importlib.machinery.ModuleSpec(name, self, is_package=is_package)
+
+    def create_module(self, spec: Any) -> None:
+        """Let the machinery make the module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        code, _ = self._codes[module.__name__]
+        exec(marshal.loads(code), vars(module))  # noqa: S102, S302 - read from a package that the user allows
+
+
+def _read_codes(package: str) -> dict[str, tuple[bytes, bool]]:
+    """Read the code of every module of a package that is written in Python."""
+    spec = importlib.util.find_spec(package)
+    codes: dict[str, tuple[bytes, bool]] = {}
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for file in Path(folder).rglob("*.py"):
+            parts = [package, *file.relative_to(folder).with_suffix("").parts]
+            if "tests" in parts:
+                continue
+            is_package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if is_package else parts)
+            loader = importlib.machinery.SourceFileLoader(name, str(file))
+            try:
+                codes[name] = marshal.dumps(loader.get_code(name)), is_package
+            except (SyntaxError, ValueError, OSError):
+                continue  # templates, and code for other versions of Python
+    return codes
+
+
 def _prepare(setup: dict[str, Any]) -> Any:
     """Import what programs may use; return what isolates the process of one.
 
     Args:
-        setup: `folders` to import from beside the standard library, `modules` to import, and the
-            `isolation`.
+        setup: `folders` to import from beside the standard library, `modules` to import, the
+            `packages` among them, and the `isolation`.
     """
     sys.path += setup["folders"]
+    codes: dict[str, tuple[bytes, bool]] = {}
     for name in setup["modules"]:
         importlib.import_module(name)
+    for name in setup["packages"]:
+        codes |= _read_codes(name)
+    sys.meta_path.append(_InMemory(codes))
     seccomp = _beside("seccomp")
     sys.path[:] = []
     gc.collect()

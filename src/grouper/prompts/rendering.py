@@ -469,7 +469,7 @@ def demonstrate(
 
 
 # What a tool has said, with the line break that it ends with (`sampling.tools.output_block`).
-_OUTPUT = re.compile(r"^```output\n.*?\n```(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+_OUTPUT = re.compile(r"^```output\n(?:.*?\n)??```(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def _encode_turns(
@@ -531,7 +531,7 @@ def completion_text(problem: Problem, fmt: AnswerFormat) -> str:
     if problem.response is not None:
         return _response_text(problem, problem.response, fmt)
     if fmt.contract.kind is AnswerKind.PROGRAM:
-        return _in_block(problem.program or _program_of(problem))
+        return program_block(problem.program or _program_of(problem))
     solution = problem.solution or ""
     if not solution.strip():
         raise PromptError(f"problem {problem.id} has no worked solution", where="data.sft")
@@ -565,7 +565,8 @@ def _program_of(problem: Problem) -> str:
     )
 
 
-def _in_block(program: str) -> str:
+def program_block(program: str) -> str:
+    """Write a program as a completion."""
     return f"```python\n{program}\n```"
 
 

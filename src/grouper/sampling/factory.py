@@ -74,7 +74,8 @@ class Samplers:
         sampler = SAMPLERS[self.recipe.sampling.engine](self, policy, copy_now)
         if self.toolbox is None:
             return sampler
-        return TurnSampler(sampler, self.toolbox, self.tokenizer)
+        together = self.processes if isinstance(sampler, VllmSampler) else None
+        return TurnSampler(sampler, self.toolbox, self.tokenizer, together)
 
     def max_length(self, config: Any) -> int | None:
         """Return the tokens of the longest sequence that an engine needs memory for."""

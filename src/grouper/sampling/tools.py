@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import inspect
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
-from grouper.config.schema import ProgramsConfig, ToolsConfig
-from grouper.errors import ConfigError
+from grouper.config.schema import ProgramsConfig, Recipe, ToolsConfig
+from grouper.errors import ConfigError, GrouperError
 from grouper.grading.extract import last_block
 from grouper.grading.programs import Programs
 from grouper.programs.runner import ProgramResult
 from grouper.rewards.user_code import describe_exception, load_user_object
+from grouper.types import AnswerFormat
 
 BLOCK_END = "\n```\n"
 """What closes a block. A block that opens without a name looks the same; it calls nothing."""
@@ -33,6 +35,25 @@ _LONG = 20_000
 
 Tool = Callable[[str], Future[str]]
 """Text of a block -> what it says, which never raises."""
+
+
+def toolbox_of(recipe: Recipe, fmt: AnswerFormat) -> Toolbox | None:
+    """Return the tools of a recipe, or None where its format has no turns.
+
+    Raises:
+        ConfigError: a function cannot be loaded, or there is one that nothing would call.
+    """
+    tools = recipe.sampling.tools
+    if fmt.tools:
+        return Toolbox(tools, recipe.grading.programs)
+    if tools.functions:
+        names = ", ".join(tools.functions)
+        raise ConfigError(
+            f"the format {fmt.name} has no turns, so that nothing calls {names}",
+            where="sampling.tools.functions",
+            fix="Leave them out, or use prompt.format: python-tool.",
+        )
+    return None
 
 
 class Toolbox:
@@ -50,12 +71,19 @@ class Toolbox:
         self.settings = tools
         self._programs = Programs(programs)
         self._threads: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
         self.functions: dict[str, Callable[..., Any]] = {}
         for full_name in tools.functions:
             function = load_user_object(
                 full_name, kind="tool", where="sampling.tools.functions", error=ConfigError
             )
-            name = function.__name__.lower()
+            name = full_name.rpartition(":")[2].lower()
+            if inspect.iscoroutinefunction(function):
+                raise ConfigError(
+                    f"the tool {full_name} is a coroutine, which nobody waits for",
+                    where="sampling.tools.functions",
+                    fix="Use `def`, not `async def`.",
+                )
             if name in self.functions or name in _PYTHON or name == _OUTPUT:
                 raise ConfigError(
                     f"there are two tools with the name {name}",
@@ -70,9 +98,10 @@ class Toolbox:
         if block is None:
             return None
         if block.name in self.functions:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(1, thread_name_prefix="tools")
-            return self._threads.submit(_call, self.functions[block.name], block.text)
+            with self._lock:
+                if self._threads is None:
+                    self._threads = ThreadPoolExecutor(1, thread_name_prefix="tools")
+                return self._threads.submit(_call, self.functions[block.name], block.text)
         return _said(self._programs.run(block.text))
 
     def start(self) -> None:
@@ -86,9 +115,10 @@ class Toolbox:
     def close(self) -> None:
         """End the processes of programs; a later call starts new ones."""
         self._programs.close()
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
+        with self._lock:
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(cancel_futures=True)
 
 
 _PYTHON = ("python", "python3", "py")
@@ -99,12 +129,14 @@ _NOTHING = "(no output)"
 def output_block(text: str) -> str:
     r"""Return the block that the model reads.
 
-    A fence inside would close it early, and the rest would look like the model's own words.
+    A fence inside would close it early, and the rest would look like the model's own words. Halves
+    of characters, which Python's texts may hold, cannot be encoded.
 
     >>> output_block("42\n")
     '```output\n42\n```\n'
     """
-    said = text.strip().replace("```", "'''") or _NOTHING
+    whole = text.encode("utf-8", "replace").decode("utf-8")
+    said = whole.strip().replace("```", "'''") or _NOTHING
     return f"```{_OUTPUT}\n{said}\n```\n"
 
 
@@ -113,11 +145,14 @@ def _said(ended: Future[ProgramResult]) -> Future[str]:
     text: Future[str] = Future()
 
     def tell(future: Future[ProgramResult]) -> None:
-        error = future.exception()
-        if error is not None:
+        try:
+            result = future.result()
+        except ConfigError as error:  # an isolation that is not there stops the run
             text.set_exception(error)
             return
-        result = future.result()
+        except (GrouperError, CancelledError):
+            text.set_result("error: the program could not be run")
+            return
         lines = [result.output.rstrip("\n"), result.reason.removeprefix("program failed: ")]
         text.set_result("\n".join(line for line in lines if line)[:_LONG])
 
@@ -132,7 +167,7 @@ def _call(function: Callable[..., Any], text: str) -> str:
     """
     try:
         result = function(**arguments_of(function, text))
-    except Exception as error:  # noqa: BLE001 - whatever a user's function raises is told to the model
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a user's function raises is told to the model
         return f"error: {describe_exception(error)}"[:_LONG]
     try:
         said = result if isinstance(result, str) else json.dumps(result, default=str)

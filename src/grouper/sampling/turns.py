@@ -8,12 +8,14 @@ step that is sampled again is the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import ModelSampler, Sampler, SampleRequest, draw_seed
+from grouper.sampling.native import NativeSampler
 from grouper.sampling.tools import BLOCK_END, Toolbox, output_block
 from grouper.types import Completion, FinishReason
 
@@ -36,6 +38,7 @@ class _Story:
     turns: int = 0
     output: Future[str] | None = None
     """Of the call that it waits for."""
+    policy_version: int = 0
 
     @property
     def room(self) -> int:
@@ -50,12 +53,23 @@ class TurnSampler:
         inner: draws the turns.
         toolbox: the tools.
         tokenizer: encodes what tools say.
+        processes: all of them take part in every call of the sampler inside, if it asks for that
+            (vLLM's weights are pushed together); they then have equally many rounds.
     """
 
-    def __init__(self, inner: ModelSampler, toolbox: Toolbox, tokenizer: Any) -> None:
+    def __init__(
+        self,
+        inner: ModelSampler,
+        toolbox: Toolbox,
+        tokenizer: Any,
+        processes: ProcessGroup | None = None,
+    ) -> None:
         self.inner = inner
         self._toolbox = toolbox
         self._tokenizer = tokenizer
+        self._processes = processes or ProcessGroup()
+        self._before: list[int] = []
+        """The tokens before this turn of the completion whose tokens are shown."""
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
         """Yield (request index, completion) as each finishes.
@@ -69,6 +83,9 @@ class TurnSampler:
         # Also without requests: processes that share weights gather them together.
         while True:
             turns = [self._turn(stories[index]) for index in current]
+            # The first slot's: of the longest budget, and the first of several.
+            first = max(current, key=lambda index: stories[index].room, default=None)
+            self._before = [] if first is None else stories[first].token_ids.copy()
             waiting = []
             for place, turn in self.inner.sample(turns):
                 index = current[place]
@@ -84,14 +101,22 @@ class TurnSampler:
                     current.append(index)
                 else:
                     yield index, finished
-            if not current:
+            if not any(self._processes.gather(bool(current))):
                 return
+
+    def _may_call(self, story: _Story) -> bool:
+        """Tell whether a block ends the next turn: not after the last call, nor forever.
+
+        Each round waits for all completions, and blocks without a tool's name end a turn, too.
+        """
+        most = self._toolbox.settings.calls
+        return story.calls < most and story.turns - story.calls < most
 
     def _turn(self, story: _Story) -> SampleRequest:
         """Return the request of a story's next turn."""
         request = story.request
         params = request.params
-        if story.calls < self._toolbox.settings.calls:
+        if self._may_call(story):
             params = replace(params, stop=(*params.stop, BLOCK_END), include_stop=True)
         if story.turns == 0:
             return replace(request, params=params)
@@ -112,10 +137,11 @@ class TurnSampler:
         params = story.request.params
         by_tool = (
             turn.finish_reason is FinishReason.STOP_STRING
-            and story.calls < self._toolbox.settings.calls
+            and self._may_call(story)
             and turn.text.endswith(BLOCK_END)
         )
         story.turns += 1
+        story.policy_version = turn.policy_version
         story.token_ids += turn.token_ids
         story.logprobs += turn.logprobs
         story.entropies += turn.entropies
@@ -129,7 +155,7 @@ class TurnSampler:
             ends = [stop for stop in params.stop if text.endswith(stop)]
             text = text.removesuffix(max(ends, key=len, default=""))
         reason = FinishReason.LENGTH if by_tool else turn.finish_reason
-        return self._finished(story, turn, story.text + text, reason)
+        return self._finished(story, story.text + text, reason)
 
     def _read(self, story: _Story) -> Completion | None:
         """Add the output that a story waits for; return the completion if no room is left."""
@@ -140,8 +166,7 @@ class TurnSampler:
         story.calls += 1
         if len(ids) >= story.room:
             # Not a part of it: the model would have read something else than what was said.
-            last = Completion.bare(story.token_ids, "", FinishReason.LENGTH)
-            return self._finished(story, last, story.text, FinishReason.LENGTH)
+            return self._finished(story, story.text, FinishReason.LENGTH)
         start = len(story.token_ids)
         story.spans.append((start, start + len(ids)))
         story.token_ids += ids
@@ -172,18 +197,23 @@ class TurnSampler:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
-    def _finished(
-        self, story: _Story, last: Completion, text: str, reason: FinishReason
-    ) -> Completion:
+    def _finished(self, story: _Story, text: str, reason: FinishReason) -> Completion:
         return Completion(
             token_ids=tuple(story.token_ids),
             logprobs=tuple(story.logprobs),
             text=text,
             finish_reason=reason,
-            policy_version=last.policy_version,
+            policy_version=story.policy_version,
             entropies=tuple(story.entropies),
             tool_spans=tuple(story.spans),
         )
+
+    def show(self, on_tokens: Callable[[Sequence[int]], None] | None) -> None:
+        """Have the ids of a completion so far shown while it is drawn; None: no longer."""
+        if isinstance(self.inner, NativeSampler):
+            self.inner.on_tokens = None
+            if on_tokens is not None:
+                self.inner.on_tokens = lambda ids: on_tokens([*self._before, *ids])
 
     # --- the rest is the inner sampler's ---
 

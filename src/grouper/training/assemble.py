@@ -16,7 +16,7 @@ from grouper.algorithms.losses import kl_k1
 from grouper.algorithms.weighting import WEIGHTINGS
 from grouper.config.schema import GRPOConfig
 from grouper.training.update import Scorer
-from grouper.types import RolloutGroup, Tally
+from grouper.types import Demonstration, RolloutGroup, Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,8 @@ class Assembled:
 class Lessons:
     """What groups are taught by besides rewards; each is a function of a group."""
 
-    solution: Callable[[RolloutGroup], Sequence[int] | None] | None = None
-    """Token ids of a worked solution as a completion, stop token included; None: there is none."""
+    solution: Callable[[RolloutGroup], Demonstration | None] | None = None
+    """The worked solution of a group's problem; None: there is none."""
     teacher: Callable[[RolloutGroup], int] | None = None
     """The number of the teacher of its rows."""
     teacher_prompt: Callable[[RolloutGroup], Sequence[int]] | None = None
@@ -117,7 +117,7 @@ def _rows_of(
     groups: Sequence[RolloutGroup], config: GRPOConfig, lessons: Lessons
 ) -> TrainBatch | None:
     """Return a row of every scored rollout, then those of worked solutions; None without any."""
-    solutions: dict[int, Sequence[int]] = {}
+    solutions: dict[int, Demonstration] = {}
     if config.solution_weight > 0 and lessons.solution is not None:
         for number, group in enumerate(groups):
             solution = None if group.solved else lessons.solution(group)

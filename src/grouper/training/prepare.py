@@ -55,7 +55,7 @@ from grouper.prompts.rendering import (
 from grouper.rewards import Group, RewardStack, build_rewards
 from grouper.runs.records import flat_settings
 from grouper.sampling.factory import Samplers
-from grouper.sampling.tools import Toolbox
+from grouper.sampling.tools import Toolbox, toolbox_of
 from grouper.training.problem_sets import MEASURED, ProblemSets, load_part
 from grouper.training.saved_state import is_complete, read_state
 from grouper.types import (
@@ -180,7 +180,9 @@ class Prepared(AbstractContextManager["Prepared"]):
         """Demonstrations of the validation problems with a worked solution, if SFT is run."""
         if sets.sft is not None and not recipe.skip_sft:
             self.demonstrations = self._demonstrations(sets.sft, "sft")
-            if sets.validation is not None and any(p.solution for p in sets.validation.problems):
+            if sets.validation is not None and any(
+                p.solution or p.program for p in sets.validation.problems
+            ):
                 try:
                     self.validation_demonstrations = self._demonstrations(
                         sets.validation, "validation"
@@ -190,7 +192,7 @@ class Prepared(AbstractContextManager["Prepared"]):
         self.validation = self._prompts(sets.validation, "validation")
         self.test = self._prompts(sets.test, "test")
         # By problem id: encoded when first needed.
-        self._solutions: dict[str, tuple[int, ...] | None] = {}
+        self._solutions: dict[str, Demonstration | None] = {}
         self._hinted: dict[str, tuple[int, ...]] = {}
         self._require_solutions()
 
@@ -253,7 +255,7 @@ class Prepared(AbstractContextManager["Prepared"]):
 
     # --- worked solutions, for GRPO ---
 
-    def solution_of(self, group: RolloutGroup) -> tuple[int, ...] | None:
+    def solution_of(self, group: RolloutGroup) -> Demonstration | None:
         """Return the worked solution of a group's problem as a completion, stop token included.
 
         None where there is none that fits the completion budget, or where SFT would leave it out.
@@ -263,14 +265,14 @@ class Prepared(AbstractContextManager["Prepared"]):
             self._solutions[problem.id] = self._encoded_solution(problem)
         return self._solutions[problem.id]
 
-    def _encoded_solution(self, problem: Problem) -> tuple[int, ...] | None:
+    def _encoded_solution(self, problem: Problem) -> Demonstration | None:
         try:
             demonstration = demonstrate(problem, self.format, self.tokenizer, self.stop_tokens[0])
         except PromptError:
             return None
         if len(demonstration.token_ids) > self.max_new_tokens:
             return None
-        return demonstration.token_ids
+        return demonstration
 
     def prompt_with_solution(self, group: RolloutGroup) -> tuple[int, ...]:
         """Return the prompt of a group with the worked solution in its question.
@@ -419,9 +421,7 @@ class Prepared(AbstractContextManager["Prepared"]):
         Raises:
             ConfigError: a function of the user cannot be loaded.
         """
-        if not self.format.tools:
-            return None
-        return Toolbox(self.recipe.sampling.tools, self.recipe.grading.programs)
+        return toolbox_of(self.recipe, self.format)
 
     @cached_property
     def grader(self) -> Grader:

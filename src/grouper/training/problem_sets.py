@@ -335,7 +335,7 @@ def _repetition(name: str, problem_set: ProblemSet, *, demonstrated: bool) -> It
     """Warn if most problems of a set repeat others."""
     problems = problem_set.problems
     if demonstrated:  # several solutions of a question are several demonstrations
-        different = len({(p.question, p.answer, p.solution, p.response) for p in problems})
+        different = len({(p.question, p.answer, *p.demonstration) for p in problems})
         noun = "different demonstration"
     else:
         different = len({question_words(p.question) for p in problems})
