@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -189,3 +190,42 @@ def test_reference_weights_change_nothing() -> None:
     assert not torch.allclose(moved, before)
     assert torch.equal(ParallelPolicy(policy).score(batch, snapshot).logprobs, before)
     assert torch.equal(policy(batch).logprobs, moved)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_that_are_rounded_up_change_no_result(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Float64, 1e-12: values and gradients, with and without sliding windows."""
+    found = []
+    for multiple in (1, 8, 64):
+        monkeypatch.setattr(Policy, "_multiple", multiple)
+        policy = Policy(tiny_model(family, dtype=torch.float64, scale=1.0))
+        outputs = policy(make_batch(dtype=torch.float64))
+        weights = torch.arange(outputs.logprobs.numel()).view_as(outputs.logprobs)
+        (outputs.logprobs * weights).sum().backward()
+        gradients = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
+        found.append((outputs.logprobs.detach(), torch.cat(gradients)))
+    for logprobs, gradient in found[1:]:
+        torch.testing.assert_close(logprobs, found[0][0], rtol=1e-12, atol=1e-12)
+        # Gemma sums the gradient of a norm's weight over all rows in float32.
+        accuracy = 1e-5 if family.startswith("gemma") else 1e-11
+        torch.testing.assert_close(gradient, found[0][1], rtol=accuracy, atol=accuracy)
+
+
+def test_products_in_bfloat16_have_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OneDNN compiles one for each and keeps it: rows of ever new lengths took ever more memory."""
+    sizes: set[int] = set()
+    plain = torch.nn.functional.linear
+
+    def linear(rows: torch.Tensor, *others: Any) -> torch.Tensor:
+        sizes.add(rows.numel() // rows.shape[-1])
+        return plain(rows, *others)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", linear)
+    policy = Policy(tiny_model(), compute_dtype=torch.bfloat16)
+    batch = make_batch()
+    for rows in range(1, batch.rows + 1):
+        policy(batch.select(torch.arange(rows)))
+    assert sizes
+    assert all(size % 64 == 0 for size in sizes)

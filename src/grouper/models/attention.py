@@ -415,6 +415,12 @@ def heads_dtype(heads: Tensor) -> torch.dtype:
     return heads.dtype
 
 
+def _widened(rows: Tensor, multiple: int) -> Tensor:
+    """Add zeros to rows [B, L] so that they are as long as a multiple of a number."""
+    added = -rows.shape[1] % multiple
+    return torch.nn.functional.pad(rows, (0, added)) if added else rows
+
+
 def _starts(lengths: Tensor) -> Tensor:
     """Return [n]: where each of n sequences of these lengths begins."""
     return lengths.cumsum(0) - lengths
@@ -442,9 +448,11 @@ class SharedPrompts:
 
     Args:
         batch: prompts [P, Tp] and completions [R, T]; a completion may be a single token.
+        multiple: the flat row, and the padded rows of attention, are as long as a multiple of it;
+            what is added changes no result.
     """
 
-    def __init__(self, batch: TrainBatch) -> None:
+    def __init__(self, batch: TrainBatch, *, multiple: int = 1) -> None:
         self.prompt_index = batch.prompt_index
         """[R] int64: the prompt of each completion."""
         self._prompt_lengths = batch.prompt_lengths
@@ -452,9 +460,10 @@ class SharedPrompts:
         """[R] int64: the length of each completion's prompt."""
         self._inputs = batch.completion_lengths - 1
         """[R] int64: tokens of each completion in the flat row."""
-        prompt_columns = torch.arange(batch.prompt_ids.shape[1], device=batch.prompt_ids.device)
-        columns = torch.arange(batch.completion_ids.shape[1], device=batch.completion_ids.device)
-        input_columns = columns[:-1]
+        prompt_ids = _widened(batch.prompt_ids, multiple)
+        completion_inputs = _widened(batch.completion_ids[:, :-1], multiple)
+        prompt_columns = torch.arange(prompt_ids.shape[1], device=prompt_ids.device)
+        input_columns = torch.arange(completion_inputs.shape[1], device=prompt_ids.device)
         # [P, Tp] and [R, T - 1]: where the padded rows hold tokens.
         prompt_mask = prompt_columns < self._prompt_lengths[:, None]
         input_mask = input_columns < self._inputs[:, None]
@@ -466,15 +475,19 @@ class SharedPrompts:
         self._prompt_places = prompt_mask.reshape(-1).nonzero().flatten()
         self._places = input_mask.reshape(-1).nonzero().flatten()
 
-        prompt_tokens = batch.prompt_ids[prompt_mask]
-        input_tokens = batch.completion_ids[:, :-1][input_mask]
-        self.token_ids = torch.cat([prompt_tokens, input_tokens])[None]
+        prompt_tokens = prompt_ids[prompt_mask]
+        input_tokens = completion_inputs[input_mask]
+        tokens = torch.cat([prompt_tokens, input_tokens])[None]
+        self.token_ids = _widened(tokens, multiple)
         """[1, N] int64."""
+        self._added = self.token_ids.shape[1] - tokens.shape[1]
+        """Tokens at the end of the flat row that belong to nothing."""
         self._row_positions = self._prompts_of_rows[:, None] + input_columns
         """[R, T - 1] int64: the positions of inputs in their sequences."""
         prompt_positions = prompt_columns.expand_as(prompt_mask)[prompt_mask]
         input_positions = self._row_positions[input_mask]
-        self.position_ids = torch.cat([prompt_positions, input_positions])[None]
+        positions = torch.cat([prompt_positions, input_positions])[None]
+        self.position_ids = _widened(positions, multiple)
         """[1, N] int64: each prompt from 0, each completion from the length of its prompt."""
 
         # The first token of a completion is predicted by the last one of its prompt, and each
@@ -484,6 +497,7 @@ class SharedPrompts:
         input_starts = self._prompt_lengths.sum() + _starts(self._inputs)
         further_sources = input_starts[:, None] + input_columns
         sources = torch.cat([first_source, further_sources], dim=1)
+        columns = torch.arange(sources.shape[1], device=sources.device)
         completion_mask = columns < batch.completion_lengths[:, None]
         self.sources = sources[completion_mask]
         """[targets] int64: the flat token whose hidden state predicts each completion token."""
@@ -499,10 +513,10 @@ class SharedPrompts:
                 return ragged.attend(query, key, value, spec)
         prompt_mask, mask = self.mask(spec.window)
         # The flat row is split into the tokens of prompts and the inputs of completions.
-        sizes = [self._prompt_places.numel(), self._places.numel()]
-        flat_prompt_query, flat_query = torch.split(query, sizes, dim=2)
-        flat_prompt_key, flat_key = torch.split(key, sizes, dim=2)
-        flat_prompt_value, flat_value = torch.split(value, sizes, dim=2)
+        sizes = [self._prompt_places.numel(), self._places.numel(), self._added]
+        flat_prompt_query, flat_query, _ = torch.split(query, sizes, dim=2)
+        flat_prompt_key, flat_key, _ = torch.split(key, sizes, dim=2)
+        flat_prompt_value, flat_value, _ = torch.split(value, sizes, dim=2)
 
         # Rotary embeddings leave queries and keys in float32 under autocast.
         dtype = heads_dtype(query)
@@ -521,7 +535,7 @@ class SharedPrompts:
         )
         prompt_out = move_heads(prompt_rows, self._prompt_places)
         if self._places.numel() == 0:
-            return prompt_out
+            return self._filled(prompt_out)
 
         row_query = move_heads(flat_query, self._places, self._shape)
         row_key = self._with_prompts(prompt_key, flat_key.to(dtype))
@@ -530,7 +544,13 @@ class SharedPrompts:
         span = ops.VisibleSpan(self._prompts_of_rows, self._inputs, prompt_width, spec.window)
         rows = attend(row_query.to(dtype), row_key, row_value, mask, spec, span)
         out = move_heads(rows, self._places)
-        return torch.cat([prompt_out, out], dim=2)
+        return self._filled(torch.cat([prompt_out, out], dim=2))
+
+    def _filled(self, out: Tensor) -> Tensor:
+        """Add zeros [1, H, added, D] for the tokens that belong to nothing."""
+        if self._added == 0:
+            return out
+        return torch.nn.functional.pad(out, (0, 0, 0, self._added))
 
     def _with_prompts(self, prompts: Tensor, flat: Tensor) -> Tensor:
         """Return each completion's keys or values, after those of its prompt.

@@ -247,6 +247,10 @@ class _Attention(torch.autograd.Function):
         deltas = (grad.float() * out.float()).sum(-1).reshape(blocks, -1)
         to_q, to_k, to_v = (torch.empty_like(t) for t in (q, k, v))
         step = max(1, ROOM // (group * tokens * columns))
+        if q.dtype is torch.bfloat16:
+            # Row by row: products of as many rows as there happen to be are compiled anew, and kept
+            # (`models.policy.BFLOAT16_MULTIPLE`).
+            step = min(step, key.shape[1])
         for first in representative(range(0, blocks, step), query):
             at = slice(first, first + step)
             # Scores and their gradients are in float32: small differences between them matter.
