@@ -415,6 +415,11 @@ def heads_dtype(heads: Tensor) -> torch.dtype:
     return heads.dtype
 
 
+def as_multiplied(heads: Tensor) -> Tensor:
+    """Return heads in the dtype of their products, so that all of a layer have the same one."""
+    return heads.to(heads_dtype(heads))
+
+
 def _widened(rows: Tensor, multiple: int) -> Tensor:
     """Add zeros to rows [B, L] so that they are as long as a multiple of a number."""
     added = -rows.shape[1] % multiple
@@ -513,22 +518,22 @@ class SharedPrompts:
                 return ragged.attend(query, key, value, spec)
         prompt_mask, mask = self.mask(spec.window)
         # The flat row is split into the tokens of prompts and the inputs of completions.
-        sizes = [self._prompt_places.numel(), self._places.numel(), self._added]
-        flat_prompt_query, flat_query, _ = torch.split(query, sizes, dim=2)
-        flat_prompt_key, flat_key, _ = torch.split(key, sizes, dim=2)
-        flat_prompt_value, flat_value, _ = torch.split(value, sizes, dim=2)
+        sizes = [self._prompt_places.numel(), self._places.numel()]
+        if self._added:
+            sizes.append(self._added)
+        flat_prompt_query, flat_query, *_ = torch.split(query, sizes, dim=2)
+        flat_prompt_key, flat_key, *_ = torch.split(key, sizes, dim=2)
+        flat_prompt_value, flat_value, *_ = torch.split(value, sizes, dim=2)
 
-        # Rotary embeddings leave queries and keys in float32 under autocast.
-        dtype = heads_dtype(query)
         prompt_query = move_heads(flat_prompt_query, self._prompt_places, self._prompt_shape)
         prompt_key = move_heads(flat_prompt_key, self._prompt_places, self._prompt_shape)
         prompt_value = move_heads(flat_prompt_value, self._prompt_places, self._prompt_shape)
         no_prefix = torch.zeros_like(self._prompt_lengths)
         span = ops.VisibleSpan(no_prefix, self._prompt_lengths, 0, spec.window)
         prompt_rows = attend(
-            prompt_query.to(dtype),
-            prompt_key.to(dtype),
-            prompt_value.to(dtype),
+            as_multiplied(prompt_query),
+            as_multiplied(prompt_key),
+            as_multiplied(prompt_value),
             prompt_mask,
             spec,
             span,
@@ -538,11 +543,11 @@ class SharedPrompts:
             return self._filled(prompt_out)
 
         row_query = move_heads(flat_query, self._places, self._shape)
-        row_key = self._with_prompts(prompt_key, flat_key.to(dtype))
-        row_value = self._with_prompts(prompt_value, flat_value.to(dtype))
+        row_key = self._with_prompts(prompt_key, as_multiplied(flat_key))
+        row_value = self._with_prompts(prompt_value, as_multiplied(flat_value))
         prompt_width = self._prompt_shape[1]
         span = ops.VisibleSpan(self._prompts_of_rows, self._inputs, prompt_width, spec.window)
-        rows = attend(row_query.to(dtype), row_key, row_value, mask, spec, span)
+        rows = attend(as_multiplied(row_query), row_key, row_value, mask, spec, span)
         out = move_heads(rows, self._places)
         return self._filled(torch.cat([prompt_out, out], dim=2))
 
