@@ -182,6 +182,12 @@ def page(records: dict[str, Record]) -> str:
         *map(hours_row, found),
         "",
     ]
+    lines += [
+        "A gain of GRPO over SFT is shown where the change of its row is better. SmolLM2 solves so few",
+        "of these problems that most groups of rollouts have no right answer to learn from: nothing",
+        "is rewarded but the box, and the share of answers in the format is what rises.",
+        "",
+    ]
     if missing:
         names = ", ".join(f"`{name}`" for name in missing)
         lines += [f"Not run yet, for want of hours on a faster machine: {names}.", ""]
