@@ -183,9 +183,9 @@ def page(records: dict[str, Record]) -> str:
         "",
     ]
     lines += [
-        "A gain of GRPO over SFT is shown where the change of its row is better. SmolLM2 solves so few",
-        "of these problems that most groups of rollouts have no right answer to learn from: nothing",
-        "is rewarded but the box, and the share of answers in the format is what rises.",
+        "A gain of GRPO over SFT is shown where the change of its row is better. SmolLM2 solves",
+        "so few of these problems that most groups of rollouts have no right answer to learn from:",
+        "the box alone is rewarded, and the share of answers in the format is what rises.",
         "",
     ]
     if missing:
