@@ -219,7 +219,7 @@ def draw_accuracies(axes: Axes, records: dict[str, Record]) -> None:
     axes.set_title("Held-out problems solved (%)")
     names = ("base", "sft", "grpo")
     for place, record in enumerate(seeds_of(records).values()):
-        shift = 0.12 * (place - 1)
+        shift = 0.12 * (place - (len(seeds_of(records)) - 1) / 2)
         for x, name in enumerate(names):
             found = record["evaluations"][name]
             middle = 100 * found["accuracy"]
@@ -235,7 +235,7 @@ def draw_accuracies(axes: Axes, records: dict[str, Record]) -> None:
 def draw_rollouts(axes: Axes, records: dict[str, Record]) -> None:
     """Draw the share of right rollouts by step, a running mean; the control is dashed."""
     axes.set_title("Training rollouts correct (%)")
-    for place, (name, record) in enumerate(records.items()):
+    for name, record in records.items():
         solved = record["steps"]["grpo"]["solve_rate"]
         means = [
             100 * statistics.fmean(solved[max(0, last - SMOOTH) : last])
@@ -246,7 +246,7 @@ def draw_rollouts(axes: Axes, records: dict[str, Record]) -> None:
         axes.plot(
             range(1, len(means) + 1),
             means,
-            color="0.4" if is_control else f"C{place}",
+            color="0.4" if is_control else f"C{list(seeds_of(records)).index(name)}",
             linestyle="--" if is_control else "-",
             label=label,
         )

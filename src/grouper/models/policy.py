@@ -134,7 +134,9 @@ class Policy(nn.Module):
     @property
     def _multiple(self) -> int:
         """The number that sizes of products are multiples of."""
-        if self.device.type == "cpu" and self.products_dtype is torch.bfloat16:
+        # Not `device`: a plan traces tensors without memory as those of another device.
+        place = device_type(next(self.parameters()))
+        if place == "cpu" and self.products_dtype is torch.bfloat16:
             return BFLOAT16_MULTIPLE
         return 1
 
