@@ -246,7 +246,7 @@ def draw_rollouts(axes: Axes, records: dict[str, Record]) -> None:
         axes.plot(
             range(1, len(means) + 1),
             means,
-            color="0.4" if is_control else f"C{list(seeds_of(records)).index(name)}",
+            color="0.4" if is_control else f"C{list(seeds_of(records)).index(name[-1])}",
             linestyle="--" if is_control else "-",
             label=label,
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 
 from grouper.config.schema import ProgramsConfig
+from grouper.errors import GrouperError
 from grouper.files import processors
 from grouper.grading.extract import Extraction
 from grouper.grading.lenient import inside_a_sentence
@@ -53,7 +54,7 @@ class Programs:
         """
         with self._lock:
             known = self._known.get(program)
-            if known is not None and not known.cancelled():
+            if known is not None:
                 return known
             if self._runner is None:
                 require_isolation(self._settings.isolation, where="grading.programs.isolation")
@@ -72,12 +73,13 @@ class Programs:
         with self._lock:
             if self._known.get(program) is not ended:
                 return
-            if ended.cancelled() or ended.exception() is not None:
+            try:
+                result = ended.result()
+            except (GrouperError, CancelledError):
                 del self._known[program]
                 return
-            known: Future[ProgramResult] = Future()
-            known.set_result(ended.result())
-            self._known[program] = known
+            self._known[program] = known = Future[ProgramResult]()
+            known.set_result(result)
 
     def close(self) -> None:
         """End the processes; programs that run are killed, and come to nothing."""

@@ -218,7 +218,7 @@ class ProgramRunner:
         return self._threads.map(self._run, programs)
 
     def close(self) -> None:
-        """End the workers; programs that run are killed, and those that wait are cancelled."""
+        """End the workers; programs that run are killed, and those that wait are given up."""
         for worker in self._workers:
             worker.kill()
         # A thread of its own may be the last one to know of it, and cannot wait for itself.
