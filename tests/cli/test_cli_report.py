@@ -15,7 +15,7 @@ def test_a_run_has_written_its_report_with_tokens(finished_run):
     traced = [row for row in rows if row["trace"]]
     assert traced
     for row in traced:
-        texts, sampled, trained, entropies, _ = row["trace"]
+        texts, sampled, trained, entropies, _, _ = row["trace"]
         assert len(texts) == len(sampled) == len(entropies) == row["tokens"]
         if trained is not None:
             assert max(abs(a - b) for a, b in zip(sampled, trained, strict=True)) < 0.01

@@ -15,6 +15,7 @@ from grouper.errors import ConfigError
 from grouper.models import device
 from grouper.models.device import (
     bfloat16_slowdown,
+    cpu_product_rate,
     fastest_dtype,
     find_device,
     machine_memory,
@@ -180,7 +181,9 @@ def test_the_slowdown_of_bfloat16_is_measured(monkeypatch: pytest.MonkeyPatch) -
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(device.time, "perf_counter", lambda: clock.now)
     monkeypatch.setattr(torch, "mm", product)
+    monkeypatch.setattr(device, "_product_seconds", device._product_seconds.__wrapped__)
     assert bfloat16_slowdown() == pytest.approx(5.0)
+    assert cpu_product_rate(torch.float32) == pytest.approx(5 * cpu_product_rate(torch.bfloat16))
 
 
 @pytest.mark.parametrize(("slowdown", "dtype"), [(5.0, "float32"), (0.5, "bfloat16")])
