@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from grouper.algorithms.batching import (
     with_gradient,
 )
 from grouper.algorithms.weighting import token_mean
-from grouper.config.schema import TeacherConfig
+from grouper.config.schema import TeacherConfig, ToolsConfig
 from grouper.models.policy import Policy
 from grouper.sampling.base import SampleRequest
 from grouper.training.teachers import Teachers
@@ -147,6 +148,30 @@ class ScriptedSampler:
                 policy_version=0,
             )
             yield index, completion
+
+
+class LengthTools:
+    """A toolbox whose tool says how many characters a turn had; every turn may call it."""
+
+    settings = ToolsConfig(calls=2, output_tokens=16)
+
+    def call(self, text: str) -> Future[str]:
+        said: Future[str] = Future()
+        said.set_result(str(len(text)))
+        return said
+
+
+def graded_rollouts(completions: Sequence[Completion]) -> tuple[Rollout, ...]:
+    """Rollouts of these completions, the reward of each being its place."""
+    grade = Grade(verdict=Verdict.CORRECT, extracted="", stage="", reason="")
+    return tuple(
+        Rollout(
+            completion=completion,
+            grade=grade,
+            reward=Reward(components={"r": float(place)}, weights={"r": 1.0}),
+        )
+        for place, completion in enumerate(completions)
+    )
 
 
 def tokens(length: int, start: int) -> tuple[int, ...]:

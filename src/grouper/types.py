@@ -181,7 +181,7 @@ class Problem:
     solution: str | None = None
     """The worked solution, where the source has one: what SFT trains on."""
     program: str | None = None
-    """A Python program that prints the answer, where the arithmetic of the solution is marked."""
+    """A Python program that prints the answer, where the source has one."""
     response: str | None = None
     """A whole completion, where the source has one: SFT trains it word for word. What the prompt
     has already opened (`<think>`) is not part of it."""

@@ -21,6 +21,7 @@ LAYER_1 = (
     "types",
     "errors",
     "files",
+    "futures",
     "printable",
     "tables",
     "config",

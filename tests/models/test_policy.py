@@ -199,7 +199,7 @@ def test_sizes_that_are_rounded_up_change_no_result(
     """Float64, 1e-12: values and gradients, with and without sliding windows."""
     found = []
     for multiple in (1, 8, 64):
-        monkeypatch.setattr(Policy, "_multiple", multiple)
+        monkeypatch.setattr(Policy, "size_multiple", multiple)
         policy = Policy(tiny_model(family, dtype=torch.float64, scale=1.0))
         outputs = policy(make_batch(dtype=torch.float64))
         weights = torch.arange(outputs.logprobs.numel()).view_as(outputs.logprobs)

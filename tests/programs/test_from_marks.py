@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from gates import missing
 
 from grouper.config.schema import ProgramsConfig
 from grouper.grading.programs import printed_answer, runner_of
 from grouper.programs.from_marks import program_from_marks
 from grouper.programs.runner import available_isolation
-
-GSM8K = Path(__file__).parents[2].parent / "shared" / "data" / "gsm8k" / "train.jsonl"
 
 
 def test_numbers_that_a_line_computed_become_its_name() -> None:
@@ -60,13 +59,12 @@ def test_a_floating_point_sum_is_rounded_where_it_is_not_exact() -> None:
     assert program.endswith("print(round(step_1, 6))")
 
 
-def test_programs_of_real_solutions_print_their_answers() -> None:
+def test_programs_of_real_solutions_print_their_answers(shared_data: Path) -> None:
     """Of 300 solutions of GSM8K: at least 85 % become programs, and all of those are right."""
-    if not GSM8K.exists():
-        pytest.skip("GSM8K lies beside a checkout of the project only")
     if available_isolation() != "seccomp":
-        pytest.skip("this machine has no filter of system calls")
-    rows = [json.loads(line) for line in GSM8K.read_text().splitlines()[:300]]
+        missing("this machine has no filter of system calls")
+    text = (shared_data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()[:300]]
     made = []
     for row in rows:
         solution, _, answer = row["answer"].rpartition("####")

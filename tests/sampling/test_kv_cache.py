@@ -283,9 +283,11 @@ def test_a_prompt_is_run_once_while_somebody_reads_it(monkeypatch: pytest.Monkey
     ran: list[tuple[int, ...]] = []
     plain = Prefill
 
-    def counted(cache: KVCache, prompts: list[tuple[int, ...]], places: Tensor) -> Prefill:
+    def counted(
+        cache: KVCache, prompts: list[tuple[int, ...]], places: Tensor, **sizes: int
+    ) -> Prefill:
         ran.extend(prompts)
-        return plain(cache, prompts, places)
+        return plain(cache, prompts, places, **sizes)
 
     monkeypatch.setattr(engine_module, "Prefill", counted)
     engine = Engine(Policy(tiny_model("qwen3")), CacheSize(2, 2, 8, 4), [2], OpByOp())

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import FAMILIES, LetterTokenizer, make_group, make_prompt, one_step, tiny_model
+from tiny_models import (
+    FAMILIES,
+    LetterTokenizer,
+    graded_rollouts,
+    make_group,
+    make_prompt,
+    one_step,
+    tiny_model,
+)
 from torch import Tensor
 
 from grouper.errors import ModelError, PromptError
@@ -18,12 +26,8 @@ from grouper.sampling.weights import SamplingWeights
 from grouper.types import (
     Completion,
     FinishReason,
-    Grade,
-    Reward,
-    Rollout,
     RolloutGroup,
     SamplingParams,
-    Verdict,
 )
 
 STOPS = (2, 5)
@@ -85,6 +89,20 @@ def test_greedy_equals_generate(family: str) -> None:
         assert list(completion.token_ids) == theirs[0, prompt.shape[1] :].tolist()
 
 
+@torch.no_grad()
+def test_prompts_whose_row_is_rounded_up_are_continued_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As for products in bfloat16 on a CPU; here in float32, where nothing else changes."""
+    policy = Policy(tiny_model("gemma3"))
+    plain = draw_all(make_sampler(policy), requests())
+    monkeypatch.setattr(Policy, "size_multiple", 64)
+    rounded = draw_all(make_sampler(policy), requests())
+    for one, other in zip(plain, rounded, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_sampled_logprobs_are_the_trainers(family: str) -> None:
@@ -94,14 +112,7 @@ def test_sampled_logprobs_are_the_trainers(family: str) -> None:
     drawn = draw_all(make_sampler(policy, slots=6), wanted)
     groups = []
     for number in range(5):
-        rollouts = tuple(
-            Rollout(
-                completion=completion,
-                grade=Grade(verdict=Verdict.CORRECT, extracted="", stage="", reason=""),
-                reward=Reward(components={"r": 1.0}, weights={"r": 1.0}),
-            )
-            for completion in drawn[4 * number : 4 * number + 4]
-        )
+        rollouts = graded_rollouts(drawn[4 * number : 4 * number + 4])
         template = make_group(number, [1.0], [1])
         groups.append(
             RolloutGroup(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from gates import missing
-from tiny_models import LetterTokenizer, make_prompt, tiny_model
+from tiny_models import (
+    LengthTools,
+    LetterTokenizer,
+    graded_rollouts,
+    make_prompt,
+    tiny_model,
+)
 
 from grouper.algorithms.batching import rollout_rows, step_batches
 from grouper.algorithms.weighting import WEIGHTINGS, token_mean
@@ -29,13 +34,9 @@ from grouper.training.update import grpo_objective
 from grouper.types import (
     Completion,
     FinishReason,
-    Grade,
     Problem,
-    Reward,
-    Rollout,
     RolloutGroup,
     SamplingParams,
-    Verdict,
 )
 
 if available_isolation() != "seccomp":
@@ -251,7 +252,7 @@ def test_processes_have_as_many_rounds_as_each_other(toolbox: Toolbox) -> None:
 
 def test_what_is_shown_while_it_is_drawn_begins_with_the_turns_before(letters: Policy) -> None:
     inner = NativeSampler(SamplingWeights(letters), Letters(), stop_token_ids=(2,))
-    sampler = TurnSampler(inner, LetterTools(), Letters())  # type: ignore[arg-type]  # a fake
+    sampler = TurnSampler(inner, LengthTools(), Letters())  # type: ignore[arg-type]  # a fake
     shown: list[tuple[int, ...]] = []
     sampler.show(lambda ids: shown.append(tuple(ids)))
     request = SampleRequest(
@@ -357,17 +358,6 @@ def test_a_function_that_cannot_be_a_tool_is_refused(file: Any, name: str, reaso
 # --- with a model --------------------------------------------------------------------------------
 
 
-class LetterTools:
-    """A toolbox that answers every turn that ends in the letter A."""
-
-    settings = ToolsConfig(calls=2, output_tokens=16)
-
-    def call(self, text: str) -> Future[str]:
-        future: Future[str] = Future()
-        future.set_result(str(len(text)))
-        return future
-
-
 class Letters(LetterTokenizer):
     def encode(self, text: str, **_: bool) -> list[int]:
         return [ord(character) - 32 for character in text]
@@ -384,7 +374,7 @@ def letters(monkeypatch: pytest.MonkeyPatch) -> Policy:
 
 def draw(policy: Policy, slots: int = 64, **params: Any) -> list[Completion]:
     inner = NativeSampler(SamplingWeights(policy), Letters(), stop_token_ids=(2,), max_slots=slots)
-    sampler = TurnSampler(inner, LetterTools(), Letters())  # type: ignore[arg-type]  # a fake
+    sampler = TurnSampler(inner, LengthTools(), Letters())  # type: ignore[arg-type]  # a fake
     settings = SamplingParams(**{"max_new_tokens": 60, **params})
     requests = [
         SampleRequest(prompt=make_prompt(i % 3, 3 + i % 3), params=settings, key=draw_seed(0, i))
@@ -397,14 +387,7 @@ def draw(policy: Policy, slots: int = 64, **params: Any) -> list[Completion]:
 def groups_of(completions: Sequence[Completion]) -> list[RolloutGroup]:
     groups = []
     for number in range(3):
-        rollouts = tuple(
-            Rollout(
-                completion=completion,
-                grade=Grade(verdict=Verdict.CORRECT, extracted="", stage="", reason=""),
-                reward=Reward(components={"r": float(place)}, weights={"r": 1.0}),
-            )
-            for place, completion in enumerate(completions[number::3])
-        )
+        rollouts = graded_rollouts(completions[number::3])
         prompt = make_prompt(number, 3 + number)
         problem = Problem(id=prompt.problem_id, question="q", answer="a", source="s")
         groups.append(
@@ -497,7 +480,7 @@ def test_metrics_count_tools_apart(letters: Policy) -> None:
 
 def test_the_sampler_inside_is_found(letters: Policy) -> None:
     inner = NativeSampler(SamplingWeights(letters), Letters(), stop_token_ids=(2,))
-    sampler = TurnSampler(inner, LetterTools(), Letters())  # type: ignore[arg-type]  # a fake
+    sampler = TurnSampler(inner, LengthTools(), Letters())  # type: ignore[arg-type]  # a fake
     assert innermost(sampler) is inner
     assert innermost(inner) is inner
     assert (sampler.seconds, sampler.gap, sampler.update_share) == ({"prefill": 0.0}, None, None)
@@ -509,6 +492,6 @@ def test_without_requests_the_weights_are_gathered_all_the_same(letters: Policy)
     weights = SamplingWeights(letters, torch.float32, copy_now=True)
     letters.version += 1
     inner = NativeSampler(weights, Letters(), stop_token_ids=(2,))
-    assert list(TurnSampler(inner, LetterTools(), Letters()).sample([])) == []  # type: ignore[arg-type]  # a fake
+    assert list(TurnSampler(inner, LengthTools(), Letters()).sample([])) == []  # type: ignore[arg-type]  # a fake
     assert weights._copy is not None
     assert weights._copy.version == letters.version

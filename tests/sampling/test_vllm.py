@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +17,11 @@ import pytest
 import torch
 from fake_vllm import FakeVllm
 from prompts.tokenizer_fixtures import no_template
+from tiny_models import LengthTools
 
 from grouper.algorithms.batching import unweighted_rows
 from grouper.config.loading import load_recipe
-from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig, ToolsConfig
+from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig
 from grouper.errors import ConfigError, ModelError, PromptError
 from grouper.kernels.cpu.library import library
 from grouper.models.loading import load_policy
@@ -264,17 +264,6 @@ def test_a_stop_string_ends_at_its_first_token(made: tuple[Policy, Engine], leas
                 assert stop not in after.text
 
 
-class _Tools:
-    """A toolbox that says how long the turn was."""
-
-    settings = ToolsConfig(calls=2, output_tokens=16)
-
-    def call(self, text: str) -> Future[str]:
-        said: Future[str] = Future()
-        said.set_result(str(len(text)))
-        return said
-
-
 @torch.no_grad()
 def test_turns_are_those_of_the_native_sampler(
     made: tuple[Policy, Engine], monkeypatch: pytest.MonkeyPatch
@@ -288,7 +277,7 @@ def test_turns_are_those_of_the_native_sampler(
     monkeypatch.setattr(turns, "output_block", lambda said: f" {said} ")
     drawn = []
     for inner in (native, over(policy, engine)):
-        sampler = TurnSampler(inner, _Tools(), TOKENIZER)  # type: ignore[arg-type]  # a fake
+        sampler = TurnSampler(inner, LengthTools(), TOKENIZER)  # type: ignore[arg-type]  # a fake
         found = dict(sampler.sample(wanted))
         drawn.append([found[index] for index in range(len(wanted))])
     ours, theirs = drawn

@@ -599,7 +599,7 @@ class SamplingConfig(Section):
 
 
 class ProgramsConfig(Section):
-    """How programs that a model writes are run, where the format's answer is one."""
+    """How programs that a model writes are run (`prompt.format: program` and `python-tool`)."""
 
     isolation: Literal["seccomp", "limits"] = "seccomp"
     """seccomp: nothing but memory and clocks; limits: processor time, memory and output alone,

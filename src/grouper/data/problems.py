@@ -20,8 +20,8 @@ from grouper.data.sources import BOXED, FIELDS
 from grouper.errors import DataError, RunFolderError
 from grouper.files import write_atomic
 from grouper.grading import extract, grade
+from grouper.programs.code_blocks import program_block
 from grouper.prompts import FORMATS
-from grouper.prompts.rendering import program_block
 from grouper.rewards.builtin import format_holds, plain_number
 from grouper.types import AnswerFormat, AnswerKind, Problem
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import shutil
 import tempfile
 import time
@@ -205,7 +206,7 @@ def _requests(measurement: Measurement) -> list[SampleRequest]:
 _TOKEN_SECONDS = 0.5
 # With fewer sequences, nearly all of the time would be reading of weights.
 _FEWEST = 8
-# Of the rate of a product of large matrices, what decoding reaches.
+# Of the rate of a product of large matrices, about what decoding reaches.
 _RATE_SHARE = 0.4
 
 
@@ -223,8 +224,10 @@ def few_at_a_time(sampler: Sampler, policy: Policy) -> Iterator[None]:
     size = sum(parameter.numel() for parameter in policy.model.parameters())
     max_slots = native.max_slots
     rate = _RATE_SHARE * cpu_product_rate(policy.products_dtype)
-    affordable = int(_TOKEN_SECONDS * rate / (2 * size))
-    few = min(max_slots, max(_FEWEST, affordable))
+    affordable = _TOKEN_SECONDS * rate / (2 * size)
+    # A power of two: a measurement is never the same, and products in bfloat16 of another number of
+    # rows may differ in their last bits.
+    few = min(max_slots, max(_FEWEST, 2 ** round(math.log2(affordable))))
     native.max_slots = few
     try:
         yield

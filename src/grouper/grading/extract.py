@@ -8,9 +8,10 @@ Every miss has a reason, and all scans are linear: a megabyte takes milliseconds
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple
 
+from grouper.programs.code_blocks import PYTHON_NAMES, blocks_of
 from grouper.types import AnswerContract, AnswerKind
 
 
@@ -198,43 +199,6 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 
-_FENCE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
-_PYTHON = ("python", "python3", "py")
-
-
-class Block(NamedTuple):
-    """A block of code: the name behind its opening fence, and what stands inside."""
-
-    name: str
-    text: str
-
-
-def blocks(text: str) -> tuple[list[Block], str | None]:
-    r"""The closed blocks of a text in order, and the name of the one that is left open.
-
-    >>> blocks("```python\n1\n```\n```\n2\n```\n```py\n3")
-    ([Block(name='python', text='1'), Block(name='', text='2')], 'py')
-    """
-    found = []
-    name: str | None = None
-    start = 0
-    for fence in _FENCE.finditer(text):
-        label = fence[1].strip().lower()
-        if name is None:
-            name, start = label, fence.end() + 1
-        elif not label:
-            found.append(Block(name, text[start : fence.start()].removesuffix("\n")))
-            name = None
-    return found, name
-
-
-def last_block(text: str, names: Collection[str]) -> Block | None:
-    """The last closed block, if it has one of these names and no block is open after it."""
-    found, left_open = blocks(text)
-    if not found or left_open is not None or found[-1].name not in names:
-        return None
-    return found[-1]
-
 
 def last_program(text: str) -> Extraction:
     r"""The last closed block of Python, which is not the answer yet: what it prints is.
@@ -244,10 +208,10 @@ def last_program(text: str) -> Extraction:
     >>> last_program("```python\nprint(6").reason
     'the last ```python block is not closed'
     """
-    found, left_open = blocks(text)
-    if left_open in _PYTHON:
+    found, left_open = blocks_of(text)
+    if left_open in PYTHON_NAMES:
         return Extraction(None, "the last ```python block is not closed")
-    programs = [block.text for block in found if block.name in _PYTHON]
+    programs = [block.text for block in found if block.name in PYTHON_NAMES]
     if not programs:
         return Extraction(None, "no ```python block")
     return Extraction(programs[-1] if programs[-1].strip() else "", "last ```python block")

@@ -20,17 +20,18 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from grouper.config.schema import GradingConfig
 from grouper.errors import ConfigError, GradingError, GrouperError
 from grouper.files import processors
+from grouper.futures import then
 from grouper.grading.answers import read, read_reference
 from grouper.grading.equivalence import Equivalence, exact
 from grouper.grading.extract import Extraction, extract
@@ -321,7 +322,7 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
             stage = "program" if found.answer is None else ""
             return self._judge(found, reference, started, lenient=lenient, stage=stage)
 
-        return _then(self._programs.run(program.answer), printed)
+        return then(self._programs.run(program.answer), printed)
 
     def _judge(
         self,
@@ -369,7 +370,7 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         if judged.done():
             # Judged before: it cost nothing.
             return graded(judged.result()._replace(seconds=0.0))
-        return _then(judged, lambda known: graded(known.result()))
+        return then(judged, lambda known: graded(known.result()))
 
     def read_reference(self, reference: str) -> str | None:
         """Why the symbolic stage cannot read a reference, or None. Only its spelling counts.
@@ -449,38 +450,6 @@ class Grader(contextlib.AbstractContextManager["Grader"]):
         self._workers.clear()
         if self._programs is not None:
             self._programs.after_fork()
-
-
-Given = TypeVar("Given")
-Made = TypeVar("Made")
-
-
-def _then(
-    first: Future[Given], make: Callable[[Future[Given]], Made | Future[Made]]
-) -> Future[Made]:
-    """A future of what `make` returns, or of what that brings, once the first is done."""
-    last: Future[Made] = Future()
-
-    def copy(made: Future[Made]) -> None:
-        error = made.exception()
-        if error is None:
-            last.set_result(made.result())
-        else:
-            last.set_exception(error)
-
-    def proceed(known: Future[Given]) -> None:
-        try:
-            made = make(known)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the one who waits gets it
-            last.set_exception(error)
-            return
-        if isinstance(made, Future):
-            made.add_done_callback(copy)
-        else:
-            last.set_result(made)
-
-    first.add_done_callback(proceed)
-    return last
 
 
 def _end(workers: Sequence[_Worker]) -> None:

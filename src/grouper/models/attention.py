@@ -453,11 +453,11 @@ class SharedPrompts:
 
     Args:
         batch: prompts [P, Tp] and completions [R, T]; a completion may be a single token.
-        multiple: the flat row, and the padded rows of attention, are as long as a multiple of it;
-            what is added changes no result.
+        multiple: the flat row is as long as a multiple of it; what is added changes no result.
+        width_multiple: the same of the padded rows of attention, whose backward has products.
     """
 
-    def __init__(self, batch: TrainBatch, *, multiple: int = 1) -> None:
+    def __init__(self, batch: TrainBatch, *, multiple: int = 1, width_multiple: int = 1) -> None:
         self.prompt_index = batch.prompt_index
         """[R] int64: the prompt of each completion."""
         self._prompt_lengths = batch.prompt_lengths
@@ -465,8 +465,8 @@ class SharedPrompts:
         """[R] int64: the length of each completion's prompt."""
         self._inputs = batch.completion_lengths - 1
         """[R] int64: tokens of each completion in the flat row."""
-        prompt_ids = _widened(batch.prompt_ids, multiple)
-        completion_inputs = _widened(batch.completion_ids[:, :-1], multiple)
+        prompt_ids = _widened(batch.prompt_ids, width_multiple)
+        completion_inputs = _widened(batch.completion_ids[:, :-1], width_multiple)
         prompt_columns = torch.arange(prompt_ids.shape[1], device=prompt_ids.device)
         input_columns = torch.arange(completion_inputs.shape[1], device=prompt_ids.device)
         # [P, Tp] and [R, T - 1]: where the padded rows hold tokens.

@@ -132,8 +132,8 @@ class Policy(nn.Module):
         return self.compute_dtype or self.model.dtype
 
     @property
-    def _multiple(self) -> int:
-        """The number that sizes of products are multiples of."""
+    def size_multiple(self) -> int:
+        """The number that numbers of tokens in products are multiples of."""
         # Not `device`: a plan traces tensors without memory as those of another device.
         place = device_type(next(self.parameters()))
         if place == "cpu" and self.products_dtype is torch.bfloat16:
@@ -250,7 +250,9 @@ class Policy(nn.Module):
         """Compute the hidden states [N, H] that predict each completion token, row after row."""
         if not self.native:
             return self._padded(batch)
-        layout = attention.SharedPrompts(batch, multiple=self._multiple)
+        layout = attention.SharedPrompts(
+            batch, multiple=self.size_multiple, width_multiple=self.size_multiple
+        )
         hidden = self.hidden_states(layout, layout.token_ids, layout.position_ids)
         return hidden.index_select(0, layout.sources)
 
@@ -305,7 +307,7 @@ class Policy(nn.Module):
                 dtype=self.compute_dtype or head.weight.dtype,
                 entropy_gradient=entropy_gradient,
             )
-            added = -len(targets) % self._multiple
+            added = -len(targets) % self.size_multiple
             if added == 0:
                 return linear.scores(hidden, head.weight, head.bias, targets)
             hidden = nn.functional.pad(hidden, (0, 0, 0, added))

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from grouper.errors import PromptError, nearest
+from grouper.programs.code_blocks import OUTPUT_BLOCK, program_block
 from grouper.programs.from_marks import program_from_marks
 from grouper.types import AnswerFormat, AnswerKind, Demonstration, Message, Problem, Prompt
 
@@ -468,10 +469,6 @@ def demonstrate(
     return Demonstration(prompt=prompt, token_ids=_shared(ids), tool_spans=spans)
 
 
-# What a tool has said, with the line break that it ends with (`sampling.tools.output_block`).
-_OUTPUT = re.compile(r"^```output\n(?:.*?\n)??```(?:\n|\Z)", re.DOTALL | re.MULTILINE)
-
-
 def _encode_turns(
     tokenizer: Tokenizer, text: str, problem_id: str
 ) -> tuple[list[int], tuple[tuple[int, int], ...]]:
@@ -486,7 +483,7 @@ def _encode_turns(
     ids: list[int] = []
     spans: list[tuple[int, int]] = []
     start = 0
-    for output in _OUTPUT.finditer(text):
+    for output in OUTPUT_BLOCK.finditer(text):
         if start < output.start():
             ids += encode_completion(tokenizer, text[start : output.start()], problem_id)
         said = tokenizer.encode(output[0], add_special_tokens=False, split_special_tokens=True)
@@ -563,11 +560,6 @@ def _program_of(problem: Problem) -> str:
         "(<<48/2=24>>) that leads to its answer",
         where="data.sft",
     )
-
-
-def program_block(program: str) -> str:
-    """Write a program as a completion."""
-    return f"```python\n{program}\n```"
 
 
 def _response_text(problem: Problem, response: str, fmt: AnswerFormat) -> str:

@@ -34,15 +34,18 @@ class Prefill(SharedPrompts):
         cache: where to write.
         prompts: the token ids of each prompt.
         places: [P] the place of each in the cache.
+        multiple: as of `SharedPrompts`.
     """
 
-    def __init__(self, cache: KVCache, prompts: Sequence[Tokens], places: Tensor) -> None:
+    def __init__(
+        self, cache: KVCache, prompts: Sequence[Tokens], places: Tensor, *, multiple: int = 1
+    ) -> None:
         # One completion of one token each: the last token of a completion is only predicted, so
         # nothing but the prompts is run.
         count = len(prompts)
         completions = [(0,)] * count
         batch = unweighted_rows(prompts, completions, range(count))
-        super().__init__(batch.to(places.device))
+        super().__init__(batch.to(places.device), multiple=multiple)
         self._cache = cache
         self._cache_places = places
 
@@ -55,6 +58,8 @@ class Prefill(SharedPrompts):
 
     def _store(self, store: Tensor, heads: Tensor) -> None:
         """Write flat heads [1, Hkv, N, D] into rows of a store [places, Hkv, longest, D]."""
+        # Not what was added at the end of the flat row.
+        heads = heads[:, :, : self._prompt_places.numel()]
         rows = move_heads(heads, self._prompt_places, self._prompt_shape)
         longest = rows.shape[2]
         store[self._cache_places, :, :longest] = rows.to(store.dtype)

@@ -235,7 +235,7 @@ class Engine(BaseEngine):
         """Run prompts in one forward; store their keys, values and last hidden states."""
         places = [self._prompts[prompt] for prompt in prompts]
         entries = torch.tensor(places, device=self.policy.device)
-        layout = Prefill(self._cache, prompts, entries)
+        layout = Prefill(self._cache, prompts, entries, multiple=self.policy.size_multiple)
         hidden = self.policy.hidden_states(layout, layout.token_ids, layout.position_ids)
         last_states = hidden.index_select(0, layout.sources)
         for prompt, state in zip(prompts, last_states, strict=True):

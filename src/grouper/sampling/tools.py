@@ -22,19 +22,15 @@ from typing import Any
 
 from grouper.config.schema import ProgramsConfig, Recipe, ToolsConfig
 from grouper.errors import ConfigError, GrouperError
-from grouper.grading.extract import last_block
+from grouper.futures import then
 from grouper.grading.programs import Programs
+from grouper.programs.code_blocks import OUTPUT_NAME, PYTHON_NAMES, last_block
 from grouper.programs.runner import ProgramResult
 from grouper.rewards.user_code import describe_exception, load_user_object
 from grouper.types import AnswerFormat
 
-BLOCK_END = "\n```\n"
-"""What closes a block. A block that opens without a name looks the same; it calls nothing."""
 # Characters of a tool's output that are looked at; the tokens that are kept are fewer.
 _LONG = 20_000
-
-Tool = Callable[[str], Future[str]]
-"""Text of a block -> what it says, which never raises."""
 
 
 def toolbox_of(recipe: Recipe, fmt: AnswerFormat) -> Toolbox | None:
@@ -84,7 +80,7 @@ class Toolbox:
                     where="sampling.tools.functions",
                     fix="Use `def`, not `async def`.",
                 )
-            if name in self.functions or name in _PYTHON or name == _OUTPUT:
+            if name in {*self.functions, *PYTHON_NAMES, OUTPUT_NAME}:
                 raise ConfigError(
                     f"there are two tools with the name {name}",
                     where="sampling.tools.functions",
@@ -94,7 +90,7 @@ class Toolbox:
 
     def call(self, text: str) -> Future[str] | None:
         """Begin to run the last closed block of a turn; None if that calls no tool."""
-        block = last_block(text, (*_PYTHON, *self.functions))
+        block = last_block(text, (*PYTHON_NAMES, *self.functions))
         if block is None:
             return None
         if block.name in self.functions:
@@ -102,7 +98,7 @@ class Toolbox:
                 if self._threads is None:
                     self._threads = ThreadPoolExecutor(1, thread_name_prefix="tools")
                 return self._threads.submit(_call, self.functions[block.name], block.text)
-        return _said(self._programs.run(block.text))
+        return then(self._programs.run(block.text), _said)
 
     def start(self) -> None:
         """Run a first program, and see that it can be isolated.
@@ -121,43 +117,20 @@ class Toolbox:
             threads.shutdown(cancel_futures=True)
 
 
-_PYTHON = ("python", "python3", "py")
-_OUTPUT = "output"
-_NOTHING = "(no output)"
+def _said(ended: Future[ProgramResult]) -> str:
+    """Return what a program says once it has ended: its output, and the error it ended with.
 
-
-def output_block(text: str) -> str:
-    r"""Return the block that the model reads.
-
-    A fence inside would close it early, and the rest would look like the model's own words. Halves
-    of characters, which Python's texts may hold, cannot be encoded.
-
-    >>> output_block("42\n")
-    '```output\n42\n```\n'
+    Raises:
+        ConfigError: it was not isolated, which stops the run.
     """
-    whole = text.encode("utf-8", "replace").decode("utf-8")
-    said = whole.strip().replace("```", "'''") or _NOTHING
-    return f"```{_OUTPUT}\n{said}\n```\n"
-
-
-def _said(ended: Future[ProgramResult]) -> Future[str]:
-    """Return what a program says once it has ended: its output, and the error it ended with."""
-    text: Future[str] = Future()
-
-    def tell(future: Future[ProgramResult]) -> None:
-        try:
-            result = future.result()
-        except ConfigError as error:  # an isolation that is not there stops the run
-            text.set_exception(error)
-            return
-        except (GrouperError, CancelledError):
-            text.set_result("error: the program could not be run")
-            return
-        lines = [result.output.rstrip("\n"), result.reason.removeprefix("program failed: ")]
-        text.set_result("\n".join(line for line in lines if line)[:_LONG])
-
-    ended.add_done_callback(tell)
-    return text
+    try:
+        result = ended.result()
+    except ConfigError:
+        raise
+    except (GrouperError, CancelledError):
+        return "error: the program could not be run"
+    lines = [result.output.rstrip("\n"), result.reason.removeprefix("program failed: ")]
+    return "\n".join(line for line in lines if line)[:_LONG]
 
 
 def _call(function: Callable[..., Any], text: str) -> str:

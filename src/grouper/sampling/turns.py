@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grouper.models.process_group import ProcessGroup
+from grouper.programs.code_blocks import BLOCK_END, output_block
 from grouper.sampling.base import ModelSampler, Sampler, SampleRequest, draw_seed
 from grouper.sampling.native import NativeSampler
-from grouper.sampling.tools import BLOCK_END, Toolbox, output_block
+from grouper.sampling.tools import Toolbox
 from grouper.types import Completion, FinishReason
 
 # What stands for the rest of an output that is too long.
@@ -115,9 +116,10 @@ class TurnSampler:
     def _turn(self, story: _Story) -> SampleRequest:
         """Return the request of a story's next turn."""
         request = story.request
-        params = request.params
+        # What ended a turn is needed to tell why; the completion's own stop is cut off at its end.
+        params = replace(request.params, include_stop=True)
         if self._may_call(story):
-            params = replace(params, stop=(*params.stop, BLOCK_END), include_stop=True)
+            params = replace(params, stop=(*params.stop, BLOCK_END))
         if story.turns == 0:
             return replace(request, params=params)
         least = max(0, params.min_new_tokens - len(story.token_ids))
