@@ -181,6 +181,24 @@ def test_a_card_says_the_slots_that_the_run_takes() -> None:
     assert planner.slots("grpo sample", 256, kept) == 0
 
 
+def test_later_turns_are_counted_as_prompts_of_their_own() -> None:
+    """They hold all turns before them, and no two completions share one."""
+    one_turn = _Planner(load_recipe("demo", [*SMALL, "skip_sft=true"]), "cpu")
+    turns = _Planner(
+        load_recipe(
+            "demo",
+            [*SMALL, "skip_sft=true", "prompt={format: python-tool, max_prompt_tokens: 512}"],
+        ),
+        "cpu",
+    )
+    _, plain = one_turn._native_sizes("grpo sample", 256)
+    _, size = turns._native_sizes("grpo sample", 256)
+    assert plain.prompts < plain.slots
+    longest = max(turns.prompts)
+    assert size == CacheSize(plain.slots, plain.slots, longest + 48, 48)
+    assert turns.slots("grpo sample", 256, 2**30) > 1
+
+
 @pytest.mark.slow
 def test_what_would_fit_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe with the setting that is proposed for a card fits that card."""

@@ -34,6 +34,17 @@ def test_what_would_be_served(grouper, exported, finished_run, monkeypatch):
     assert json.loads(shlex.split(asked)[-1]) == own
 
 
+def test_a_server_without_tools_is_said_to_have_none(grouper, exported, tmp_path):
+    shutil.copytree(exported, tmp_path / "caller")
+    file = tmp_path / "caller" / EXPORT_FILE
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, "prompt": {**record["prompt"], "tools": True}}))
+    for model, said in ((tmp_path / "caller", True), (exported, False)):
+        called = grouper("serve", model, "--engine", "transformers", "--dry-run")
+        assert called.code == 0, called.err
+        assert ("this server runs none" in called.err) == said
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.7", "::", "gpu-7"])
 def test_other_machines_are_admitted_with_a_key(grouper, exported, monkeypatch, host):
     """Anyone who reached the port could use the model."""

@@ -53,6 +53,19 @@ def test_the_card_says_how_it_was_trained(tmp_path: Path, skipped: str, said: st
     assert said in model_card(str(tmp_path / "strange"), record, place="strange")
 
 
+@pytest.mark.parametrize("tools", [False, True])
+def test_the_card_says_that_a_model_calls_tools(tmp_path: Path, tools: bool) -> None:
+    tiny_model("qwen3").save_pretrained(tmp_path / "strange")
+    record = {
+        **recipe_record(load_recipe("demo")),
+        "prompt": {"format": "python-tool", "in_chat_template": True, "stop": [], "tools": tools},
+        "sampling": {"temperature": 0.0, "max_new_tokens": 8},
+    }
+    card = model_card(str(tmp_path / "strange"), record, place="strange")
+    assert ("blocks of Python" in card) == tools
+    assert ("````" in card) == tools
+
+
 @pytest.mark.parametrize(
     ("phase", "step", "accuracy", "measured"),
     [("sft", 40, 0.4, ["base", "SFT"]), ("grpo", 5, 0.9, ["base", "SFT", "GRPO"])],

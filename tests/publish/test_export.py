@@ -330,6 +330,18 @@ def test_others_draw_as_was_measured_whatever_the_base_had(
         assert used.min_p is None
 
 
+def test_an_export_says_that_its_model_calls_tools(finished_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    settings = yaml.safe_load((run / "recipe.yaml").read_text())
+    settings["prompt"] |= {"format": "python-tool", "max_prompt_tokens": 512}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(settings))
+    done = export_model(str(run / "grpo/final"), tmp_path / "out")
+    assert done.calls_tools
+    assert json.loads((tmp_path / "out" / EXPORT_FILE).read_text())["prompt"]["tools"]
+    assert "invents the output" in (tmp_path / "out" / "README.md").read_text()
+
+
 FORMATS = ("xml", "compact", "think", "r1-zero", "question-only", "boxed", "tags")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -282,6 +283,8 @@ def test_tokens_must_not_be_fewer_than_asked_for(toolbox: Toolbox) -> None:
 # --- functions of the user -----------------------------------------------------------------------
 
 FUNCTIONS = '''
+import time
+
 def double(number: int) -> int:
     """Twice a number."""
     return 2 * number
@@ -308,6 +311,9 @@ async def later(text):
     return text
 
 named = lambda text: text.upper()
+
+def sleep(text):
+    time.sleep(60)
 '''
 
 
@@ -339,6 +345,38 @@ def test_functions_of_the_user_are_tools_by_their_names(file: Any, block: str, s
     )
     completion, _ = play(box, block, "Done.")
     assert tool_text(completion)[0].startswith(f"```output\n{said}")
+    box.close()
+
+
+def test_a_function_that_hangs_is_left_behind(file: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """And the next one is called."""
+    names = tuple(f"{file}:{name}" for name in ("sleep", "echo"))
+    box = Toolbox(ToolsConfig(functions=names, function_seconds=0.1), ProgramsConfig())
+    completion, _ = play(box, "```sleep\nx\n```\n", "```echo\nhere\n```\n", "Done.")
+    first, second = tool_text(completion)
+    assert first.startswith("```output\nerror: no answer within 0.1 s")
+    assert second.startswith("```output\nhere")
+    assert "The tool sleep gave no answer" in caplog.text
+    box.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+def test_a_forked_process_calls_tools_of_its_own(file: Any) -> None:
+    """Its copies of our threads do not run, and our processes of programs are not its own."""
+    box = Toolbox(ToolsConfig(functions=(f"{file}:echo",)), ProgramsConfig())
+    blocks = ("```echo\nhere\n```\n", "```python\nprint(6 * 7)\n```\n")
+    for block in blocks:
+        assert box.call(block).result(timeout=30)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = [box.call(block).result(timeout=30).strip() for block in blocks]
+        os.write(write, " ".join(said).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answers:
+        assert answers.read() == "here 42"
+    os.waitpid(child, 0)
     box.close()
 
 

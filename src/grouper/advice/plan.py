@@ -610,7 +610,7 @@ class _Planner:
     def sampling(self, name: str, slots: int) -> Memory:
         """Compute the memory of a part that samples, with at most `slots` slots."""
         recipe = self.recipe
-        samples, size = self._sizes(name, slots)
+        samples, size = self._native_sizes(name, slots)
         optimizer = recipe.sft.optimizer if recipe.skip_grpo else recipe.grpo.optimizer
         memory = self.model.sampling(
             name,
@@ -628,7 +628,7 @@ class _Planner:
         if self.sampling(name, 1).peak > room:
             return 0
         memory = self.sampling(name, most)
-        _, size = self._sizes(name, most)
+        _, size = self._native_sizes(name, most)
         free = room - (memory.peak - memory.activations - memory.cache)
         fitting = slots_that_fit(self.model.sampler, size, free)
         return most if fitting == size.slots else fitting
@@ -650,6 +650,18 @@ class _Planner:
                 cards.append(f"{share:.2f} on {gib} GB")
         shares = ", ".join(cards) or "none"
         return [str(found("vllm-share", gib=f"{needed / GIB:.1f}", shares=shares))]
+
+    def _native_sizes(self, name: str, slots: int) -> tuple[int, CacheSize]:
+        """Return the same as `_sizes` for the native sampler, with the largest of later turns.
+
+        Their prompts are all turns before, which no two completions share; one with a long prompt
+        may be beside one that has hardly begun.
+        """
+        samples, size = self._sizes(name, slots)
+        if make_format(self.recipe.prompt).tools:
+            longest = size.prompt + size.completion
+            return 1, size._replace(prompts=size.slots, prompt=longest)
+        return samples, size
 
     def _sizes(self, name: str, slots: int) -> tuple[int, CacheSize]:
         """Return the completions of a prompt, and the cache size of at most `slots` slots."""

@@ -111,6 +111,10 @@ def export(
         )
     if not done.prompts_alone:
         click.echo("Its chat template does not write the prompt of training: see its README.md.")
+    if done.calls_tools:
+        click.echo(
+            "It calls Python in its completions, which most servers do not run: see its README.md."
+        )
     weights = "."
     if gguf_type is not None:
         weights = _add_gguf(place, gguf_type, command)

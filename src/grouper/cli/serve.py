@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -35,6 +35,15 @@ SERVERS = {
 
 # The environment variable that holds the key which a server asks for.
 API_KEY = "GROUPER_API_KEY"
+
+
+class _Usage(NamedTuple):
+    """How a model is asked."""
+
+    request: dict[str, Any]
+    """The part of a request that is the same for all questions."""
+    calls_tools: bool = False
+    """Whether its completions have turns with tools."""
 
 
 @click.command("serve", cls=Command, examples=EXAMPLES)
@@ -104,11 +113,11 @@ def serve(
         _require_key(chosen, key, host)
     with tempfile.TemporaryDirectory(prefix="grouper-serve-") as place:
         folder = Path(source).expanduser()
-        request = None
+        usage = None
         if not (folder / EXPORT_FILE).is_file():
             # Other servers know nothing of recipes: template and stops must be in the folder.
             if dry_run:  # no weights are loaded: the folder would not be there afterwards
-                request = _settings_of(source)
+                usage = _usage_of(source)
                 name = folder.resolve()
                 folder = Path(f"{(run_of_model(source) or name).name}-export")
                 click.echo(shlex.join(["grouper", "export", source, str(folder)]))
@@ -117,13 +126,18 @@ def serve(
 
                 folder = Path(place) / "model"
                 export_model(source, folder)
-        if request is None:
-            request = _exported_settings(folder)
+        if usage is None:
+            usage = _exported_usage(folder)
+        if usage.calls_tools:
+            warn(
+                "The model calls Python in its completions, and this server runs none: the model "
+                "invents the output. `grouper chat` and `grouper.solve` run it."
+            )
         words = [sys.executable, "-m", *module.split(), str(folder)]
         words += ["--host", host, "--port", str(port)]
         click.echo(shlex.join(words))
         with_key = key is not None and chosen == "vllm"
-        click.echo(_curl(folder, request, host, port, with_key=with_key))
+        click.echo(_curl(folder, usage.request, host, port, with_key=with_key))
         # Not in its arguments, which every user of the machine can see.
         environment = {**os.environ, **({"VLLM_API_KEY": str(key)} if with_key else {})}
         if dry_run:
@@ -150,17 +164,18 @@ def _require_key(engine: str, key: str | None, host: str) -> None:
     register_secret(key, f"${{{API_KEY}}}")
 
 
-def _exported_settings(folder: Path) -> dict[str, Any]:
-    """Return how an exported model is sampled: part of a request."""
+def _exported_usage(folder: Path) -> _Usage:
+    """Return how an exported model is asked."""
     from grouper.models.folders import export_record
 
     record = export_record(str(folder)) or {}
     if "prompt" not in record:  # a checkpoint on the Hub has only its recipe
-        return {}
-    return _request(record["sampling"], record["prompt"]["stop"])
+        return _Usage({})
+    prompt = record["prompt"]
+    return _Usage(_request(record["sampling"], prompt["stop"]), prompt.get("tools", False))
 
 
-def _settings_of(source: str) -> dict[str, Any]:
+def _usage_of(source: str) -> _Usage:
     """Return the same for a model that has not been exported; nothing if its recipe is unknown."""
     from grouper.publish.export import recipe_of
     from grouper.training.prepare import Prepared
@@ -168,9 +183,10 @@ def _settings_of(source: str) -> dict[str, Any]:
 
     recipe = recipe_of(source)
     if recipe is None:
-        return {}
+        return _Usage({})
     with Prepared(recipe, ProblemSets(), model=source, quiet=True) as prepared:
-        return _request(dataclasses.asdict(prepared.evaluation_params()), prepared.format.stop)
+        params = dataclasses.asdict(prepared.evaluation_params())
+        return _Usage(_request(params, prepared.format.stop), prepared.format.tools)
 
 
 def _request(sampling: Mapping[str, Any], stop: Sequence[str]) -> dict[str, Any]:

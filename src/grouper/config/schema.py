@@ -557,6 +557,8 @@ class ToolsConfig(Section):
     """of what a tool says; the rest is cut off. They count for max_new_tokens"""
     functions: Names = ()
     """tools of your own beside Python, as path/to/file.py:function"""
+    function_seconds: Seconds = 30.0
+    """of a function of your own, after which the model reads that there is no answer"""
 
 
 class SamplingConfig(Section):

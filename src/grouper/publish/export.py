@@ -75,6 +75,8 @@ class Exported:
     """Whether they take twice the memory of the base's, which are in bfloat16."""
     prompts_alone: bool
     """Whether a user message alone, through the chat template, gives the prompt of training."""
+    calls_tools: bool
+    """Whether its completions have turns with tools, which most servers do not run."""
 
 
 def export_model(
@@ -128,11 +130,13 @@ def export_model(
     recipe = recipe_of(source)
     record = None
     prompts_alone = False
+    calls_tools = False
     if recipe is not None:
         with Prepared(recipe, ProblemSets(), model=source, quiet=True) as prepared:
             prompts_alone = _make_portable(prepared, tokenizer)
             _set_generation(prepared, exported)
             record = _record(prepared, source, in_template=prompts_alone)
+            calls_tools = prepared.format.tools
     with whole_folder(target) as folder:
         save_policy(exported, tokenizer, folder, shard_bytes=SHARD_BYTES)
         del exported  # before it is loaded again
@@ -159,7 +163,13 @@ def export_model(
             gap = float((probe(load_for_probe(str(folder))) - expected).abs().max())
         _require_agreement(source, gap, dtype)
     larger = dtype == "float32" and not adapter and source_dtype is torch.bfloat16
-    return Exported(gap=gap, dtype=dtype, larger=larger, prompts_alone=prompts_alone)
+    return Exported(
+        gap=gap,
+        dtype=dtype,
+        larger=larger,
+        prompts_alone=prompts_alone,
+        calls_tools=calls_tools,
+    )
 
 
 def _require_agreement(source: str, gap: float, dtype: str) -> None:
@@ -345,6 +355,7 @@ def _record(prepared: Prepared, source: str, *, in_template: bool) -> dict[str, 
             "stop": list(fmt.stop),
             "stop_token_ids": list(prepared.stop_tokens),
             "in_chat_template": in_template,
+            "tools": fmt.tools,
         },
         "sampling": asdict(prepared.evaluation_params()),
         "evaluations": [

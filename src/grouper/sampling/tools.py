@@ -13,9 +13,13 @@ The model writes the first block and reads the second. `python` is always there 
 
 from __future__ import annotations
 
+import concurrent.futures
 import inspect
 import json
+import logging
+import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
@@ -28,6 +32,8 @@ from grouper.programs.code_blocks import OUTPUT_NAME, PYTHON_NAMES, last_block
 from grouper.programs.runner import ProgramResult
 from grouper.rewards.user_code import describe_exception, load_user_object
 from grouper.types import AnswerFormat
+
+log = logging.getLogger(__name__)
 
 # Characters of a tool's output that are looked at; the tokens that are kept are fewer.
 _LONG = 20_000
@@ -87,6 +93,7 @@ class Toolbox:
                     fix="Rename the function: its name is that of the blocks that call it.",
                 )
             self.functions[name] = function
+        _toolboxes.add(self)
 
     def call(self, text: str) -> Future[str] | None:
         """Begin to run the last closed block of a turn; None if that calls no tool."""
@@ -97,7 +104,9 @@ class Toolbox:
             with self._lock:
                 if self._threads is None:
                     self._threads = ThreadPoolExecutor(1, thread_name_prefix="tools")
-                return self._threads.submit(_call, self.functions[block.name], block.text)
+                function = self.functions[block.name]
+                seconds = self.settings.function_seconds
+                return self._threads.submit(_call, function, block.text, seconds)
         return then(self._programs.run(block.text), _said)
 
     def start(self) -> None:
@@ -116,6 +125,23 @@ class Toolbox:
         if threads is not None:
             threads.shutdown(cancel_futures=True)
 
+    def after_fork(self) -> None:
+        """In a forked child: threads are gone, and the processes of programs are the parent's."""
+        self._lock = threading.Lock()
+        self._threads = None
+        self._programs.after_fork()
+
+
+_toolboxes: weakref.WeakSet[Toolbox] = weakref.WeakSet()
+
+
+def _all_after_fork() -> None:
+    for toolbox in list(_toolboxes):
+        toolbox.after_fork()
+
+
+os.register_at_fork(after_in_child=_all_after_fork)
+
 
 def _said(ended: Future[ProgramResult]) -> str:
     """Return what a program says once it has ended: its output, and the error it ended with.
@@ -133,7 +159,29 @@ def _said(ended: Future[ProgramResult]) -> str:
     return "\n".join(line for line in lines if line)[:_LONG]
 
 
-def _call(function: Callable[..., Any], text: str) -> str:
+def _call(function: Callable[..., Any], text: str, seconds: float) -> str:
+    """Return what a user's function says to the text of a block, or that it says nothing in time.
+
+    It has a thread of its own, which nothing can end: one that hangs is left behind.
+    """
+    answer: Future[str] = Future()
+    threading.Thread(
+        target=lambda: answer.set_result(_answer(function, text)), name="tool", daemon=True
+    ).start()
+    try:
+        return answer.result(timeout=seconds)
+    except concurrent.futures.TimeoutError:
+        name = getattr(function, "__name__", str(function))
+        log.warning(
+            "The tool %s gave no answer within %g s (sampling.tools.function_seconds): the model "
+            "reads that, and the function goes on in a thread of its own.",
+            name,
+            seconds,
+        )
+        return f"error: no answer within {seconds:g} s"
+
+
+def _answer(function: Callable[..., Any], text: str) -> str:
     """Call a user's function with the text of a block, and return what it says as text.
 
     A block that is a JSON object holds its arguments by name; any other text is the one argument.
