@@ -64,6 +64,8 @@ def variants(seed: int, folder: Path) -> dict[str, StagesConfig]:
     def no_warm_up(stages: dict[str, Any]) -> None:
         del stages["distilled"]["texts"]
         stages["distilled"]["settings"]["skip_sft"] = True
+        # A student that has not learned when to stop is trained all the same.
+        stages["reinforced"]["settings"]["grpo.allow_truncation"] = True
 
     def no_distillation(stages: dict[str, Any]) -> None:
         stages["distilled"]["settings"]["skip_grpo"] = True

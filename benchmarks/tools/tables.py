@@ -128,6 +128,17 @@ def teacher(records: Records) -> str:
     return f"{_table(head, rows)}\n\n{_where([record['machine']])}"
 
 
+def resampling(records: Records) -> str:
+    """Simulated seconds and tokens of dynamic sampling, by the way groups are drawn."""
+    record = records["resampling"]
+    rows = [
+        [share, way, f"{found['seconds']:.2f}", f"{found['tokens']:,}"]
+        for share, ways in record.items()
+        for way, found in ways.items()
+    ]
+    return _table(["groups", "drawn", "sampling, s", "tokens"], rows)
+
+
 STEP_HEAD = "case|new tokens|TRL, s|of it generate|Grouper, s|of it sampling|update|ratio"
 
 
@@ -416,6 +427,7 @@ TABLES: dict[str, tuple[str, Callable[[Records], str]]] = {
     "lora": ("lora_sampling", lora),
     "scaling": ("scaling", scaling),
     "gpu": ("gpu", gpu),
+    "resampling": ("resampling", resampling),
     "parts": ("kernel_parts", parts),
     "profiles": ("cpu_profile", profiles),
     "families": ("families", families),

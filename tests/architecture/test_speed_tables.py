@@ -184,6 +184,7 @@ def records() -> dict[str, Any]:
             },
             "summary": {"accuracy": 0.5, "ratios": {"0": 4.0}, "ratio": 4.0},
         },
+        "resampling": {"50% flat": {"rounds": {"seconds": 4.1, "tokens": 54397}}},
         "teacher": {
             "machine": MACHINE,
             "seconds": {"none": [2.0, 2.0], "sampled": [3.0, 3.0]},
@@ -225,6 +226,7 @@ SHOWN = {
     "sft": "| 25M bf16 | 16,384 | 5.00 (4.00-6.00) | 2.50 (2.00-3.00) | **2.00** | 1.3 "
     "| 3.00 | 1.50 |",
     "gpu": "| step | a | 2.5 | 3 | **no** |",
+    "resampling": "| 50% flat | rounds | 4.10 | 54,397 |",
     "parts": "| drawing off | 1.25 |",
     "sampler": "| bfloat16, fixed | 500 | 1.50 (1.00-2.00) | 3.00 (3.00-3.00) "
     "| 4.00 (4.00-4.00) | **2.00** | 3 | 0.50 (0.50-0.50) | 0.33 |",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -9,92 +12,110 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import ScriptedSampler, make_group
+from tiny_models import ScriptedSampler, make_group, make_prompt
 
-from grouper.config.schema import GRPOConfig
+from grouper.config.schema import GRPOConfig, PromptConfig, RewardConfig
 from grouper.models.process_group import ProcessGroup
-from grouper.training import rollouts
+from grouper.prompts import make_format
+from grouper.rewards import build_rewards
+from grouper.sampling.base import SampleRequest
 from grouper.training.collect import RolloutBatch
 from grouper.training.curriculum import ProblemStream
 from grouper.training.rollouts import StepPlace, collect_step, shuffle_rewards
 from grouper.types import (
+    Completion,
+    Grade,
+    Problem,
     RolloutGroup,
+    SamplingParams,
+    Verdict,
 )
 
 # --- dynamic sampling: what is drawn again, what is kept, and where the budget ends
 
 
-KINDS = {"mixed": [True, False], "right": [True, True], "wrong": [False, False]}
+KINDS = {"mixed": "01", "right": "11", "wrong": "00"}
+STREAM = ProblemStream(size=100, seed=0, phase="grpo")
+ORDER = [index for index, _ in itertools.islice(STREAM.each(0), 100)]
 
 
 class Source:
-    """Hands out groups of the kinds given, in order; then mixed ones."""
+    """Draws groups of the kinds given, in the order of the stream; then mixed ones."""
 
     def __init__(self, kinds: list[str]) -> None:
-        self._kinds = [*kinds]
-        self.drawn: list[RolloutGroup] = []
+        self._kinds = kinds
         self.asked: list[int] = []
+        """Groups of each batch."""
 
-    def __call__(self, count: int) -> RolloutBatch:
-        self.asked.append(count)
-        fresh = []
-        for _ in range(count):
-            kind = self._kinds.pop(0) if self._kinds else "mixed"
-            number = len(self.drawn) + len(fresh)
-            # Rewards differ everywhere: only correctness may decide.
-            fresh.append(make_group(number, [1.0, 0.3], [2, 3], correct=KINDS[kind]))
-        self.drawn += fresh
-        return RolloutBatch(groups=tuple(fresh), sample_seconds=1.0, grade_seconds=0.5)
+    def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
+        self.asked.append(len(requests) // 2)
+        return ScriptedSampler(self._answer).sample(requests)
+
+    def _answer(self, request: SampleRequest, index: int) -> str:
+        number = ORDER.index(int(request.prompt.problem_id.removeprefix("p/")))
+        kind = self._kinds[number] if number < len(self._kinds) else "mixed"
+        return KINDS[kind][index % 2]
 
 
-def ids(groups: tuple[RolloutGroup, ...]) -> list[str]:
-    return [group.problem.id for group in groups]
+class Grader:
+    def submit(self, text: str, reference: str) -> Future[Grade]:
+        graded: Future[Grade] = Future()
+        verdict = Verdict.CORRECT if text == reference else Verdict.INCORRECT
+        graded.set_result(Grade(verdict=verdict, extracted=text, stage="text", reason=""))
+        return graded
+
+
+def ids(groups: tuple[RolloutGroup, ...]) -> list[int]:
+    """The place of each group's problem in the stream."""
+    return [ORDER.index(int(group.problem.id.removeprefix("p/"))) for group in groups]
 
 
 def run(kinds: list[str], *, wanted: int, rounds: int) -> tuple[Source, RolloutBatch]:
-    source, stream = Source(kinds), ProblemStream(size=10, seed=0, phase="grpo")
+    source = Source(kinds)
     place = StepPlace(step=0, total=1, position=0, band=None)
+    problems = [
+        (Problem(id=f"p/{n}", question="q", answer="1", source="s"), make_prompt(n))
+        for n in range(100)
+    ]
     opened: Any = SimpleNamespace(
         recipe=SimpleNamespace(
-            grpo=GRPOConfig(prompts_per_step=wanted, dynamic_sampling_rounds=rounds), seed=0
+            grpo=GRPOConfig(prompts_per_step=wanted, dynamic_sampling_rounds=rounds, group_size=2),
+            seed=0,
         ),
         prepared=SimpleNamespace(
-            train=range(10),
-            rewards=SimpleNamespace(end_step=lambda _: None),
-            grader=print,
+            train=problems,
+            rewards=build_rewards([RewardConfig(name="correctness")], make_format(PromptConfig())),
+            grader=Grader(),
         ),
         processes=ProcessGroup(),
         display=SimpleNamespace(within=lambda *_: nullcontext()),
-        params=None,
-        stop=SimpleNamespace(tick=print, raise_if_ended=print),
+        params=SamplingParams(max_new_tokens=20),
+        stop=SimpleNamespace(tick=lambda *_: None, raise_if_ended=print),
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollouts, "collect", lambda drawn, **_: source(len(drawn)))
-        found = collect_step(opened, stream, place, ScriptedSampler(lambda *_: ""))
-    assert found.position == len(source.drawn)
+    found = collect_step(opened, STREAM, place, source)
+    assert found.position == sum(source.asked)
     return source, found
 
 
 def test_flat_groups_are_replaced_by_correctness() -> None:
     source, found = run(["mixed", "right", "wrong", "mixed", "wrong"], wanted=3, rounds=5)
     assert source.asked == [3, 2, 1]
-    assert ids(found.groups) == ["p/0", "p/3", "p/5"]
-    assert ids(found.replaced) == ["p/1", "p/2", "p/4"]
+    assert ids(found.groups) == [0, 3, 5]
+    assert ids(found.replaced) == [1, 2, 4]
     assert found.rounds == 2
-    assert (found.sample_seconds, found.grade_seconds) == (3.0, 1.5)
 
 
 def test_without_a_budget_nothing_is_drawn_again() -> None:
     source, found = run(["wrong"] * 3, wanted=3, rounds=0)
     assert source.asked == [3]
-    assert ids(found.groups) == ["p/0", "p/1", "p/2"]
+    assert ids(found.groups) == [0, 1, 2]
     assert found.replaced == ()
 
 
 def test_at_the_end_of_the_budget_the_first_flat_groups_fill_up() -> None:
     _, found = run(["wrong", "mixed", "right", "wrong"], wanted=3, rounds=1)
-    assert ids(found.groups) == ["p/0", "p/1", "p/4"]
-    assert ids(found.replaced) == ["p/2", "p/3"]
+    assert ids(found.groups) == [0, 1, 4]
+    assert ids(found.replaced) == [2, 3]
 
 
 @given(
@@ -106,7 +127,7 @@ def test_every_group_drawn_is_kept_or_replaced(kinds: list[str], wanted: int, ro
     source, found = run(kinds, wanted=wanted, rounds=rounds)
     assert len(found.groups) == wanted
     assert len(source.asked) == found.rounds + 1 <= rounds + 1
-    assert sorted(ids(found.groups) + ids(found.replaced)) == sorted(ids(tuple(source.drawn)))
+    assert sorted(ids(found.groups) + ids(found.replaced)) == list(range(sum(source.asked)))
     # A mixed group is only left out when there are more than enough of them.
     if any(group.mixed for group in found.replaced):
         assert all(group.mixed for group in found.groups)

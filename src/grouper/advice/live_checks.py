@@ -113,7 +113,7 @@ def _require_room(run: Run, policy: Policy, *, begun: bool) -> None:
 
     If it does, the truncated ones are sampled again with a larger budget, to find out which budget
     would suffice. Sampling is addressed, so that they begin with the same tokens. If the recipe
-    allows truncation, nothing is sampled.
+    allows truncation, or a teacher alone judges the tokens, nothing is sampled.
 
     Args:
         run: the open run.
@@ -123,7 +123,8 @@ def _require_room(run: Run, policy: Policy, *, begun: bool) -> None:
     Raises:
         PreflightError: most completions would be truncated.
     """
-    if run.recipe.grpo.allow_truncation:
+    config = run.recipe.grpo
+    if config.allow_truncation or config.advantage == "zero":
         return
     purpose = "pre-flight"
     budget = run.prepared.max_new_tokens

@@ -45,6 +45,7 @@ from grouper.sampling.kv_cache import (
     cache_bytes,
     drawing_bytes,
     prompts_at_once,
+    slots_for,
     slots_that_fit,
 )
 from grouper.sampling.weights import (
@@ -419,6 +420,7 @@ class _Planner:
 
     def __init__(self, recipe: Recipe, device: str) -> None:
         self.recipe = recipe
+        self._device = device
         self.sets = ProblemSets()
         self.prepared: Prepared | None = None
         self.notes: list[str] = []
@@ -669,17 +671,21 @@ class _Planner:
         completion = self.completion
         prompts = self.prompts
         samples = recipe.grpo.group_size
-        completions = recipe.grpo.prompts_per_step * samples
+        begun = recipe.grpo.prompts_per_step * samples
+        # Replacements of flat groups begin while others are drawn, on a GPU perhaps all at once.
+        completions = begun * (1 + recipe.grpo.dynamic_sampling_rounds)
+        if self._device == "cuda":
+            begun = completions
         if name == "evaluation":
             samples = recipe.evaluation.samples
             completion = recipe.evaluation.max_new_tokens or completion
-            completions = slots
+            begun = completions = slots
             if self.sets.test is not None:
-                completions = len(self.sets.test) * samples
+                begun = completions = len(self.sets.test) * samples
             if self.prepared is not None:
                 items = (*self.prepared.validation, *self.prepared.test)
                 prompts = [len(prompt.token_ids) for _, prompt in items]
-        slots = min(slots, completions)
+        slots = min(slots, slots_for(begun, completions))
         # Slots are refilled one by one, so each may have another prompt.
         different_prompts = min(slots, -(-completions // samples))
         return samples, CacheSize(slots, different_prompts, max(prompts), completion)

@@ -443,7 +443,8 @@ class GRPOConfig(PhaseConfig):
     num_iterations: Positive = 1
     """passes over each rollout batch"""
     dynamic_sampling_rounds: NonNegative = 0
-    """rounds that replace groups which are all correct or all wrong by other problems"""
+    """rounds that replace groups which are all correct or all wrong by other problems; nothing
+    waits for a round to end"""
     difficulty: DifficultyConfig | None = None
     """skip problems that are too easy or too hard"""
     require_correct_in_group: bool = True

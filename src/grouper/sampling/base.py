@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -33,6 +33,29 @@ class Sampler(Protocol):
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
         """Yield (index of the request, its completion) as each finishes, each index once."""
+
+
+class Admission(Protocol):
+    """Says how many requests may have begun by now; asked again and again while others are drawn.
+
+    The first ones may begin first. With `idle` nothing is drawn: it waits until it knows whether
+    another one may begin.
+    """
+
+    def __call__(self, *, idle: bool) -> int: ...
+
+
+@runtime_checkable
+class AdmittingSampler(Sampler, Protocol):
+    """A sampler that takes requests while others are drawn."""
+
+    def sample_admitted(
+        self, requests: Sequence[SampleRequest], admitted: Admission
+    ) -> Generator[tuple[int, Completion]]:
+        """Yield as `sample` does, of the requests that are admitted before nothing else is drawn.
+
+        Closed early, it drops what it was drawing.
+        """
 
 
 class ModelSampler(Sampler, Protocol):

@@ -71,6 +71,16 @@ def _with_slots(size: CacheSize, slots: int) -> CacheSize:
     return size._replace(slots=slots, prompts=prompts)
 
 
+def slots_for(admitted: int, in_all: int) -> int:
+    """Return the slots for requests that are admitted at the beginning, of which more may come.
+
+    >>> [slots_for(96, in_all) for in_all in (96, 100, 400)]
+    [96, 100, 128]
+    """
+    # A power of two: an engine that is kept serves the next call, which begins with a few more.
+    return min(in_all, 1 << (admitted - 1).bit_length())
+
+
 def prompts_at_once(longest: int) -> int:
     """Return the number of prompts per forward, where the longest has this many tokens."""
     return max(1, PREFILL_TOKENS // longest)

@@ -1,10 +1,10 @@
 """The native sampler: continuous batching over the module being trained.
 
 One loop: fill free slots from the queue, run a few steps with all slots, yield the sequences that
-have finished. On a CPU the host checks every token; on a GPU only every few steps, as each check
-waits for the device. The tokens do not depend on that. An engine runs the model. If memory runs
-out, unfinished requests are sampled again in half the slots: each random number has an address, so
-the tokens are the same.
+have finished. Requests may be admitted to the queue while others are drawn. On a CPU the host
+checks every token; on a GPU only every few steps, as each check waits for the device. The tokens do
+not depend on that. An engine runs the model. If memory runs out, unfinished requests are sampled
+again in half the slots: each random number has an address, so the tokens are the same.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
@@ -24,11 +25,11 @@ import torch
 
 from grouper.errors import ModelError, PromptError, first_line, is_out_of_memory
 from grouper.models.policy import Policy
-from grouper.sampling.base import SampleRequest, StopStrings, check_lengths
+from grouper.sampling.base import Admission, SampleRequest, StopStrings, check_lengths
 from grouper.sampling.decode_rows import Finished, HostLog
 from grouper.sampling.draw import Drawn
 from grouper.sampling.engine import BaseEngine, make_engine
-from grouper.sampling.kv_cache import CacheSize
+from grouper.sampling.kv_cache import CacheSize, slots_for
 from grouper.sampling.weights import SamplingWeights
 from grouper.types import Completion
 
@@ -100,20 +101,38 @@ class NativeSampler:
             PromptError: a prompt and its completion may not fit the model's context.
             ModelError: not even a single sequence fits into memory.
         """
+        return self.sample_admitted(requests, _all_of(requests))
+
+    def sample_admitted(
+        self, requests: Sequence[SampleRequest], admitted: Admission
+    ) -> Generator[tuple[int, Completion]]:
+        """Yield (request index, completion) as each finishes, of those that are admitted.
+
+        There are slots for as many as are admitted at the beginning, and a few more.
+
+        Raises:
+            PromptError, ModelError: as `sample`.
+        """
         # Also without requests: if weights are sharded, every process takes part in the copy.
         policy = self._weights.current()
         check_lengths(requests, self._max_length)
         unanswered = dict(enumerate(requests))
-        while unanswered:
-            slots = min(self.max_slots, len(unanswered))
+        while True:
+            limit = admitted(idle=True)
+            ready = sum(index < limit for index in unanswered)
+            if ready == 0:
+                return
+            slots = min(self.max_slots, slots_for(ready, len(unanswered)))
             size = CacheSize.of(unanswered.values(), slots)
             reason = None
             try:
                 engine = self._engine_for(policy, size)
                 size = size._replace(slots=min(size.slots, engine.slots))
-                for index, completion in self._answers(engine, unanswered.copy(), size):
-                    del unanswered[index]
-                    yield index, completion
+                answers = self._answers(engine, unanswered.copy(), size, admitted)
+                with closing(answers):
+                    for index, completion in answers:
+                        del unanswered[index]
+                        yield index, completion
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -144,8 +163,12 @@ class NativeSampler:
         return self._make_engine(policy, size, self._stop_ids)
 
     def _answers(
-        self, engine: BaseEngine, requests: dict[int, SampleRequest], size: CacheSize
-    ) -> Iterator[tuple[int, Completion]]:
+        self,
+        engine: BaseEngine,
+        requests: dict[int, SampleRequest],
+        size: CacheSize,
+        admitted: Admission,
+    ) -> Generator[tuple[int, Completion]]:
         """Yield (request number, completion) as each finishes; then keep or release the engine."""
         device_steps = STEPS_PER_SYNC.get(engine.policy.device.type, 1)
         steps = self._steps_per_sync or device_steps
@@ -156,13 +179,11 @@ class NativeSampler:
             stop_ids=self._stop_ids,
             watcher=self.watcher,
         )
-        # The longest budgets start first, so that the last sequences to finish are short.
-        longest_first = sorted(requests, key=lambda number: -requests[number].params.max_new_tokens)
-        queue = deque(longest_first)
-        run = _Run(engine, requests, log, queue, steps)
+        run = _Run(engine, requests, log, deque(requests), steps, admitted)
+        done = False
         try:
             engine.begin(list(requests.values()))
-            while queue or log.live.any():
+            while run.goes_on():
                 if self.on_tokens is not None:
                     self.on_tokens(log.drawn_so_far(0))
                 for sequence in run.step():
@@ -176,9 +197,14 @@ class NativeSampler:
                         entropies=tuple(sequence.entropies),
                     )
                     yield sequence.request, completion
-            if engine.keeps and self.keeps:
-                self._kept = engine
+            done = True
+        except GeneratorExit:
+            # What is still drawn is not needed.
+            done = True
+            raise
         finally:
+            if done and engine.keeps and self.keeps:
+                self._kept = engine
             self.seconds["prefill"] += run.prefill_seconds
             self.captured += engine.captured
             engine.captured.clear()
@@ -211,6 +237,16 @@ class NativeSampler:
         self.release()
 
 
+def _all_of(requests: Sequence[SampleRequest]) -> Admission:
+    """Return what admits these requests at once."""
+
+    def admitted(*, idle: bool) -> int:
+        del idle  # there is nothing to wait for
+        return len(requests)
+
+    return admitted
+
+
 _SAMPLERS: WeakSet[NativeSampler] = WeakSet()
 
 
@@ -223,17 +259,33 @@ def keep_no_engines() -> None:
 
 @dataclass(slots=True)
 class _Run:
-    """One attempt at some requests: those in the slots, and those in the queue."""
+    """One attempt at some requests: in the slots, in the queue, or not admitted yet."""
 
     engine: BaseEngine
     requests: dict[int, SampleRequest]
     """Request number -> request."""
     log: HostLog
-    queue: deque[int]
-    """Requests that have not started."""
+    later: deque[int]
+    """Requests that are not admitted yet, in order."""
     steps: int
     """Tokens between two checks by the host."""
+    admitted: Admission
+    queue: deque[int] = field(default_factory=deque)
+    """Requests that may start."""
     prefill_seconds: float = 0.0
+
+    def goes_on(self) -> bool:
+        """Take the requests that are admitted by now, and tell whether there is anything to do."""
+        live = bool(self.log.live.any())
+        if self.later:
+            limit = self.admitted(idle=not live and not self.queue)
+            new = []
+            while self.later and self.later[0] < limit:
+                new.append(self.later.popleft())
+            # The longest budgets start first, so that the last sequences to finish are short.
+            budgets = {number: self.requests[number].params.max_new_tokens for number in new}
+            self.queue += sorted(new, key=lambda number: -budgets[number])
+        return live or bool(self.queue)
 
     @torch.no_grad()
     def step(self) -> list[Finished]:

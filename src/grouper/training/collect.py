@@ -11,7 +11,7 @@ from grouper.grading import Grader
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards import Group, RewardLog, RewardStack
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
-from grouper.sampling.sample_and_grade import draw_and_grade
+from grouper.sampling.sample_and_grade import Drawn, draw_and_grade
 from grouper.types import (
     Problem,
     Prompt,
@@ -50,40 +50,23 @@ class RolloutBatch:
         return (*self.groups, *self.replaced)
 
 
-def collect(
+def requests_of(
     items: Sequence[tuple[Problem, Prompt]],
     *,
-    sampler: Sampler,
-    grader: Grader,
-    rewards: RewardStack,
     params: SamplingParams,
     group_size: int,
     key: tuple[int | str, ...],
-    seen: Counter[str] | None = None,
-    reward_log: RewardLog | None = None,
-    processes: ProcessGroup | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> RolloutBatch:
-    """Draw `group_size` rollouts of each item, graded while the next ones are sampled.
+) -> tuple[list[SampleRequest], list[str]]:
+    """Return the requests of each item's rollouts, neighbors in order, and their references.
 
     Args:
         items: problems with their prompts; one that is listed twice makes two groups.
-        sampler: draws completions.
-        grader: grades each one as it comes in.
-        rewards: scores each finished group.
         params: how to draw.
         group_size: rollouts per item.
         key: the rest of each draw's address, before (occurrence, problem id, sample index): run
             seed, purpose and step.
-        seen: how often each problem has been drawn under this key; updated.
-        reward_log: collects reward functions that fail; None: they are ignored.
-        processes: they split the requests; rewards are computed by rank 0 alone, which sees whole
-            groups.
-        progress: called with (completions drawn, completions in all).
     """
-    seen = Counter() if seen is None else seen
-    reward_log = reward_log or RewardLog()
-    processes = processes or ProcessGroup()
+    seen = Counter[str]()
     requests = []
     references = []
     for problem, prompt in items:
@@ -93,13 +76,28 @@ def collect(
             address = draw_seed(*key, occurrence, problem.id, sample)
             requests.append(SampleRequest(prompt=prompt, params=params, key=address))
             references.append(problem.answer)
-    started = time.perf_counter()
-    samples, sample_seconds = draw_and_grade(
-        requests, references, sampler=sampler, grader=grader, processes=processes, progress=progress
-    )
-    # Requests of a problem are neighbors, and come back in their order.
-    starts = range(0, len(samples), group_size)
-    samples_of_items = [samples[start : start + group_size] for start in starts]
+    return requests, references
+
+
+def rewarded(
+    items: Sequence[tuple[Problem, Prompt]],
+    samples_of_items: Sequence[Sequence[Drawn]],
+    *,
+    rewards: RewardStack,
+    params: SamplingParams,
+    reward_log: RewardLog,
+    processes: ProcessGroup,
+) -> tuple[RolloutGroup, ...]:
+    """Return the group of each item with the rewards of its samples.
+
+    Args:
+        items: problems with their prompts.
+        samples_of_items: completions and grades of each.
+        rewards: scores each group.
+        params: how they were drawn.
+        reward_log: collects reward functions that fail.
+        processes: rewards are computed by rank 0 alone, which sees whole groups.
+    """
 
     def to_score() -> Iterator[Group]:
         for (problem, prompt), graded in zip(items, samples_of_items, strict=True):
@@ -117,8 +115,48 @@ def collect(
         groups.append(
             RolloutGroup(problem=problem, prompt=prompt, params=params, rollouts=rollouts)
         )
+    return tuple(groups)
+
+
+def collect(
+    items: Sequence[tuple[Problem, Prompt]],
+    *,
+    sampler: Sampler,
+    grader: Grader,
+    rewards: RewardStack,
+    params: SamplingParams,
+    group_size: int,
+    key: tuple[int | str, ...],
+    progress: Callable[[int, int], None] | None = None,
+) -> RolloutBatch:
+    """Draw `group_size` rollouts of each item, graded while the next ones are sampled.
+
+    Args:
+        items: problems with their prompts; one that is listed twice makes two groups.
+        sampler: draws completions.
+        grader: grades each one as it comes in.
+        rewards: scores each finished group; functions that fail are left out.
+        params: how to draw.
+        group_size: rollouts per item.
+        key: as of `requests_of`.
+        progress: called with (completions drawn, completions in all).
+    """
+    requests, references = requests_of(items, params=params, group_size=group_size, key=key)
+    started = time.perf_counter()
+    samples, sample_seconds = draw_and_grade(
+        requests, references, sampler=sampler, grader=grader, progress=progress
+    )
+    starts = range(0, len(samples), group_size)
+    groups = rewarded(
+        items,
+        [samples[start : start + group_size] for start in starts],
+        rewards=rewards,
+        params=params,
+        reward_log=RewardLog(),
+        processes=ProcessGroup(),
+    )
     return RolloutBatch(
-        groups=tuple(groups),
+        groups=groups,
         sample_seconds=sample_seconds,
         grade_seconds=time.perf_counter() - started - sample_seconds,
     )

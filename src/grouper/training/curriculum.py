@@ -8,8 +8,9 @@ from a file (`grouper data difficulty`), from the rollouts of the run, or from b
 from __future__ import annotations
 
 import functools
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,8 +64,17 @@ class ProblemStream:
         [0, 1, 3]
         """
         taken: list[int] = []
+        for index, after in itertools.islice(self.each(position, is_allowed), count):
+            taken.append(index)
+            position = after
+        return taken, position
+
+    def each(
+        self, position: int, is_allowed: Callable[[int, int], bool] | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """Yield without an end what `take` takes: the index, and the position after it."""
         passed_over = 0
-        while len(taken) < count:
+        while True:
             epoch, offset = divmod(position, self.size)
             index = _order(self, epoch)[offset]
             position += 1
@@ -73,8 +83,7 @@ class ProblemStream:
             elif passed_over < self.size:
                 passed_over += 1
                 continue
-            taken.append(index)
-        return taken, position
+            yield index, position
 
 
 def first_met(size: int, count: int, *, seed: int) -> list[int]:

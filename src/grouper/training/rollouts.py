@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -24,8 +24,9 @@ from grouper.rewards import RewardLog
 from grouper.sampling.base import ModelSampler, Sampler, draw_seed
 from grouper.sampling.turns import TurnSampler
 from grouper.sampling.vllm.sampler import VllmSampler
-from grouper.training.collect import RolloutBatch, collect
+from grouper.training.collect import RolloutBatch, requests_of, rewarded
 from grouper.training.curriculum import DifficultyBand, ProblemStream
+from grouper.training.resampling import Candidates, draw_candidates
 from grouper.training.run import Run
 from grouper.types import RolloutGroup
 
@@ -44,6 +45,8 @@ class StepPlace:
     position: int
     band: DifficultyBand | None
     """Problems outside of it are passed over."""
+    mixed_share: float | None = None
+    """Of groups, as far as is known; None: none is drawn before it is certainly needed."""
 
 
 class RolloutSource:
@@ -67,6 +70,9 @@ class RolloutSource:
         self.seconds: dict[str, float] = {}
         """Where the time of the last `draw` went, named as the metrics `time.*` are."""
         self._run = run
+        self._mixed_share = 1.0
+        """Of the groups of the last step. It changes what is drawn early, and no result, so that no
+        checkpoint needs it."""
 
     @property
     def epoch(self) -> int:
@@ -87,7 +93,15 @@ class RolloutSource:
         """
         sampler = self._run.models.sampler(policy)
         seconds_before = dict(sampler.seconds)
-        place = StepPlace(step=step, total=total, position=self.position, band=self.band)
+        # A GPU reads the same weights for more rows, so that they cost little; a CPU has no room.
+        mixed_share = self._mixed_share if policy.device.type == "cuda" else None
+        place = StepPlace(
+            step=step,
+            total=total,
+            position=self.position,
+            band=self.band,
+            mixed_share=mixed_share,
+        )
         if self.next_rollouts is None:
             rollouts = collect_step(self._run, self.stream, place, sampler)
             sampler.rest()
@@ -109,6 +123,8 @@ class RolloutSource:
         if self.band is not None:
             self.band.update(rollouts.all_groups, self.epoch)
         self.position = rollouts.position
+        groups = rollouts.all_groups
+        self._mixed_share = sum(group.mixed for group in groups) / len(groups)
 
     def saved(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of it, as JSON values."""
@@ -176,11 +192,10 @@ def collect_step(
 ) -> RolloutBatch:
     """Draw the rollouts of a step, without problems outside the difficulty band.
 
-    With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) groups are drawn until enough of
-    them are mixed, in at most `dynamic_sampling_rounds` further draws; what is still missing then
-    is filled up with the first flat groups. Only correctness counts: a group whose rewards differ
-    by format alone is replaced as well. The groups kept are the whole step: only they count in its
-    denominators.
+    With dynamic sampling groups are drawn until enough of them are mixed, as `resampling` says;
+    what is missing at its end is filled up with the first flat groups. Only correctness counts: a
+    group whose rewards differ by format alone is replaced as well. The groups kept are the whole
+    step: only they count in its denominators.
 
     Args:
         run: what is asked for problems, grader and rewards.
@@ -191,35 +206,43 @@ def collect_step(
     """
     config = run.recipe.grpo
     seed = run.recipe.seed
-    problems = run.prepared.train
     processes = ProcessGroup() if in_background else run.processes
     reward_log = RewardLog(
         place=f"grpo {place.step}", global_step=place.step, max_steps=place.total
     )
-    occurrences = Counter[str]()
-    position = place.position
-    draws: list[RolloutBatch] = []
-    groups: list[RolloutGroup] = []
-    missing = config.prompts_per_step
-    while missing > 0 and len(draws) <= config.dynamic_sampling_rounds:
-        indices, position = stream.take(position, missing, _allowed_by(place.band, run))
-        with _progress(run, place, missing, in_background=in_background) as progress:
-            batch = collect(
-                [problems[index] for index in indices],
-                sampler=sampler,
-                grader=run.prepared.grader,
-                rewards=run.prepared.rewards,
-                params=run.params,
-                group_size=config.group_size,
-                key=(seed, "grpo", place.step),
-                seen=occurrences,
-                reward_log=reward_log,
-                processes=processes,
-                progress=progress,
-            )
-        draws.append(batch)
-        groups += batch.groups
-        missing = config.prompts_per_step - sum(group.mixed for group in groups)
+    most = config.prompts_per_step * (1 + config.dynamic_sampling_rounds)
+    problems = stream.each(place.position, _allowed_by(place.band, run))
+    taken = list(itertools.islice(problems, most))
+    items = [run.prepared.train[index] for index, _ in taken]
+    requests, references = requests_of(
+        items, params=run.params, group_size=config.group_size, key=(seed, "grpo", place.step)
+    )
+    candidates = Candidates(
+        requests,
+        references,
+        group_size=config.group_size,
+        count=config.prompts_per_step,
+        rounds=config.dynamic_sampling_rounds,
+        mixed_share=place.mixed_share,
+    )
+    with _progress(run, place, in_background=in_background) as progress:
+        sample_seconds = draw_candidates(
+            candidates,
+            sampler=sampler,
+            grader=run.prepared.grader,
+            processes=processes,
+            progress=progress,
+        )
+    started = time.perf_counter()
+    drawn, rounds = candidates.needed()
+    groups = rewarded(
+        items[:drawn],
+        candidates.results(),
+        rewards=run.prepared.rewards,
+        params=run.params,
+        reward_log=reward_log,
+        processes=processes,
+    )
     processes.on_rank0(lambda: run.prepared.rewards.end_step(reward_log))
     kept, replaced = split_by_signal(groups, config.prompts_per_step)
     if config.shuffle_rewards:  # the control experiment
@@ -227,10 +250,10 @@ def collect_step(
     return RolloutBatch(
         groups=kept,
         replaced=replaced,
-        rounds=len(draws) - 1,
-        position=position,
-        sample_seconds=math.fsum(batch.sample_seconds for batch in draws),
-        grade_seconds=math.fsum(batch.grade_seconds for batch in draws),
+        rounds=rounds,
+        position=taken[drawn - 1][1],
+        sample_seconds=sample_seconds,
+        grade_seconds=candidates.wait_seconds + time.perf_counter() - started,
         logged=reward_log.tallies(),
         failed=reward_log.events,
         in_background=in_background,
@@ -263,13 +286,14 @@ def _allowed_by(band: DifficultyBand | None, run: Run) -> Callable[[int, int], b
 
 @contextmanager
 def _progress(
-    run: Run, place: StepPlace, prompts: int, *, in_background: bool
+    run: Run, place: StepPlace, *, in_background: bool
 ) -> Iterator[Callable[[int, int], None]]:
     """Yield what is called with (completions drawn, completions in all), and may interrupt."""
     if in_background:
         yield run.stop.raise_if_ended
         return
-    with run.display.within("sampling", prompts * run.recipe.grpo.group_size) as task:
+    config = run.recipe.grpo
+    with run.display.within("sampling", config.prompts_per_step * config.group_size) as task:
         # Ctrl-C in the middle of sampling: the step has changed nothing yet.
         yield partial(run.stop.tick, task, f"sampling of grpo step {place.step}")
 
