@@ -320,10 +320,10 @@ def test_the_look_before_grpo_is_first_and_small(
     monkeypatch.setattr(live_checks, "_sample", counted)
     looks.clear()
     # Where truncation is allowed there is nothing to decide.
-    run(tmp_path / "anyway", "grpo.allow_truncation=true", "skip_sft=true")
+    path = run(tmp_path / "anyway", "grpo.allow_truncation=true", "skip_sft=true")
     assert looks == []
     # A teacher judges each token, of a truncated answer, too.
-    teacher = f"grpo.teacher={{path: {tmp_path / 'anyway' / 'base'}}}"
+    teacher = f"grpo.teacher={{path: {path / 'base'}}}"
     alone = ("grpo.algorithm=distillation", teacher, "grpo.allow_truncation=false")
     run(tmp_path / "taught", "skip_sft=true", *alone)
     assert looks == []
