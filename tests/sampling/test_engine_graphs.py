@@ -31,6 +31,7 @@ class Device:
         self.captured: list[dict[str, Any]] = []
         self.log: list[str] = []
         self.end_fails = False
+        self.pools_left: list[tuple[int, str]] = []
 
     def make_stream(self, *_: Any) -> Stream:
         self.streams.append(Stream())
@@ -71,6 +72,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "stream", made.stream)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", made.make_graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(
+        torch._C,
+        "_cuda_endAllocateToPool",
+        lambda index, pool: made.pools_left.append((index, pool)),
+        raising=False,
+    )
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("the cache was emptied"))
     return made
 
@@ -90,6 +97,7 @@ def test_a_step_runs_once_and_is_captured_on_one_side_stream(device: Device) -> 
     assert side.waited == [device.main] * 3
     assert device.main.waited == [side] * 3
     assert played is not None
+    assert device.pools_left == []
     played()
     assert device.log[-1] == "replay"
 
@@ -112,6 +120,14 @@ def test_a_capture_that_fails_leaves_the_stream_as_it_was(
     assert "Tiny cannot be recorded as a CUDA graph, so" in caplog.text
     assert "operation not permitted when stream is capturing" in caplog.text
     assert "second line" not in caplog.text
+    # V6: the allocator stayed in the pool of the capture.
+    assert device.pools_left == [(0, "pool")]
+
+
+def test_a_capture_that_breaks_at_its_end_leaves_the_pool(device: Device) -> None:
+    device.end_fails = True
+    assert graphs().record(lambda: None) is None
+    assert device.pools_left == [(0, "pool")]
 
 
 def test_memory_that_runs_out_in_a_capture_is_told_as_such(device: Device) -> None:
@@ -124,6 +140,7 @@ def test_memory_that_runs_out_in_a_capture_is_told_as_such(device: Device) -> No
         graphs().record(step)
     assert device.current is device.main
     assert device.log[-1] == "end"
+    assert device.pools_left == [(0, "pool")]
 
 
 def test_a_step_that_fails_by_itself_is_no_failed_capture(device: Device) -> None:

@@ -240,6 +240,9 @@ def test_only_a_gpu_bounds_the_slots(
     bounded = fitting_size(policy, size)
     assert bounded.slots == slots_that_fit(policy, size, 2 << 30) < 256
     assert bounded[1:] == (min(32, bounded.slots), 256, 4096)
+    monkeypatch.setattr(policy, "reserved_bytes", 1 << 30)
+    reserved = fitting_size(policy, size)
+    assert reserved.slots == slots_that_fit(policy, size, 1 << 30) < bounded.slots
 
 
 def test_the_size_is_that_of_the_requests() -> None:

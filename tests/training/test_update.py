@@ -503,19 +503,46 @@ class _KeptEngine:
         self.released = True
 
 
-def test_memory_that_runs_out_takes_what_samplers_hold() -> None:
-    """Cache and recorded steps are worth less than a step that can be taken."""
+def test_memory_that_runs_out_takes_what_samplers_hold_before_slices_are_halved() -> None:
+    """V5: the first time, slices were halved for the rest of the run, and engines never kept."""
     sampler = NativeSampler(
         SamplingWeights(Policy(tiny_model())), LetterTokenizer(), stop_token_ids=[2]
     )
     held = _KeptEngine()
     sampler._kept = held  # type: ignore[assignment]
-    gradient(None)
+    expected, _ = gradient(None)
     assert not held.released
-    gradient(Shortage(forwards=(0,)))
+    shortage = Shortage(forwards=(0,))
+    found, policy = gradient(shortage)
     assert held.released
     assert sampler._kept is None
-    assert not sampler.keeps
+    assert policy.token_limit is None
+    assert shortage.rows == [10, 10], "the same slice again, and it fits"
+    assert float((found - expected).norm() / expected.norm()) < 1e-12
+    # Another time it does not help.
+    sampler._kept = _KeptEngine()  # type: ignore[assignment]
+    found, policy = gradient(Shortage(forwards=(0, 1)))
+    assert policy.token_limit is not None
+    assert float((found - expected).norm() / expected.norm()) < 1e-12
+
+
+def test_the_memory_of_an_optimizer_is_reserved_until_its_first_step() -> None:
+    policy = exact_policy()
+    optimizer = make_optimizer(policy, OptimizerConfig())
+    weights = sum(parameter.nbytes for parameter in policy.parameters())
+    assert policy.reserved_bytes == 2 * weights
+    copy = SamplingWeights(policy, torch.float32)
+    assert copy.current().reserved_bytes == 2 * weights
+    update(
+        ParallelPolicy(policy),
+        make_batch(dtype=torch.float64),
+        GRPO,
+        optimizer,
+        scale=1.0,
+        max_grad_norm=1.0,
+        token_budget=10_000,
+    )
+    assert policy.reserved_bytes == copy.current().reserved_bytes == 0
 
 
 # --- validation loss: the mean over held-out tokens, however they are cut

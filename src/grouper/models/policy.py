@@ -93,6 +93,9 @@ class Policy(nn.Module):
         """Optimizer steps that these weights have taken."""
         self.token_limit: int | None = None
         """Maximum tokens of a forward and backward since memory ran out; None: it never did."""
+        self.reserved_bytes = 0
+        """Memory of the device that training will take for good and has not taken yet: the states
+        of the optimizer, before its first step."""
         self.compute_dtype = compute_dtype
         self.gradient_checkpointing = gradient_checkpointing
         self._activation_offload = activation_offload

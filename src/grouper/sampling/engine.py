@@ -654,6 +654,7 @@ class CudaGraphs(OpByOp):
         # Not `torch.cuda.graph`: where a capture fails it leaves its own stream current, and it
         # empties the allocator's cache every time.
         captured = torch.cuda.CUDAGraph()
+        whole = False
         try:
             captured.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -663,13 +664,29 @@ class CudaGraphs(OpByOp):
                     captured.capture_end()
                 raise
             captured.capture_end()
+            whole = True
         except RuntimeError as problem:
             if is_out_of_memory(problem):
                 raise
             log.warning(WHY, self._model, " as a CUDA graph", f": {first_line(problem)}")
             return None
+        finally:
+            if not whole:
+                self._leave_pool()
         replay: Step = captured.replay
         return replay
+
+    def _leave_pool(self) -> None:
+        """Have the allocator leave the pool of a capture that has failed.
+
+        PyTorch ends the capture of the stream first. Where that raises, the allocator is not told,
+        and everything allocated later would stay in the pool for good.
+        """
+        # Builds without CUDA have no such function.
+        end = getattr(torch._C, "_cuda_endAllocateToPool", None)  # noqa: SLF001 - there is no public name
+        if end is not None:
+            with contextlib.suppress(RuntimeError):  # it has left the pool already
+                end(self._device.index or 0, self._pool)
 
 
 def choose_graphs(policy: Policy, completion: int) -> OpByOp:

@@ -144,7 +144,8 @@ def fitting_size(policy: Policy, size: CacheSize) -> CacheSize:
     """Return the same size with as many slots as a GPU's free memory allows."""
     if policy.device.type != "cuda":
         return size
-    slots = slots_that_fit(policy, size, free_memory(policy.device))
+    free = max(0, free_memory(policy.device) - policy.reserved_bytes)
+    slots = slots_that_fit(policy, size, free)
     return _with_slots(size, slots)
 
 

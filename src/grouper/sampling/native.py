@@ -77,8 +77,6 @@ class NativeSampler:
         self._steps_per_sync = steps_per_sync
         self._make_engine = engine
         self._kept: BaseEngine | None = None
-        self.keeps = True
-        """Whether an engine may be kept from call to call."""
         make_watcher = functools.partial(StopStrings, tokenizer)
         self.watcher = functools.cache(make_watcher)
         """A function from a set of stop strings to the object that finds them."""
@@ -142,7 +140,12 @@ class NativeSampler:
                 self._halve(policy, size, reason)
 
     def rest(self) -> None:
-        """Do nothing: the next step needs the cache again, and `keeps` says whether it may stay."""
+        """Do nothing: the next step needs the cache again, and `release_engines` may free it."""
+
+    @property
+    def holds_engine(self) -> bool:
+        """Whether an engine is kept for the next call."""
+        return self._kept is not None
 
     def release(self) -> None:
         """Free the cache and the recorded steps; the next call creates new ones."""
@@ -203,7 +206,7 @@ class NativeSampler:
             done = True
             raise
         finally:
-            if done and engine.keeps and self.keeps:
+            if done and engine.keeps:
                 self._kept = engine
             self.seconds["prefill"] += run.prefill_seconds
             self.captured += engine.captured
@@ -250,11 +253,12 @@ def _all_of(requests: Sequence[SampleRequest]) -> Admission:
 _SAMPLERS: WeakSet[NativeSampler] = WeakSet()
 
 
-def keep_no_engines() -> None:
-    """Let no sampler keep an engine between calls from now on: other code needs the memory."""
-    for sampler in list(_SAMPLERS):
-        sampler.keeps = False
+def release_engines() -> bool:
+    """Free what all samplers hold between calls, and tell whether there was anything."""
+    holders = [sampler for sampler in _SAMPLERS if sampler.holds_engine]
+    for sampler in holders:
         sampler.release()
+    return bool(holders)
 
 
 @dataclass(slots=True)

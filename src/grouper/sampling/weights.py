@@ -116,6 +116,7 @@ class SamplingWeights:
             return self._policy
         if self._copy is None:
             self._copy = self._make()
+        self._copy.reserved_bytes = self._policy.reserved_bytes
         if self._copy.version != self._policy.version:
             self._refresh(self._copy)
             self._copy.version = self._policy.version

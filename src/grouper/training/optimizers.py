@@ -171,6 +171,8 @@ OPTIMIZERS: dict[str, Callable[[Policy, OptimizerConfig], Optimizer]] = {
 def make_optimizer(policy: Policy, config: OptimizerConfig) -> Optimizer:
     """Make the optimizer of one phase over the policy's trainable weights.
 
+    Its states are made by its first step; until then the policy says that their memory is reserved.
+
     Raises:
         ConfigError: the library it comes from is not installed.
         ModelError: the weights are stored quantized, so that they cannot be trained themselves.
@@ -182,6 +184,7 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> Optimizer:
             where="model.path",
             fix="Name the model that they were made from, or train an adapter with model.lora.",
         )
+    policy.reserved_bytes = state_bytes(config, policy)
     return OPTIMIZERS[config.name](policy, config)
 
 

@@ -319,6 +319,7 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
     state = fresh_state(run, phase, run.models.load(str(folder)), saved["started_from"])
     try:
         load_optimizer(state.optimizer, folder / OPTIMIZER_FOLDER)
+        state.replica.policy.reserved_bytes = 0
     except CheckpointError as error:
         if same_recipe:
             raise

@@ -38,7 +38,7 @@ from grouper.errors import ModelError, first_line, is_out_of_memory
 from grouper.models.divergences import Guidance
 from grouper.models.merging import unsharded
 from grouper.models.policy import Policy, TokenOutputs
-from grouper.sampling.native import keep_no_engines
+from grouper.sampling.native import release_engines
 from grouper.training.optimizers import Optimizer
 from grouper.training.parallel import ParallelPolicy, Slice
 from grouper.types import Demonstration, Tally, merge_tallies
@@ -118,6 +118,7 @@ def update(
     applied = math.isfinite(loss) and math.isfinite(norm)
     if applied:
         optimizer.step(scale)
+        policy.reserved_bytes = 0
         policy.version += 1
     policy.zero_grad(set_to_none=True)
     if applied:
@@ -449,16 +450,22 @@ def validation_loss(
 # --- slices, and what happens when memory runs out -----------------------------------------------
 
 
+# In the place of a limit: memory of a sampler has been freed, so the same slices may fit.
+_AGAIN_WHOLE = 0
+
+
 def _in_slices(
     replica: ParallelPolicy,
     batch: TrainBatch,
     token_budget: int,
     run: Callable[[Slice], Value],
 ) -> list[Value]:
-    """Run a step slice by slice; if memory runs out, all of it again in slices of half the tokens.
+    """Run a step slice by slice; if memory runs out, all of it again.
 
-    The budget that fits is kept in `policy.token_limit`, so that later steps start from it. All
-    processes agree on it and make the same attempts.
+    The first time in the same slices, if a sampler has held memory between its calls, which is
+    free now; then in slices of half the tokens. The budget that fits is kept in
+    `policy.token_limit`, so that later steps start from it. All processes agree on it and make the
+    same attempts.
 
     Args:
         replica: the policy as this process runs it.
@@ -496,7 +503,9 @@ def _in_slices(
                     fix=f"Set it to {smaller_budget} and go on with "
                     "--resume --allow-changes; `grouper plan` says what a slice takes.",
                 ) from error
-            limit = _smaller_limit(current, policy, first_line(error))
+            limit = _AGAIN_WHOLE
+            if not release_engines():
+                limit = _smaller_limit(current, policy, first_line(error))
         gathered = replica.processes.gather((limit, results))
         limits = [limit for limit, _ in gathered if limit is not None]
         if not limits:
@@ -506,13 +515,16 @@ def _in_slices(
 
 
 def _start_again(policy: Policy, limits: Sequence[int | ModelError]) -> None:
-    """Set the smallest limit, and free the memory of the failed attempt and of the samplers."""
+    """Set the smallest limit, and free the memory of the failed attempt."""
     for limit in limits:
         if isinstance(limit, ModelError):
             raise limit
-    policy.token_limit = min(limit for limit in limits if isinstance(limit, int))
+    smaller = [limit for limit in limits if isinstance(limit, int) and limit != _AGAIN_WHOLE]
+    if smaller:
+        policy.token_limit = min(smaller)
+    else:
+        log.info("Out of memory beside what the sampler holds: it is released, and made again.")
     policy.zero_grad(set_to_none=True)
-    keep_no_engines()
     gc.collect()
     torch.cuda.empty_cache()
 
