@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from grouper.config.schema import SamplingConfig
 
 # Tokens of the fixed prompts. The prefix cache keeps whole blocks (128 tokens on a CPU, 16 on a
-# GPU). The short prompt is shorter than a block of a CPU. The long one fills blocks, which a stale
+# GPU). The short prompt is shorter than any block. The long one fills blocks, which a stale
 # cache would still have from the push before, so that its log-probs show it.
-_CANARIES = (24, 200)
+_CANARIES = (12, 200)
 _CANARY_TOKENS = 8
 
 # Allowed mean difference of log-probs, by whether both sides compute in float32.
