@@ -397,7 +397,6 @@ def test_a_switch_may_have_a_value(words, value):
         ),
         (run_command, "--grpo.steps=3", "There is no option --grpo.steps. Write grpo.steps=3."),
         (sft_command, "--weighting constant", "Write sft.weighting=constant or grpo.weighting="),
-        (run_command, "--fp16", "There is no option --fp16. fp16 has no counterpart: float32 and"),
         (run_command, "--num_generations_eval 3", "num_generations_eval has no counterpart"),
         (run_command, "--unique-train-exmples 3", "Did you mean --unique-train-examples?"),
         (run_command, "--wandb_projct=mine", "--wandb_projct. Did you mean --wandb-project?"),

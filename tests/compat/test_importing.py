@@ -239,8 +239,9 @@ def test_every_tracker_that_there_is_not_is_listed(imported):
     assert [tracker.name for tracker in found.recipe.tracking.trackers] == ["wandb"]
 
 
-def test_without_bfloat16_products_are_in_the_dtype_of_the_weights(imported):
-    assert imported(changed(fp16=True)).recipe.model.compute_dtype == "float32"
+def test_products_are_in_the_dtype_that_the_file_says(imported):
+    assert imported(changed(fp16=True)).recipe.model.compute_dtype == "float16"
+    assert imported(changed(bf16=False)).recipe.model.compute_dtype == "float32"
 
 
 def test_a_batch_that_counted_prompts_is_explained(imported):
@@ -349,7 +350,6 @@ def test_a_json_file_is_read_as_well(tmp_path):
             "reward_weights",
             "rewards that the file does not name",
         ),
-        ({"fp16": True}, "fp16", "float16 needs loss scaling"),
         ({"eval": {"temperature": 0.1}, "seed": 1}, "eval.temperature", "not a name"),
         ({"vllm": {"dtype": "bfloat16"}}, "vllm.dtype", "the weights of the run"),
         ({"hub_model_revision": "v1"}, "hub_model_revision", "checkpoints are tags"),

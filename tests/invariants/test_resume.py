@@ -107,6 +107,8 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, phase: str, step: int) -> C
             "grpo", 5, ("model.lora={rank: 4}", "sft.optimizer.name=adamw"), marks=pytest.mark.slow
         ),
         pytest.param("grpo", 1, ("sampling.dtype=bfloat16",), marks=pytest.mark.slow),
+        # With its loss scale.
+        pytest.param("grpo", 3, ("model.compute_dtype=float16",), marks=pytest.mark.slow),
     ],
 )
 def test_interrupted_and_resumed_equals_uninterrupted(

@@ -20,9 +20,10 @@ import pytest
 import torch
 from gates import shared
 
-from grouper.algorithms.batching import unweighted_rows
+from grouper.algorithms.batching import Rows, unweighted_rows
 from grouper.cli import main
-from grouper.config.schema import LoraConfig, ModelConfig
+from grouper.config.schema import GRPOConfig, LoraConfig, ModelConfig
+from grouper.errors import ModelError
 from grouper.models.device import fastest_dtype
 from grouper.models.gguf import read_header, token_bytes
 from grouper.models.loading import load_policy, load_tokenizer, stop_ids_of
@@ -32,6 +33,9 @@ from grouper.prompts.rendering import render
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
+from grouper.training.optimizers import LossScale
+from grouper.training.parallel import ParallelPolicy
+from grouper.training.update import accumulate_gradient, grpo_objective
 from grouper.types import Completion, Problem, Prompt, SamplingParams
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -315,3 +319,37 @@ def test_log_probs_of_a_text_are_stable(folder: Path, policy: Policy, tokenizer:
         logits = policy.model(ids).logits.float().log_softmax(-1)
     scores = logits[0, :-1].gather(-1, ids[0, 1:, None])
     assert scores.mean().item() == pytest.approx(LOG_PROBS[folder.name], abs=0.02)
+
+
+def test_a_loss_scale_keeps_the_gradients_of_float16(folder: Path) -> None:
+    """Without one, a quarter of SmolLM2's gradient is too small for float16."""
+    if folder.name == "gemma270":
+        with pytest.raises(ModelError, match="cannot be computed in float16"):
+            load_policy(ModelConfig(compute_dtype="float16", path="x"), str(folder), seed=0)
+        return
+    if folder.name != "smollm2":
+        pytest.skip("the smallest model says it")
+    gradients = {}
+    for name, dtype, scale in (
+        ("exact", "float32", 1.0),
+        ("unscaled", "float16", 1.0),
+        ("scaled", "float16", LossScale.FIRST),
+    ):
+        config = ModelConfig(compute_dtype=dtype, path="x")
+        policy = load_policy(config, str(folder), seed=0)
+        batch = Rows(prompt=20, completion=20, count=4, per_prompt=4).batch(policy.vocabulary)
+        mean = replace(batch, weights=batch.weights / batch.mask.sum())
+        accumulate_gradient(
+            ParallelPolicy(policy),
+            mean,
+            grpo_objective(GRPOConfig()),
+            token_budget=2048,
+            loss_scale=scale,
+        )
+        gradients[name] = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    size = gradients["exact"].norm()
+    distances = {
+        name: float((g - gradients["exact"]).norm() / size) for name, g in gradients.items()
+    }
+    assert distances["unscaled"] > 0.1
+    assert distances["scaled"] < 0.01

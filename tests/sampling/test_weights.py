@@ -205,8 +205,8 @@ BANNERS: list[tuple[dict[str, Any], bool, str]] = [
         {},
         False,
         (
-            "float32 weights, products in float32, samples from the weights themselves. This GPU "
-            "has no bfloat16, so nothing is computed in it."
+            "float32 weights, products in float16, samples from a float16 copy. This GPU has no "
+            "bfloat16, so products are in float16, and the loss is scaled."
         ),
     ),
     (

@@ -578,3 +578,95 @@ def test_a_device_without_float64_can_be_measured() -> None:
     values = torch.tensor([[1.0, 2.0, 6.0]]).as_subclass(_OnMps)
     tally = _tally(values, torch.tensor([[True, False, True]]))
     assert tally == Tally(7.0, 2.0, 1.0, 6.0)
+
+
+# --- products in float16: the loss is scaled, and gradients that overflow are computed again
+
+
+def half_policy() -> Policy:
+    return Policy(tiny_model(scale=1.0), compute_dtype=torch.float16)
+
+
+def gradient_of(policy: Policy) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+
+
+def test_a_loss_scale_changes_no_gradient_but_the_lost_ones() -> None:
+    """Of a loss so small that float16 holds few of its gradients."""
+    small = replace(make_batch(), weights=make_batch().weights * 1e-5)
+    found = {}
+    for name, dtype, scale in (
+        ("exact", None, 1.0),
+        ("exact, scaled", None, 2.0**16),
+        ("lost", torch.float16, 1.0),
+        ("kept", torch.float16, 2.0**16),
+    ):
+        policy = Policy(tiny_model(scale=1.0), compute_dtype=dtype)
+        accumulate_gradient(
+            ParallelPolicy(policy), small, GRPO, token_budget=10_000, loss_scale=scale
+        )
+        found[name] = gradient_of(policy)
+    assert torch.equal(found["exact"], found["exact, scaled"])
+    size = found["exact"].norm()
+    assert float((found["lost"] - found["exact"]).norm() / size) > 0.2
+    assert float((found["kept"] - found["exact"]).norm() / size) < 0.01
+
+
+def half_step(policy: Policy, optimizer: Any, batch: TrainBatch) -> UpdateResult:
+    return update(
+        ParallelPolicy(policy),
+        batch,
+        GRPO,
+        optimizer,
+        scale=1.0,
+        max_grad_norm=1.0,
+        token_budget=10_000,
+    )
+
+
+def test_gradients_that_overflow_are_computed_again_at_half_the_scale() -> None:
+    policy = half_policy()
+    optimizer = make_optimizer(policy, OptimizerConfig(learning_rate=1e-3))
+    assert optimizer.loss_scale is not None
+    optimizer.loss_scale.value = 2.0**26
+    result = half_step(policy, optimizer, make_batch())
+    assert result.applied
+    assert result.events
+    assert all(
+        event.startswith("overflow: gradients at a loss scale of") for event in result.events
+    )
+    assert optimizer.loss_scale.value == 2.0 ** (26 - len(result.events))
+    assert result.tallies["loss_scale"].mean == optimizer.loss_scale.value
+    # The step is the one of a scale that does not overflow.
+    other = half_policy()
+    plain = make_optimizer(other, OptimizerConfig(learning_rate=1e-3))
+    assert plain.loss_scale is not None
+    plain.loss_scale.value = optimizer.loss_scale.value
+    assert not half_step(other, plain, make_batch()).events
+    for one, two in zip(policy.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_what_is_not_finite_for_another_reason_ends_at_a_scale_of_nothing() -> None:
+    policy = half_policy()
+    optimizer = make_optimizer(policy, OptimizerConfig())
+    next(policy.parameters()).register_hook(lambda gradient: gradient * torch.nan)
+    before = [parameter.detach().clone() for parameter in policy.parameters()]
+    result = half_step(policy, optimizer, make_batch())
+    assert not result.applied
+    assert "update skipped" in result.events[-1]
+    assert all(map(torch.equal, before, policy.parameters()))
+
+
+def test_a_loss_scale_grows_and_is_saved_with_the_optimizer() -> None:
+    policy = half_policy()
+    optimizer = make_optimizer(policy, OptimizerConfig())
+    assert optimizer.loss_scale is not None
+    for _ in range(130):
+        optimizer.loss_scale.worked()
+    assert optimizer.loss_scale.value == 2.0**17
+    other = make_optimizer(half_policy(), OptimizerConfig())
+    other.load_state_dict(optimizer.state_dict())
+    assert other.loss_scale is not None
+    assert (other.loss_scale.value, other.loss_scale.clean) == (2.0**17, 30)
+    assert make_optimizer(exact_policy(), OptimizerConfig()).loss_scale is None

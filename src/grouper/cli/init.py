@@ -260,9 +260,9 @@ def _of_the_machine(lora: bool, machine: Machine) -> dict[str, Any]:
     on_gpu = machine.device == "cuda"
     weights: dict[str, Any] = {"compute_dtype": "auto" if on_gpu else "fastest"}
     if lora:
-        from grouper.models.device import fastest_dtype
+        from grouper.models.device import fastest_dtype, has_bfloat16
 
-        dtype = "bfloat16" if on_gpu else fastest_dtype()
+        dtype = "bfloat16" if on_gpu and has_bfloat16() else fastest_dtype()
         weights = {"dtype": dtype, "lora": {"rank": 32, "alpha": 64.0}}
     return {
         "weights": _indented(weights),

@@ -429,7 +429,7 @@ def _convert_trl(settings: _Settings, path: Path, built_in_rewards: Container[st
     if path.suffix == ".py":
         note = "What a script computes is not read: compare model, data, LoRA and rewards."
         settings.notes.append(note)
-    if settings.get("bf16") is False or settings.get("fp16"):
+    if settings.get("bf16") is False and not settings.get("fp16"):
         settings.put({"model.compute_dtype": settings.recipe["model"]["dtype"]})
     if settings.phase == "grpo":
         _set_rewards(settings, path.parent, built_in_rewards)

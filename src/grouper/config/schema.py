@@ -96,9 +96,10 @@ class ModelConfig(Section):
     new: NewModelConfig | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     """dtype of the trainable weights and the optimizer state"""
-    compute_dtype: Literal["auto", "fastest", "float32", "bfloat16"] = "auto"
-    """dtype of matrix products (autocast); auto: bfloat16 on a CUDA device that has it, else as
-    dtype; fastest: bfloat16 on a CPU, too, that multiplies faster in it"""
+    compute_dtype: Literal["auto", "fastest", "float32", "bfloat16", "float16"] = "auto"
+    """dtype of matrix products (autocast); auto: bfloat16 on a CUDA device that has it, float16 on
+    one that has not, else as dtype; fastest: bfloat16 on a CPU, too, that multiplies faster in it;
+    float16 scales the loss"""
     attention: Literal["native", "sdpa", "eager", "flash_attention_2"] = "native"
     """native computes each prompt once per group; the others pad rows"""
     gradient_checkpointing: bool = False
@@ -112,8 +113,10 @@ class ModelConfig(Section):
     def contradictions(self) -> Iterator[str]:
         if (self.path is None) == (self.new is None):
             yield "give exactly one of model.path and model.new"
-        if self.dtype == "bfloat16" and self.compute_dtype == "float32":
-            yield "bfloat16 weights cannot be multiplied in float32; use dtype: float32"
+        if self.dtype == "bfloat16" and self.compute_dtype in ("float32", "float16"):
+            yield (
+                f"bfloat16 weights cannot be multiplied in {self.compute_dtype}; use dtype: float32"
+            )
         if self.quantization is not None and self.lora is None:
             yield "quantized weights cannot be trained: give model.lora as well"
 

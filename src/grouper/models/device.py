@@ -20,7 +20,10 @@ if TYPE_CHECKING:  # the benchmarks for GPUs run where pydantic is missing
     from grouper.config.schema import ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""The dtypes that a recipe can name."""
+"""The dtypes of weights that a recipe can name."""
+
+PRODUCT_DTYPES = {**DTYPES, "float16": torch.float16}
+"""The dtypes of matrix products that a recipe can name."""
 
 MACHINE_DTYPES = ("auto", "fastest")
 """The settings of `compute_dtype` that leave the choice to the machine."""
@@ -39,9 +42,11 @@ def on_device(config: ModelConfig, device: str) -> ModelConfig:
     """
     if config.compute_dtype not in MACHINE_DTYPES:
         return config
-    dtype = config.dtype
+    dtype: str = config.dtype
     if device == "cuda" and has_bfloat16():
         dtype = "bfloat16"
+    elif device == "cuda" and dtype == "float32":
+        dtype = "float16"
     if device == "cpu" and config.compute_dtype == "fastest" and bfloat16_slowdown() < 1:
         dtype = "bfloat16"
     return config.model_copy(update={"compute_dtype": dtype})
@@ -116,10 +121,11 @@ def slow_products(config: ModelConfig) -> str | None:
 
 
 def fastest_dtype() -> Literal["float32", "bfloat16"]:
-    """Return the dtype that the default device of this process multiplies fastest."""
-    if find_device("auto").type == "cpu" and bfloat16_slowdown() > 1:
-        return "float32"
-    return "bfloat16"
+    """Return the dtype of weights that the default device of this process multiplies fastest."""
+    device = find_device("auto").type
+    slow = device == "cpu" and bfloat16_slowdown() > 1
+    missing = device == "cuda" and not has_bfloat16()
+    return "float32" if slow or missing else "bfloat16"
 
 
 # "set": the threads that a recipe has set last. "default": those before any recipe, chosen by

@@ -33,6 +33,7 @@ from grouper.models.attention_check import check_logits, check_native_attention
 from grouper.models.device import (
     DTYPES,
     MUCH_FASTER,
+    PRODUCT_DTYPES,
     bfloat16_slowdown,
     on_device,
     slow_products,
@@ -300,6 +301,7 @@ def load_policy(
     saved = read_adapter(path)
     adapter = None
     model = _load_model(base, config, device)
+    config = _safe_products(config, model.config, recipe_dtype)
     if saved is not None:
         adapter = _attach(model, path, "model.path", keep=config.lora is not None)
         if config.lora is None:
@@ -379,7 +381,8 @@ def weightless_policy(
     Raises:
         ModelError: as in `load_policy`.
     """
-    config = on_device(config, device)
+    recipe_dtype = config.compute_dtype
+    config = _safe_products(on_device(config, device), shape, recipe_dtype)
     model = _weightless_model(config, shape)
     adapter = None
     if path and read_adapter(path):
@@ -389,15 +392,42 @@ def weightless_policy(
             head = model.get_output_embeddings()
             for module in model.modules():
                 if isinstance(module, torch.nn.Linear) and module is not head:
-                    module.to(DTYPES[config.compute_dtype])
+                    module.to(PRODUCT_DTYPES[config.compute_dtype])
         if adapter is None and config.lora is not None:
             adapter = _new_adapter(model, config.lora, "", seed=0)
         return _as_policy(model, adapter, config)
 
 
+def _safe_products(config: ModelConfig, shape: PretrainedConfig, recipe_dtype: str) -> ModelConfig:
+    """Return the settings, with products in float32 where float16 was chosen and cannot hold them.
+
+    Gemma's hidden states grow beyond 65,504, the largest number of float16; they were trained in
+    bfloat16.
+
+    Args:
+        config: with the dtype of the products.
+        shape: of the model.
+        recipe_dtype: `compute_dtype` in the recipe.
+
+    Raises:
+        ModelError: the recipe asks for float16.
+    """
+    family = shape.model_type
+    if config.compute_dtype != "float16" or not family.startswith(("gemma", "recurrent_gemma")):
+        return config
+    if recipe_dtype == "float16":
+        raise ModelError(
+            f"{family} cannot be computed in float16: its hidden states grow too large",
+            where="model.compute_dtype",
+            fix="Use float32, bfloat16 on a device that has it, or another model.",
+        )
+    log.info("Products of %s are in float32: it cannot be computed in float16.", family)
+    return config.model_copy(update={"compute_dtype": "float32"})
+
+
 def _as_policy(model: PreTrainedModel, adapter: Any, config: ModelConfig) -> Policy:
     """Wrap a model with its adapter, with autocast if its weights are not in the compute dtype."""
-    compute = DTYPES[config.compute_dtype]
+    compute = PRODUCT_DTYPES[config.compute_dtype]
     # Adapters are float32 whatever the dtype of the base is, so a bfloat16 base is mixed, too.
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     mixed = bool(dtypes - {compute})
@@ -468,7 +498,7 @@ def _load_model(path: str, config: ModelConfig, device: str | torch.device) -> P
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=DTYPES[config.compute_dtype],
+            bnb_4bit_compute_dtype=PRODUCT_DTYPES[config.compute_dtype],
         )
         # Quantized on the way to the device, which never holds the whole model unquantized.
         options["device_map"] = {"": str(device)}

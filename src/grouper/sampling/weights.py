@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from grouper.models.device import DTYPES, has_bfloat16, on_device
+from grouper.models.device import DTYPES, PRODUCT_DTYPES, has_bfloat16, on_device
 from grouper.models.merging import keeps_adapter, require_sums, unsharded, whole_weights
 from grouper.models.policy import Policy
 
@@ -42,7 +42,7 @@ def copy_dtype(sampling: SamplingConfig, model: ModelConfig, device: str) -> tor
         return None
     if not adapted and not rounded:
         return None
-    return DTYPES[compute]
+    return PRODUCT_DTYPES[compute]
 
 
 def describe_dtypes(sampling: SamplingConfig, model: ModelConfig) -> str:
@@ -66,7 +66,7 @@ def describe_dtypes(sampling: SamplingConfig, model: ModelConfig) -> str:
         return text
     if compute == "bfloat16":
         return f"{text} This GPU has no bfloat16 and emulates it: set model.dtype=float32."
-    return f"{text} This GPU has no bfloat16, so nothing is computed in it."
+    return f"{text} This GPU has no bfloat16, so products are in float16, and the loss is scaled."
 
 
 class SamplingWeights:

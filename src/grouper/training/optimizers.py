@@ -17,6 +17,36 @@ if TYPE_CHECKING:
     from grouper.config.schema import OptimizerConfig
 
 
+class LossScale:
+    """The factor of a loss whose gradients are computed in float16; a power of two.
+
+    The smallest number of float16 is 6e-8, and many gradients of a token are smaller. Where a
+    gradient overflows instead (65,504), the step is computed again with half of the factor. After
+    `PATIENCE` steps without that, it is doubled.
+    """
+
+    FIRST = 2.0**16
+    MOST = 2.0**24
+    PATIENCE = 100
+
+    def __init__(self) -> None:
+        self.value = self.FIRST
+        self.clean = 0
+        """Steps since it was changed."""
+
+    def halve(self) -> None:
+        """A gradient has overflowed."""
+        self.value /= 2
+        self.clean = 0
+
+    def worked(self) -> None:
+        """A step was taken."""
+        self.clean += 1
+        if self.clean == self.PATIENCE:
+            self.value = min(self.MOST, 2 * self.value)
+            self.clean = 0
+
+
 class Optimizer:
     """One or more torch optimizers that step together.
 
@@ -27,6 +57,8 @@ class Optimizer:
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self.parts = tuple(optimizers)
         """The torch optimizers."""
+        self.loss_scale: LossScale | None = None
+        """Only where products are in float16."""
         self._highest_rates = [
             [group["lr"] for group in optimizer.param_groups] for optimizer in self.parts
         ]
@@ -39,8 +71,13 @@ class Optimizer:
             optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state between steps: `part.parameter.name` -> a tensor, or a number."""
-        state = {}
+        """Return the state between steps: `part.parameter.name` -> a tensor, or a number.
+
+        `loss_scale`, where there is one, has its value and its clean steps.
+        """
+        state: dict[str, Any] = {}
+        if self.loss_scale is not None:
+            state[_LOSS_SCALE] = [self.loss_scale.value, self.loss_scale.clean]
         for number, optimizer in enumerate(self.parts):
             for index, parameter in enumerate(_parameters(optimizer)):
                 for name, value in optimizer.state.get(parameter, {}).items():
@@ -54,6 +91,10 @@ class Optimizer:
             state: of an optimizer with the same `describe`, split as the parameters are now.
         """
         for key, value in state.items():
+            if key == _LOSS_SCALE:
+                if self.loss_scale is not None:
+                    self.loss_scale.value, self.loss_scale.clean = value
+                continue
             number, _, name = key.split(".", 2)
             parameter = self.parameter(key)
             on_device = value.to(parameter.device) if isinstance(value, Tensor) else value
@@ -71,6 +112,10 @@ class Optimizer:
             shapes = [list(parameter.shape) for parameter in _parameters(optimizer)]
             description.append([type(optimizer).__name__, shapes])
         return description
+
+
+# Its key in the state of an optimizer.
+_LOSS_SCALE = "loss_scale"
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -185,7 +230,10 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> Optimizer:
             fix="Name the model that they were made from, or train an adapter with model.lora.",
         )
     policy.reserved_bytes = state_bytes(config, policy)
-    return OPTIMIZERS[config.name](policy, config)
+    optimizer = OPTIMIZERS[config.name](policy, config)
+    if policy.products_dtype is torch.float16:
+        optimizer.loss_scale = LossScale()
+    return optimizer
 
 
 # Share of the decay done (0 to 1) -> learning rate, from 1 (the highest) to 0 (the last).

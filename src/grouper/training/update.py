@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
+# Gradients that overflow at a smaller loss scale than this are not finite for another reason.
+_LEAST_SCALE = 2.0**-8
+
 # Bound on the importance weights of `grpo.importance`.
 IMPORTANCE_CAP = 2.0
 
@@ -65,7 +68,7 @@ class UpdateResult:
     applied: bool
     """False when the loss or gradient was not finite: the optimizer was not stepped."""
     events: tuple[str, ...] = ()
-    """Reasons why it was not applied."""
+    """Reasons why it was not applied, or was computed again."""
     batch: TrainBatch | None = None
     """The batch, if it was not applied."""
 
@@ -83,7 +86,8 @@ def update(
 ) -> UpdateResult:
     """Take one optimizer step on `batch`, unless something is not finite.
 
-    Log-probs and advantages are checked before the forward, loss and gradient after it.
+    Log-probs and advantages are checked before the forward, loss and gradient after it. With a loss
+    scale, gradients that have overflowed are computed again at half of it: no rollout is lost.
 
     Args:
         replica: the policy, as this process runs it; its version counts the steps applied.
@@ -108,23 +112,40 @@ def update(
         )
         return UpdateResult({}, False, (event,), batch)
     policy = replica.policy
-    loss, tallies = accumulate_gradient(
-        replica, batch, objective, token_budget=token_budget, dropout_seed=dropout_seed
-    )
     bound = math.inf if max_grad_norm is None else max_grad_norm
-    norm = float(unsharded(nn.utils.clip_grad_norm_(policy.trainable().values(), bound)))
+    loss_scale = optimizer.loss_scale
+    overflows: tuple[str, ...] = ()
+    while True:
+        loss, tallies = accumulate_gradient(
+            replica,
+            batch,
+            objective,
+            token_budget=token_budget,
+            dropout_seed=dropout_seed,
+            loss_scale=1.0 if loss_scale is None else loss_scale.value,
+        )
+        norm = float(unsharded(nn.utils.clip_grad_norm_(policy.trainable().values(), bound)))
+        overflowed = math.isfinite(loss) and not math.isfinite(norm)
+        if loss_scale is None or not overflowed or loss_scale.value < _LEAST_SCALE:
+            break
+        overflows += (f"overflow: gradients at a loss scale of {loss_scale.value:g}",)
+        loss_scale.halve()
     # An objective may report its loss per token instead of the sum, as SFT's does.
     tallies = {"loss": Tally.of([loss]), **tallies, "grad_norm": Tally.of([norm])}
+    if loss_scale is not None:
+        tallies["loss_scale"] = Tally.of([loss_scale.value])
     applied = math.isfinite(loss) and math.isfinite(norm)
     if applied:
         optimizer.step(scale)
+        if loss_scale is not None:
+            loss_scale.worked()
         policy.reserved_bytes = 0
         policy.version += 1
     policy.zero_grad(set_to_none=True)
     if applied:
-        return UpdateResult(tallies, True)
+        return UpdateResult(tallies, True, overflows)
     event = f"not-finite: loss {loss:g}, gradient norm {norm:g}; update skipped"
-    return UpdateResult(tallies, False, (event,), batch)
+    return UpdateResult(tallies, False, (*overflows, event), batch)
 
 
 def accumulate_gradient(
@@ -135,6 +156,7 @@ def accumulate_gradient(
     token_budget: int,
     dropout_seed: Callable[[int], int] | None = None,
     together: bool = True,
+    loss_scale: float = 1.0,
 ) -> tuple[float, dict[str, Tally]]:
     """Accumulate the gradients of the whole step, slice by slice.
 
@@ -145,6 +167,8 @@ def accumulate_gradient(
         token_budget: tokens in one forward and backward; affects only time and memory.
         dropout_seed: micro-batch number -> seed of LoRA's dropout; None: no dropout.
         together: False if the gradient is not needed and each process may keep its part.
+        loss_scale: a power of two that the loss is multiplied by within the backward alone; the
+            gradients are those of the loss.
 
     Returns:
         The loss of the step and the merged tallies of its slices, the same on every process.
@@ -168,12 +192,16 @@ def accumulate_gradient(
             outputs = policy(rows, entropy_gradient=objective.entropy_gradient, guidance=guidance)
             per_token, tallies = objective.loss(outputs, rows)
             loss = per_token.sum()
-            replica.backward(loss, last=slice_.last)
+            replica.backward(loss * loss_scale, last=slice_.last)
         return float(loss.detach()), tallies
 
     results = _in_slices(replica, batch, token_budget, run)
     if together and replica.processes.size > 1:
         replica.sum_gradients()
+    if loss_scale != 1.0:
+        for parameter in policy.trainable().values():
+            if parameter.grad is not None:
+                parameter.grad /= loss_scale
     # Not `fsum`, which raises on infinities of both signs; a NaN skips the step.
     loss = sum(loss for loss, _ in results)
     return loss, merge_tallies([tallies for _, tallies in results])
