@@ -107,7 +107,9 @@ def served(policy: Policy, folder: Path, *, adapter: bool) -> tuple[str, dict[st
     lora = ["model.lora={rank: 4}", "sampling.dtype=same"] if adapter else []
     recipe = load_recipe("demo", ["sampling.max_slots=32", *lora])
     samplers = Samplers(recipe=recipe, tokenizer=TOKENIZER, stop_token_ids=[STOP], longest=8)
-    name, arguments = samplers.served(policy, folder, computed="float32", device="cpu")
+    name, arguments = samplers.served(
+        policy, folder, computed="float32", device="cpu", own_card=False
+    )
     return name, arguments | {"max_model_len": LENGTH}
 
 
@@ -642,6 +644,16 @@ def test_what_an_engine_is_started_with() -> None:
     assert found["load_format"] == "dummy"
     assert found["enable_sleep_mode"] is True
     assert found["tensor_parallel_size"] == 2
+    # Beside a trainer it has a part of the memory, on a card of its own nearly all (V4).
+    assert found["gpu_memory_utilization"] == 0.3
+    alone = engine_arguments(hot, dtype="bfloat16", device="cuda", max_length=None, own_card=True)
+    assert alone["gpu_memory_utilization"] == 0.9
+    named = SamplingConfig.model_validate({"vllm": {"gpu_memory_utilization": 0.5}})
+    for own_card in (False, True):
+        chosen = engine_arguments(
+            named, dtype="bfloat16", device="cuda", max_length=None, own_card=own_card
+        )
+        assert chosen["gpu_memory_utilization"] == 0.5
     plain = engine_arguments(SamplingConfig(), dtype="float32", device="cpu", max_length=64)
     assert plain["enforce_eager"] is True
     assert "gpu_memory_utilization" not in plain

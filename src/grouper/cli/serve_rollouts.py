@@ -80,7 +80,9 @@ def serve_rollouts(
         # LoRA may part the tied ends of a model.
         path = prepared.model_path
         policy = weightless_policy(opened.model, shape_of(path), path=path)
-        name, arguments = prepared.samplers.served(policy, folder, computed=computed, device=device)
+        name, arguments = prepared.samplers.served(
+            policy, folder, computed=computed, device=device, own_card=True
+        )
     command, environment = server_command(folder, name, arguments, host=host, port=port)
     click.echo(f"vLLM {version} serves {name} on http://{host}:{port}; Ctrl-C ends it.", err=True)
     if dry_run:

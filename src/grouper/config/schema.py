@@ -533,8 +533,9 @@ class VllmConfig(Section):
 
     mode: Literal["colocate", "server"] = "colocate"
     """colocate: in the training process; server: in separate processes, here or elsewhere"""
-    gpu_memory_utilization: Share = 0.3
-    """share of a GPU's memory that vLLM may use, weights and cache included"""
+    gpu_memory_utilization: Share | None = None
+    """share of a GPU's memory that vLLM may use, weights and cache included; default: 0.9 for a
+    server with a GPU of its own (named in servers, or `grouper serve-rollouts`), else 0.3"""
     servers: Servers = ()
     """only for mode: server, one or several: a GPU, as cuda:1, on which the run starts and ends
     one; the address of one that `grouper serve-rollouts` has started, as http://127.0.0.1:8765;

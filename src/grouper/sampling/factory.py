@@ -108,7 +108,7 @@ class Samplers:
         return keeps_adapter(dtype) and vllm_takes_adapter(policy)
 
     def served(
-        self, policy: Policy, folder: Path, *, computed: str, device: str
+        self, policy: Policy, folder: Path, *, computed: str, device: str, own_card: bool
     ) -> tuple[str, dict[str, Any]]:
         """Return the name of a model that vLLM is to serve, and the arguments of its engine.
 
@@ -117,6 +117,7 @@ class Samplers:
             folder: exists.
             computed: the dtype that the trainer computes in.
             device: the type of vLLM's device.
+            own_card: nothing else runs on that device.
         """
         name = write_shape(folder, policy.model.config, self.tokenizer)
         arguments = engine_arguments(
@@ -124,6 +125,7 @@ class Samplers:
             dtype=self.dtype(computed),
             device=device,
             max_length=self.max_length(policy.model.config),
+            own_card=own_card,
         )
         if self.pushes_adapter(policy, computed):
             # Not the rank of the recipe: an adapter that was loaded keeps its own.
@@ -252,7 +254,13 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
     computed = _dtype_name(policy)
     config.architectures = config.architectures or [type(policy.model).__name__]
     device_type = policy.device.type
-    name, arguments = samplers.served(policy, folder, computed=computed, device=device_type)
+    name, arguments = samplers.served(
+        policy,
+        folder,
+        computed=computed,
+        device=device_type,
+        own_card="auto" not in devices and settings.mode == "server",
+    )
     engine: LocalEngine | ServerEngine
     if settings.mode == "colocate":
         engine = LocalEngine(folder, arguments)

@@ -436,8 +436,18 @@ class VllmSampler:
 # --- arguments of an engine ----------------------------------------------------------------------
 
 
+# The share of a GPU's memory, by whether vLLM has the GPU for itself. The larger one is its own
+# default; beside a trainer, most of the memory is the trainer's.
+_MEMORY_SHARE = {True: 0.9, False: 0.3}
+
+
 def engine_arguments(
-    sampling: SamplingConfig, *, dtype: str, device: str, max_length: int | None
+    sampling: SamplingConfig,
+    *,
+    dtype: str,
+    device: str,
+    max_length: int | None,
+    own_card: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's engine that follow from a recipe.
 
@@ -446,6 +456,7 @@ def engine_arguments(
         dtype: of weights and products.
         device: `cpu`, `cuda` or `mps`.
         max_length: the longest sequence, or None.
+        own_card: nothing else runs on its device.
 
     Raises:
         ConfigError: `sampling.vllm.params` sets one of them.
@@ -469,7 +480,8 @@ def engine_arguments(
         # generator of the CPU can be rewound.
         chosen["enable_chunked_prefill"] = False
     else:
-        chosen["gpu_memory_utilization"] = sampling.vllm.gpu_memory_utilization
+        share = sampling.vllm.gpu_memory_utilization
+        chosen["gpu_memory_utilization"] = share or _MEMORY_SHARE[own_card]
         chosen["enable_sleep_mode"] = sampling.vllm.mode == "colocate"
     user_params = sampling.vllm.params
     reserved = {*chosen, "model", "tokenizer", "quantization"}
