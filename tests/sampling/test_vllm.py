@@ -275,7 +275,9 @@ def test_turns_are_those_of_the_native_sampler(
     native = NativeSampler(SamplingWeights(policy), TOKENIZER, stop_token_ids=[STOP])
     wanted = requests(temperature=0.0, max_new_tokens=40)
     plain = dict(native.sample(wanted))
-    monkeypatch.setattr(turns, "BLOCK_END", TOKENIZER.decode([plain[0].token_ids[3]]))
+    # vLLM shows a part of a character otherwise than we do.
+    end = next(c.text[2] for c in plain.values() if len(c.text) > 3 and c.text[2].isascii())
+    monkeypatch.setattr(turns, "BLOCK_END", end)
     monkeypatch.setattr(turns, "output_block", lambda said: f" {said} ")
     drawn = []
     for inner in (native, over(policy, engine)):
