@@ -39,9 +39,9 @@ def drawn_in_rounds(flat: Sequence[float], count: int, rounds: int) -> tuple[flo
         rounds: at most.
 
     >>> drawn_in_rounds([0, 1, 1, 0, 1, 0], count=3, rounds=5)
-    (6, 2)
+    (6.0, 2)
     >>> drawn_in_rounds([0, 1, 1, 0, 1, 0], count=3, rounds=1)
-    (5, 1)
+    (5.0, 1)
     """
     drawn: float = count
     for done in range(rounds):
