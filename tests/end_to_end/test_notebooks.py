@@ -10,10 +10,13 @@ from typing import Any
 
 import click
 import pytest
+from recipe_data import gsm8k
 
 from benchmarks.tools.notebooks import EXECUTED, NOTEBOOKS, clean, code_cells
+from grouper.cli import main
 from grouper.cli.main import cli
 from grouper.config.loading import load_recipe
+from grouper.runs.folder import RunFolder
 
 # What would name a machine, and nobody's text.
 PATHS = re.compile(r"(?<![\w.])/(?:work|home|root|tmp|Users|opt|usr|var)/|\b0x[0-9a-f]{6,}\b")
@@ -101,3 +104,45 @@ def test_colab_trains_evaluates_and_explains() -> None:
     # Relative to the folder of the runs, `t4` is what the run is called.
     runs = {word for words in colab_commands() for word in words if word.endswith("/t4")}
     assert {Path(run).name for run in runs} == {"t4"}
+
+
+def call(*words: str) -> None:
+    """Run a command, which has to end well."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    assert ended.value.code == 0, words
+
+
+@pytest.mark.slow
+def test_the_commands_for_colab_run_with_a_tiny_model(
+    tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them in their order, on the CPU, with products in float16 as on a T4."""
+    monkeypatch.chdir(tmp_path)
+    data = gsm8k(shared_data, tmp_path / "data")
+    tiny = "{hidden_size: 64, layers: 2, intermediate_size: 192, vocab_size: 640}"
+    teaching = [
+        *("skip_sft=false", "sft.steps=40", "skip_grpo=true", "data.test=null", "name=tiny"),
+        *("sft.evaluate_every=0", "sft.batch_size=8", "sft.max_tokens=null", "output_dir=."),
+        "sft.optimizer={name: muon, muon_learning_rate: 0.02, learning_rate: 5e-3}",
+        f"model={{new: {tiny}}}",
+    ]
+    call("run", "gsm8k-lite", *data, *teaching)
+    smaller = [
+        *data,
+        *("model.path=tiny/sft/final", "device=cpu", "threads=1"),
+        *("grpo.steps=2", "grpo.prompts_per_step=2", "grpo.allow_truncation=true"),
+        "sampling.max_new_tokens=60",
+    ]
+    for program, *words in colab_commands():
+        if program != "grouper":
+            continue
+        here = [word.replace("/content/drive/MyDrive", str(tmp_path)) for word in words]
+        if "gsm8k-lite" in here:
+            here += smaller
+        call(*here)
+    run = RunFolder(tmp_path / "grouper" / "t4")
+    scales = [row["loss_scale"] for row in run.metrics_rows() if "loss_scale" in row]
+    assert scales
+    assert all(scale > 0 for scale in scales)
+    assert (tmp_path / "t4-model" / "Modelfile").is_file()
