@@ -73,10 +73,15 @@ def test_parameters_are_counted_by_hand() -> None:
         "muon",
     ],
 )
-def test_optimizer_states_are_those_that_are_made(name: Any) -> None:
-    policy = Policy(tiny_model(hidden_size=64, intermediate_size=256, head_dim=16))
-    config = OptimizerConfig(name=name)
+@pytest.mark.parametrize("masters", [False, True])
+def test_optimizer_states_are_those_that_are_made(name: Any, masters: bool) -> None:
+    model = tiny_model(hidden_size=64, intermediate_size=256, head_dim=16)
+    policy = Policy(model.to(torch.bfloat16) if masters else model)
+    config = OptimizerConfig(name=name, master_weights=masters)
     optimizer = make_optimizer(policy, config)
+    assert policy.reserved_bytes + sum(m.nbytes for _, m in optimizer._masters) == state_bytes(
+        config, policy
+    )
     arguments: dict[str, Any] = {"scale": 1.0, "max_grad_norm": 1.0, "token_budget": 999}
     update(ParallelPolicy(policy), make_batch(), sft_objective, optimizer, **arguments)
     made = sum(
@@ -86,6 +91,7 @@ def test_optimizer_states_are_those_that_are_made(name: Any) -> None:
         for key, value in state.items()
         if isinstance(value, torch.Tensor) and key != "step" and not key.startswith("qmap")
     )
+    made += sum(master.nbytes for _, master in optimizer._masters)
     assert state_bytes(config, policy) == pytest.approx(made, rel=1e-3)
 
 

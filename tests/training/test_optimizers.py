@@ -10,6 +10,7 @@ import torch
 from tiny_models import make_batch, tiny_model
 
 from grouper import errors
+from grouper.config.loading import load_recipe
 from grouper.config.schema import OptimizerConfig
 from grouper.errors import CheckpointError, ConfigError, ModelError
 from grouper.models.policy import Policy
@@ -225,3 +226,78 @@ def test_every_step_of_a_schedule_does_something(name: Any, warmup: int, total: 
     assert max(scales) <= 1
     if name == "linear" and warmup < total:
         assert scales[-1] == pytest.approx(1 / (total - warmup))
+
+
+# --- masters: bfloat16 weights that are stepped in float32
+
+
+def half_policy() -> Policy:
+    return Policy(tiny_model(hidden_size=64, head_dim=16, scale=1.0).to(torch.bfloat16))
+
+
+def with_masters(name: Any = "adamw", rate: float = 3e-3) -> OptimizerConfig:
+    return OptimizerConfig(
+        name=name, learning_rate=rate, muon_learning_rate=rate, master_weights=True
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_small_steps_add_up_in_masters(name: Any) -> None:
+    """Steps of 1e-6 are lost in bfloat16 weights, and sum up beside them."""
+    lost, kept = half_policy(), half_policy()
+    start = {key: value.detach().clone() for key, value in kept.trainable().items()}
+    train(lost, make_optimizer(lost, OptimizerConfig(learning_rate=1e-6)), 300)
+    optimizer = make_optimizer(kept, with_masters(name, 1e-6))
+    train(kept, optimizer, 300)
+
+    def moved(policy: Policy) -> float:
+        changed = [
+            float((value.detach() != start[key]).float().mean())
+            for key, value in policy.trainable().items()
+            if value.ndim == 2
+        ]
+        return sum(changed) / len(changed)
+
+    assert moved(lost) < 0.1
+    assert moved(kept) > 2 * moved(lost)
+    for weight, master in optimizer._masters:
+        assert torch.equal(weight, master.to(torch.bfloat16))
+
+
+def test_masters_learn_as_float32_weights_do() -> None:
+    """Bfloat16 products in both: 200 steps that float32 weights hold, and bfloat16 ones hardly."""
+    rate = 2e-5
+    exact = Policy(tiny_model(hidden_size=64, head_dim=16, scale=1.0), compute_dtype=torch.bfloat16)
+    plain, masters = half_policy(), half_policy()
+    exact_losses = train(exact, make_optimizer(exact, OptimizerConfig(learning_rate=rate)), 200)
+    plain_losses = train(plain, make_optimizer(plain, OptimizerConfig(learning_rate=rate)), 200)
+    losses = train(masters, make_optimizer(masters, with_masters(rate=rate)), 200)
+    gain = exact_losses[0] - exact_losses[-1]
+    assert gain > 0.1
+    assert losses[0] - losses[-1] == pytest.approx(gain, rel=0.1)
+    assert abs(plain_losses[0] - plain_losses[-1] - gain) > 0.1 * gain
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masters_are_saved(tmp_path: Path, name: Any) -> None:
+    straight, halves = half_policy(), half_policy()
+    whole = make_optimizer(straight, with_masters(name))
+    losses = train(straight, whole, 4)
+    first = make_optimizer(halves, with_masters(name))
+    begun = train(halves, first, 2)
+    save_optimizer(first, tmp_path / "state", ProcessGroup(), named=tmp_path)
+    second = make_optimizer(halves, with_masters(name))
+    load_optimizer(second, tmp_path / "state")
+    assert begun + train(halves, second, 2) == losses
+    for one, other in zip(straight.parameters(), halves.parameters(), strict=True):
+        assert torch.equal(one, other)
+    # An optimizer without masters does not take them.
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load_optimizer(make_optimizer(half_policy(), config(name)), tmp_path / "state")
+
+
+def test_masters_are_for_weights_that_are_coarser() -> None:
+    for changed in ("model.dtype=float32", "model.lora={rank: 4}"):
+        settings = ["model={path: x, dtype: bfloat16}", changed]
+        with pytest.raises(ConfigError, match=r"is for model\.dtype: bfloat16 without LoRA"):
+            load_recipe("demo", [*settings, "grpo.optimizer.master_weights=true"])

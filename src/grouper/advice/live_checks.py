@@ -19,7 +19,6 @@ from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.factory import STRETCH
 from grouper.training.curriculum import first_met
 from grouper.training.hooks import Hook, HookReply, UserHook
-from grouper.training.optimizers import state_bytes
 from grouper.training.run import Run
 from grouper.training.saved_state import last_good
 from grouper.training.state import TrainState
@@ -230,9 +229,7 @@ class Rehearsal(Hook):
         bonus = config.entropy_bonus if isinstance(config, GRPOConfig) else 0.0
         started = time.perf_counter()
         # The optimizer state is allocated in the first step: until then its memory is reserved.
-        has_state = any(optimizer.state for optimizer in state.optimizer.parts)
-        size = 0 if has_state else state_bytes(config.optimizer, policy)
-        reserved = torch.empty(size, dtype=torch.uint8, device=policy.device)
+        reserved = torch.empty(policy.reserved_bytes, dtype=torch.uint8, device=policy.device)
         for candidate, most in worst_slices(config, *_longest(run, state.phase)):
             rows = candidate.filling(budget, most=most, shared=policy.native)
             slices = state.replica.processes.size  # every process takes part

@@ -136,12 +136,14 @@ def warnings(recipe: Recipe) -> Iterator[Finding]:
         yield found("no-test")
     has_adapter = recipe.model.lora is not None
     for phase in recipe.phases:
-        rate = getattr(recipe, phase).optimizer.learning_rate
+        optimizer = getattr(recipe, phase).optimizer
+        rate = optimizer.learning_rate
+        rounded = recipe.model.dtype == "bfloat16" and not optimizer.master_weights
         if rate > LARGEST_RATE:
             yield found("rate-too-large", phase=phase, rate=rate)
         if has_adapter and rate < ADAPTER_RATES[phase]:
             yield found("adapter-rate", phase=phase, rate=rate, more=10 * rate)
-        if not has_adapter and recipe.model.dtype == "bfloat16" and rate < BFLOAT16_RATE:
+        if not has_adapter and rounded and rate < BFLOAT16_RATE:
             yield found("rounded-away", phase=phase, rate=rate)
 
 

@@ -285,6 +285,9 @@ class OptimizerConfig(Section):
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     """norms and biases are left out"""
+    master_weights: Annotated[bool, SINCE] = False
+    """only for model.dtype: bfloat16 without LoRA: keep the weights in float32 as well, so that
+    small steps add up"""
     max_grad_norm: PositiveFloat | None = 1.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_ratio: Fraction = 0.0
@@ -796,6 +799,13 @@ class Recipe(Section):
         if has_vllm and 0 < self.evaluation.temperature < lowest:
             yield f"vLLM samples at no temperature below {lowest:g}: raise evaluation.temperature"
         has_server = samples_with_vllm and self.sampling.vllm.mode == "server"
+        float32_already = self.model.dtype == "float32" or self.model.lora is not None
+        for phase in self.phases:
+            if float32_already and getattr(self, phase).optimizer.master_weights:
+                yield (
+                    f"{phase}.optimizer.master_weights is for model.dtype: bfloat16 without LoRA; "
+                    "what is trained here is in float32"
+                )
         if self.grpo.max_staleness and not has_server:
             yield "grpo.max_staleness needs sampling.engine: vllm and sampling.vllm.mode: server"
 

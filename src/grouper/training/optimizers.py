@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,11 +52,20 @@ class Optimizer:
 
     The learning rate of every parameter group is its own highest rate times the scale given to
     `step`: the schedule is a function of the step number and has no state to save.
+
+    Args:
+        optimizers: the torch optimizers.
+        masters: trained weights with the float32 copies that are stepped in their place.
     """
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        optimizers: Iterable[torch.optim.Optimizer],
+        masters: Sequence[tuple[Tensor, nn.Parameter]] = (),
+    ) -> None:
         self.parts = tuple(optimizers)
         """The torch optimizers."""
+        self._masters = masters
         self.loss_scale: LossScale | None = None
         """Only where products are in float16."""
         self._highest_rates = [
@@ -65,23 +74,33 @@ class Optimizer:
 
     def step(self, scale: float) -> None:
         """Take one optimizer step at `scale` times the highest learning rates."""
+        for weight, master in self._masters:
+            master.grad = None if weight.grad is None else weight.grad.to(master.dtype)
         for optimizer, rates in zip(self.parts, self._highest_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * scale
             optimizer.step()
+        with torch.no_grad():
+            for weight, master in self._masters:
+                weight.copy_(master)
+                master.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state between steps: `part.parameter.name` -> a tensor, or a number.
 
-        `loss_scale`, where there is one, has its value and its clean steps.
+        `loss_scale`, where there is one, has its value and its clean steps. A master weight is the
+        entry `master` of its parameter.
         """
         state: dict[str, Any] = {}
         if self.loss_scale is not None:
             state[_LOSS_SCALE] = [self.loss_scale.value, self.loss_scale.clean]
+        masters = {id(master) for _, master in self._masters}
         for number, optimizer in enumerate(self.parts):
             for index, parameter in enumerate(_parameters(optimizer)):
                 for name, value in optimizer.state.get(parameter, {}).items():
                     state[f"{number}.{index}.{name}"] = value
+                if id(parameter) in masters:
+                    state[f"{number}.{index}.{_MASTER}"] = parameter.detach()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -97,6 +116,9 @@ class Optimizer:
                 continue
             number, _, name = key.split(".", 2)
             parameter = self.parameter(key)
+            if name == _MASTER:
+                parameter.detach().copy_(value)
+                continue
             on_device = value.to(parameter.device) if isinstance(value, Tensor) else value
             self.parts[int(number)].state[parameter][name] = on_device
 
@@ -107,15 +129,18 @@ class Optimizer:
 
     def describe(self) -> list[Any]:
         """Return what a state has to fit: class and parameter shapes of each torch optimizer."""
-        description = []
+        description: list[Any] = []
         for optimizer in self.parts:
             shapes = [list(parameter.shape) for parameter in _parameters(optimizer)]
             description.append([type(optimizer).__name__, shapes])
+        if self._masters:
+            description.append(["master weights", len(self._masters)])
         return description
 
 
-# Its key in the state of an optimizer.
+# Keys in the state of an optimizer.
 _LOSS_SCALE = "loss_scale"
+_MASTER = "master"
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -151,35 +176,37 @@ def _adamw(
     )
 
 
-def _only_adamw(policy: Policy, config: OptimizerConfig) -> Optimizer:
-    return Optimizer([_adamw(policy.trainable().values(), config)])
+Parts = list[torch.optim.Optimizer]
+
+Trained = Mapping[str, nn.Parameter]
+"""Name of a trained weight -> what is stepped: itself, or its master."""
 
 
-def _adamw_8bit(policy: Policy, config: OptimizerConfig) -> Optimizer:
+def _only_adamw(trained: Trained, inner: Collection[str], config: OptimizerConfig) -> Parts:
+    del inner
+    return [_adamw(trained.values(), config)]
+
+
+def _adamw_8bit(trained: Trained, inner: Collection[str], config: OptimizerConfig) -> Parts:
     """Make an AdamW whose two moments are kept in 8 bits, block by block (arXiv 2110.02861).
 
     The library keeps 32 bits for tensors of less than 4096 elements.
     """
+    del inner
     require_extra("bitsandbytes", "quantized", where="optimizer.name")
     from bitsandbytes.optim import AdamW8bit
 
-    return Optimizer([_adamw(policy.trainable().values(), config, AdamW8bit)])
+    return [_adamw(trained.values(), config, AdamW8bit)]
 
 
-def _muon(policy: Policy, config: OptimizerConfig) -> Optimizer:
+def _muon(trained: Trained, inner: Collection[str], config: OptimizerConfig) -> Parts:
     """Make a Muon for the 2-D weights between embedding and head, and an AdamW for all others.
 
     Orthogonalized momentum is meant for matrices that map hidden states to hidden states
     (Jordan et al., 2024); embeddings, heads, norms and biases keep AdamW.
     """
-    inner_ids = _inner_matrices(policy)
-    muon_parameters = []
-    adamw_parameters = []
-    for parameter in policy.trainable().values():
-        if id(parameter) in inner_ids:
-            muon_parameters.append(parameter)
-        else:
-            adamw_parameters.append(parameter)
+    muon_parameters = [parameter for name, parameter in trained.items() if name in inner]
+    adamw_parameters = [parameter for name, parameter in trained.items() if name not in inner]
     optimizers: list[torch.optim.Optimizer] = []
     if muon_parameters:
         muon = torch.optim.Muon(
@@ -188,11 +215,11 @@ def _muon(policy: Policy, config: OptimizerConfig) -> Optimizer:
         optimizers.append(muon)
     if adamw_parameters:
         optimizers.append(_adamw(adamw_parameters, config))
-    return Optimizer(optimizers)
+    return optimizers
 
 
-def _inner_matrices(policy: Policy) -> set[int]:
-    """Return the ids of the trainable 2-D weights between embeddings and head.
+def _inner_matrices(policy: Policy) -> set[str]:
+    """Return the names of the trainable 2-D weights between embeddings and head.
 
     Position embeddings are excluded as well.
     """
@@ -200,13 +227,14 @@ def _inner_matrices(policy: Policy) -> set[int]:
     outer_modules += [module for module in policy.modules() if isinstance(module, nn.Embedding)]
     outer_ids = {id(parameter) for module in outer_modules for parameter in module.parameters()}
     return {
-        id(parameter)
-        for parameter in policy.trainable().values()
+        name
+        for name, parameter in policy.trainable().items()
         if parameter.ndim == 2 and id(parameter) not in outer_ids
     }
 
 
-OPTIMIZERS: dict[str, Callable[[Policy, OptimizerConfig], Optimizer]] = {
+# (what is stepped, names of inner matrices, settings) -> the torch optimizers
+OPTIMIZERS: dict[str, Callable[[Trained, Collection[str], OptimizerConfig], Parts]] = {
     "adamw": _only_adamw,
     "adamw_8bit": _adamw_8bit,
     "muon": _muon,
@@ -229,8 +257,17 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> Optimizer:
             where="model.path",
             fix="Name the model that they were made from, or train an adapter with model.lora.",
         )
-    policy.reserved_bytes = state_bytes(config, policy)
-    optimizer = OPTIMIZERS[config.name](policy, config)
+    trained: dict[str, nn.Parameter] = dict(policy.trainable())
+    masters = []
+    if config.master_weights:
+        for name, weight in trained.items():
+            if weight.element_size() < 4:
+                trained[name] = nn.Parameter(weight.detach().float())
+                masters.append((weight, trained[name]))
+    parts = OPTIMIZERS[config.name](trained, _inner_matrices(policy), config)
+    optimizer = Optimizer(parts, masters)
+    master_bytes = sum(master.nbytes for _, master in masters)
+    policy.reserved_bytes = state_bytes(config, policy) - master_bytes
     if policy.products_dtype is torch.float16:
         optimizer.loss_scale = LossScale()
     return optimizer
@@ -270,18 +307,22 @@ _SMALLEST_8BIT = 4096
 
 
 def state_bytes(config: OptimizerConfig, policy: Policy) -> int:
-    """Return the bytes that the optimizer of this policy keeps between steps."""
-    muon_ids = _inner_matrices(policy) if config.name == "muon" else set()
+    """Return the bytes that the optimizer of this policy keeps between steps, masters included."""
+    inner = _inner_matrices(policy) if config.name == "muon" else set()
     total = 0.0
-    for parameter in policy.trainable().values():
+    for name, parameter in policy.trainable().items():
         elements = parameter.numel()
+        stepped = parameter.nbytes
+        if config.master_weights and parameter.element_size() < 4:
+            stepped = 4 * elements
+            total += stepped
         if config.name == "adamw_8bit" and elements >= _SMALLEST_8BIT:
             # Two moments of a byte, and for each 256 elements of both a float32 scale.
             total += elements * (2 + 8 / 256)
         elif config.name == "adamw_8bit":
             total += elements * 8  # two moments of float32
-        elif id(parameter) in muon_ids:
-            total += parameter.nbytes  # one moment
+        elif name in inner:
+            total += stepped  # one moment
         else:
-            total += 2 * parameter.nbytes
+            total += 2 * stepped
     return round(total)
