@@ -190,6 +190,18 @@ def test_a_step_is_made_of_the_groups_of_rounds_however_they_are_drawn(
     assert slot_sampler.closed
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_drawn_together_does_not_depend_on_the_grader(seed: int) -> None:
+    """Else log-probs of a repeated run would differ in their last bits."""
+    kinds = random.Random(seed).choices(["mixed", "right", "wrong"], k=16)
+    drawn = []
+    for grader in range(3):
+        sampler = SlotSampler(kinds, random.Random(seed), slots=5)
+        drawn_by(sampler, kinds, SlowGrader(random.Random(grader)), None, count=4, rounds=3)
+        drawn.append(sampler.drawn)
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
 def test_fewer_rounds_are_waited_for_where_flat_groups_are_expected() -> None:
     """Half of the groups are flat, as in the step before: one batch is mostly enough."""
     kinds = ["mixed", "right"] * 16
