@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import make_batch, tiny_model
+from tiny_models import LetterTokenizer, make_batch, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from grouper.config.loading import load_recipe
 from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig
-from grouper.models.loading import load_policy
+from grouper.models import device
+from grouper.models.device import PRODUCT_DTYPES, on_device
+from grouper.models.loading import _as_policy, _safe_products, load_policy
 from grouper.models.merging import whole_weights
 from grouper.models.policy import Policy
+from grouper.sampling.factory import Samplers
+from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import (
     SamplingWeights,
     copy_dtype,
@@ -284,3 +289,23 @@ def test_weights_are_rounded_once_only_where_autocast_rounds_them(folder: Path) 
     assert SamplingWeights(mixed, device="cuda").current() is mixed
     lora = adapted(folder, compute_dtype="bfloat16")
     assert SamplingWeights(lora).current() is lora
+
+
+@pytest.mark.parametrize(("family", "copied"), [("qwen3", torch.float16), ("gemma3", None)])
+def test_a_gpu_without_bfloat16_samples_as_it_trains(
+    family: str, copied: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float16, but for a family whose hidden states it cannot hold."""
+    monkeypatch.setattr(device, "has_bfloat16", lambda: False)
+    recipe = load_recipe("demo", ["model={path: x}"])
+    products = on_device(recipe.model, "cuda").compute_dtype
+    assert products == "float16"
+    model = tiny_model(family)
+    config = _safe_products(on_device(recipe.model, "cuda"), model.config, "auto")
+    policy = _as_policy(model, None, config)
+    monkeypatch.setattr(Policy, "device", torch.device("cuda"))
+    samplers = Samplers(recipe=recipe, tokenizer=LetterTokenizer(), stop_token_ids=[2], longest=8)
+    sampler = samplers.over(policy)
+    assert isinstance(sampler, NativeSampler)
+    assert sampler._weights._dtype is copied
+    assert PRODUCT_DTYPES[samplers.dtype("float16")] is torch.float16

@@ -18,11 +18,12 @@ from grouper.api import train
 from grouper.config.loading import load_recipe, recipe_hash
 from grouper.config.schema import GRPOConfig, Recipe, SFTConfig, TeacherConfig
 from grouper.errors import ConfigError, DataError, ModelError, RunFolderError
+from grouper.models import device
 from grouper.models.policy import Policy
 from grouper.runs.folder import RunFolder
 from grouper.training import pipeline
 from grouper.training.observe import take_step
-from grouper.training.teachers import number_of, paths_of, teacher_marks
+from grouper.training.teachers import number_of, paths_of, teacher_marks, teacher_model
 
 RATE = "grpo.optimizer={learning_rate: 2e-2}"
 
@@ -295,3 +296,13 @@ def test_a_slice_without_a_weight_has_no_lecture() -> None:
     guidance = tiny_teachers().guide(taught_step().without_weight())
     assert guidance.lectures == ()
     assert replace(guidance, kl="forward").lectures == ()
+
+
+def test_the_teacher_of_a_gpu_without_bfloat16_has_float32_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device, "has_bfloat16", lambda: False)
+    recipe = load_recipe("demo", ["grpo.teacher={path: x}"])
+    assert recipe.grpo.teacher is not None
+    config = teacher_model(recipe, recipe.grpo.teacher, "x", "cuda")
+    assert (config.dtype, config.compute_dtype) == ("float32", "auto")

@@ -29,7 +29,7 @@ from grouper.models.loading import _new_adapter
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
-from grouper.training.optimizers import make_optimizer, schedule
+from grouper.training.optimizers import LossScale, make_optimizer, schedule
 from grouper.training.parallel import ParallelPolicy
 from grouper.training.update import (
     Objective,
@@ -647,7 +647,7 @@ def test_gradients_that_overflow_are_computed_again_at_half_the_scale() -> None:
         assert torch.equal(one, two)
 
 
-def test_what_is_not_finite_for_another_reason_ends_at_a_scale_of_nothing() -> None:
+def test_what_is_not_finite_for_another_reason_leaves_the_scale_as_it_was() -> None:
     policy = half_policy()
     optimizer = make_optimizer(policy, OptimizerConfig())
     next(policy.parameters()).register_hook(lambda gradient: gradient * torch.nan)
@@ -656,6 +656,8 @@ def test_what_is_not_finite_for_another_reason_ends_at_a_scale_of_nothing() -> N
     assert not result.applied
     assert "update skipped" in result.events[-1]
     assert all(map(torch.equal, before, policy.parameters()))
+    assert optimizer.loss_scale is not None
+    assert optimizer.loss_scale.value == LossScale.FIRST
 
 
 def test_a_loss_scale_grows_and_is_saved_with_the_optimizer() -> None:

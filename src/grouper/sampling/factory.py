@@ -14,7 +14,7 @@ from typing import Any
 
 from grouper.config.schema import EngineName, Recipe
 from grouper.errors import require_vllm
-from grouper.models.device import DTYPES
+from grouper.models.device import DTYPES, PRODUCT_DTYPES
 from grouper.models.loading import context_length
 from grouper.models.merging import can_be_added, keeps_adapter
 from grouper.models.policy import ADAPTER, Policy
@@ -104,7 +104,7 @@ class Samplers:
             return False
         if self.recipe.sampling.dtype == "same":
             return True
-        dtype = DTYPES[self.dtype(computed)]
+        dtype = PRODUCT_DTYPES[self.dtype(computed)]
         return keeps_adapter(dtype) and vllm_takes_adapter(policy)
 
     def served(
@@ -189,7 +189,9 @@ def vllm_takes_adapter(policy: Policy) -> bool:
 
 def _native(samplers: Samplers, policy: Policy, copy_now: bool) -> ModelSampler:
     sampling = samplers.recipe.sampling
-    dtype = copy_dtype(sampling, samplers.recipe.model, policy.device.type)
+    # As it was loaded: a model that float16 cannot hold is not copied to it either.
+    loaded = samplers.recipe.model.model_copy(update={"compute_dtype": _dtype_name(policy)})
+    dtype = copy_dtype(sampling, loaded, policy.device.type)
     if sampling.dtype == "auto" and not can_be_added(policy):
         dtype = None
     return NativeSampler(
@@ -208,7 +210,7 @@ def _vllm(samplers: Samplers, policy: Policy, _copy_now: bool) -> ModelSampler:
     dtype = samplers.dtype(computed)
     # If both compute in float32, the log-probs have to agree more closely.
     exact = dtype == computed == "float32"
-    rounded = DTYPES[dtype] if keeps_adapter(DTYPES[dtype]) else None
+    rounded = PRODUCT_DTYPES[dtype] if keeps_adapter(PRODUCT_DTYPES[dtype]) else None
     return VllmSampler(
         policy,
         samplers.engine_of_vllm(policy),
@@ -283,7 +285,7 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
             all_urls,
             secret,
             name=name,
-            dtype=DTYPES[samplers.dtype(computed)],
+            dtype=PRODUCT_DTYPES[samplers.dtype(computed)],
             settings=settings,
             concurrency=recipe.sampling.max_slots,
             processes=server_processes,

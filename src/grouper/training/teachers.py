@@ -134,8 +134,14 @@ def teacher_marks(recipe: Recipe) -> dict[str, str]:
 
 def teacher_model(recipe: Recipe, config: TeacherConfig, path: str, device: str) -> ModelConfig:
     """Return the settings with which a teacher is loaded."""
-    products = on_device(recipe.model, device).compute_dtype
-    dtype = products if config.dtype == "auto" else config.dtype
+    products: str = on_device(recipe.model, device).compute_dtype
+    dtype: str = config.dtype
+    if dtype == "auto":
+        # Float16 is for products alone.
+        dtype = "float32" if products == "float16" else products
+    if products == "float16":
+        # Chosen anew for the teacher, which may be of a family that float16 cannot hold.
+        products = recipe.model.compute_dtype
     changes: dict[str, Any] = {
         "path": path,
         "revision": config.revision,

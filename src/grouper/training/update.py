@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
-# Gradients that overflow at a smaller loss scale than this are not finite for another reason.
-_LEAST_SCALE = 2.0**-8
+# Gradients that overflow at this loss scale, too, are not finite for another reason.
+_LEAST_SCALE = 1.0
 
 # Bound on the importance weights of `grpo.importance`.
 IMPORTANCE_CAP = 2.0
@@ -114,6 +114,7 @@ def update(
     policy = replica.policy
     bound = math.inf if max_grad_norm is None else max_grad_norm
     loss_scale = optimizer.loss_scale
+    first_scale = 1.0 if loss_scale is None else loss_scale.value
     overflows: tuple[str, ...] = ()
     while True:
         loss, tallies = accumulate_gradient(
@@ -126,7 +127,7 @@ def update(
         )
         norm = float(unsharded(nn.utils.clip_grad_norm_(policy.trainable().values(), bound)))
         overflowed = math.isfinite(loss) and not math.isfinite(norm)
-        if loss_scale is None or not overflowed or loss_scale.value < _LEAST_SCALE:
+        if loss_scale is None or not overflowed or loss_scale.value <= _LEAST_SCALE:
             break
         overflows += (f"overflow: gradients at a loss scale of {loss_scale.value:g}",)
         loss_scale.halve()
@@ -137,10 +138,13 @@ def update(
     applied = math.isfinite(loss) and math.isfinite(norm)
     if applied:
         optimizer.step(scale)
-        if loss_scale is not None:
-            loss_scale.worked()
         policy.reserved_bytes = 0
         policy.version += 1
+        if loss_scale is not None:
+            loss_scale.worked()
+    elif loss_scale is not None:
+        # No scale would have helped, so later steps keep the one that this step began with.
+        loss_scale.value = first_scale
     policy.zero_grad(set_to_none=True)
     if applied:
         return UpdateResult(tallies, True, overflows)
