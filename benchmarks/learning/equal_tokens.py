@@ -85,9 +85,8 @@ def rows_of(records: dict[str, Record], start: Record) -> list[str]:
             str(record["seed"]),
             accuracy_cell(found),
             change_cell(compare_records(start, found)),
-            str(len(steps["time.step"])),
+            str(len(steps["completion/tokens"])),
             f"{sampled:.0f}",
-            f"{sum(steps['time.step']) / len(steps['time.step']):.0f}",
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return rows
@@ -123,8 +122,8 @@ def page(records: dict[str, Record], start: Record) -> str:
         "",
         f"Before: {accuracy_cell(start)}.",
         "",
-        "| method | seed | after | change | steps | tokens a completion | seconds a step |",
-        "|---|---|---|---|---|---|---|",
+        "| method | seed | after | change | steps | tokens a completion |",
+        "|---|---|---|---|---|---|",
         *rows_of(records, start),
         "",
         "Against GRPO of the same seed:",
