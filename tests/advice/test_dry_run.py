@@ -88,6 +88,7 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path):
             ["sampling.tools.functions=[no_such.py:solve]", "prompt.format=boxed"],
             "the format boxed has no turns",
         ),
+        (["grpo.max_staleness=1"], "cannot begin the rollouts of the next step"),
     ],
 )
 def test_programs_and_tools_are_tried(tmp_path, overrides, why):

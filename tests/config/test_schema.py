@@ -314,21 +314,21 @@ def test_a_seed_that_pytorch_does_not_take_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["sampling.engine=native"], "needs sampling.engine: vllm and sampling.vllm.mode: server"),
-        (["sampling.vllm.mode=server"], "needs sampling.engine: vllm and sampling.vllm.mode: ser"),
-        (["sampling.engine=vllm"], "needs sampling.engine: vllm and sampling.vllm.mode: server"),
+        (["sampling.engine=vllm"], "needs sampling.vllm.mode: server, or sampling.engine: native"),
         (
             ["sampling.engine=vllm", "sampling.vllm.mode=server", "grpo.importance=none"],
             "older weights: set importance: truncate",
         ),
+        (["grpo.importance=none"], "older weights: set importance: truncate"),
         (["grpo.max_staleness=2"], "max_staleness"),
     ],
 )
 def test_what_rollouts_ahead_need(settings: list[str], message: str) -> None:
-    fitting = ["grpo.max_staleness=1", "grpo.importance=truncate"]
+    ahead = "grpo.max_staleness=1"
     with pytest.raises(ConfigError, match=message):
-        load_recipe("demo", [*fitting, *settings])
-    load_recipe("demo", [*fitting, "sampling.engine=vllm", "sampling.vllm.mode=server"])
+        load_recipe("demo", [ahead, *settings])
+    for server in ([], ["sampling.engine=vllm", "sampling.vllm.mode=server"]):
+        assert load_recipe("demo", [ahead, *server]).grpo.importance == "truncate"
 
 
 def test_where_vllm_runs_is_not_the_experiment() -> None:

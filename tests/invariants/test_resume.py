@@ -107,6 +107,13 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, phase: str, step: int) -> C
             "grpo", 5, ("model.lora={rank: 4}", "sft.optimizer.name=adamw"), marks=pytest.mark.slow
         ),
         pytest.param("grpo", 1, ("sampling.dtype=bfloat16",), marks=pytest.mark.slow),
+        # With rollouts of the next step that have begun.
+        pytest.param(
+            "grpo",
+            3,
+            ("grpo.max_staleness=1", "grpo.dynamic_sampling_rounds=1"),
+            marks=pytest.mark.slow,
+        ),
         # With its loss scale.
         pytest.param("grpo", 3, ("model.compute_dtype=float16",), marks=pytest.mark.slow),
     ],
@@ -124,7 +131,10 @@ def test_interrupted_and_resumed_equals_uninterrupted(
         run("cut", *overrides)
     undo()
     monkeypatch.chdir(workplace)
-    assert is_complete(workplace / "cut" / "demo" / phase / f"checkpoint-{step}")
+    checkpoint_folder = workplace / "cut" / "demo" / phase / f"checkpoint-{step}"
+    assert is_complete(checkpoint_folder)
+    one_step_ahead = "grpo.max_staleness=1" in overrides
+    assert (checkpoint_folder / "begun.json").exists() == one_step_ahead
     resumed = record(run("cut", *overrides, resume=True))
     extra = f"{phase}/checkpoint-{step}/"
     resumed = {k: v for k, v in resumed.items() if not k.startswith(extra)}

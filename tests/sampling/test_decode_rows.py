@@ -131,9 +131,9 @@ def test_the_host_decodes_only_what_may_end() -> None:
     def watcher(stops: tuple[str, ...]) -> StopStrings:
         return watchers.setdefault(stops, Counted(LetterTokenizer(), stops))
 
-    log = HostLog(CacheSize(2, 2, 5, 9), steps=4, vocabulary=97, stop_ids=[2], watcher=watcher)
+    log = HostLog(slots=2, longest=9, steps=4, vocabulary=97, stop_ids=[2], watcher=watcher)
     for slot, params in enumerate(({"stop": ("ab",)}, {"max_new_tokens": 3})):
-        log.begin(slot, 10 + slot, ask(0, slot, **params).params)
+        log.begin(slot, 10 + slot, ask(0, slot, **params))
     assert log.longest() == 0
     a, b, c = (ord(letter) - 32 for letter in "abc")
     block = torch.tensor([[c, c], [b, a], [a, c], [b, c]])

@@ -17,6 +17,7 @@ from grouper.errors import CheckpointError
 from grouper.models.policy import Policy
 from grouper.training import pipeline
 from grouper.training.observe import take_step
+from grouper.training.rollouts import RolloutSource
 
 
 def tiny_recipe(folder, *overrides):
@@ -157,7 +158,7 @@ def test_what_a_change_leaves_alone_goes_on_as_it_was(monkeypatch, tmp_path, cap
 
     monkeypatch.setattr(pipeline, "take_step", cut)
     read = []
-    monkeypatch.setattr(pipeline, "read_rollouts", read.append)
+    monkeypatch.setattr(RolloutSource, "read_next", lambda _, folder: read.append(folder))
     recipe = tiny_recipe(tmp_path, "sft.steps=2", "grpo.steps=3", "grpo.checkpoint_every=1")
     with pytest.raises(OSError, match="power cut"):
         train(prepare(recipe))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import random
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import LetterTokenizer, make_prompt, tiny_model
 
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
-from grouper.sampling.base import Admission, SampleRequest, draw_seed
+from grouper.sampling.base import Admission, PartialCompletion, SampleRequest, draw_seed
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import SamplingWeights
+from grouper.training.begun import BegunSample
 from grouper.training.resampling import Candidates, draw_candidates, drawn_in_rounds
 from grouper.types import Completion, FinishReason, Grade, SamplingParams, Verdict
 
@@ -80,6 +85,13 @@ class LateGrade(Future[Grade]):
         return super().result(timeout)
 
 
+def partial_of(request: SampleRequest) -> PartialCompletion:
+    """The same with one more token."""
+    tokens = (*range(request.count_before), request.count_before)
+    zeros = (0.0,) * len(tokens)
+    return PartialCompletion(token_ids=tokens, logprobs=zeros, entropies=zeros, policy_version=0)
+
+
 class BatchSampler:
     """Answers all requests, in any order."""
 
@@ -114,25 +126,22 @@ class SlotSampler(BatchSampler):
     def __init__(self, kinds: Sequence[str], order: random.Random, slots: int) -> None:
         super().__init__(kinds, order)
         self._slots = slots
-        self.closed = False
+        self.unfinished: dict[int, PartialCompletion] = {}
 
     def sample_admitted(
         self, requests: Sequence[SampleRequest], admitted: Admission
     ) -> Generator[tuple[int, Completion]]:
         live: list[int] = []
         begun = 0
-        try:
-            while True:
-                limit = admitted(idle=not live)
-                while begun < limit and len(live) < self._slots:
-                    live.append(begun)
-                    begun += 1
-                if not live:
-                    return
-                place = live.pop(self._order.randrange(len(live)))
-                yield place, self.answer(requests[place])
-        finally:
-            self.closed = True
+        while (limit := admitted(idle=not live)) is not None:
+            while begun < limit and len(live) < self._slots:
+                live.append(begun)
+                begun += 1
+            if not live:
+                break
+            place = live.pop(self._order.randrange(len(live)))
+            yield place, self.answer(requests[place])
+        self.unfinished = {place: partial_of(requests[place]) for place in live}
 
 
 def drawn_by(
@@ -154,8 +163,9 @@ def drawn_by(
         processes=ProcessGroup(),
         progress=lambda done, total: shown.append((done, total)),
     )
-    assert [done for done, _ in shown] == list(range(1, len(shown) + 1))
     assert all(done <= total for done, total in shown)
+    if mixed_share is None:
+        assert [done for done, _ in shown] == list(range(1, len(shown) + 1))
     return candidates
 
 
@@ -187,7 +197,6 @@ def test_a_step_is_made_of_the_groups_of_rounds_however_they_are_drawn(
             assert sorted(sampler.drawn) == list(range(GROUP * expected)), "nothing in vain"
         if share is None and sampler is not slot_sampler:
             assert sampler.batches == done + 1
-    assert slot_sampler.closed
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -293,3 +302,157 @@ def test_a_sampler_that_is_closed_early_goes_on_with_the_next_call() -> None:
     assert {i: c.token_ids for i, c in again.items()} == {
         i: c.token_ids for i, c in expected.items()
     }
+
+
+# --- one step ahead ------------------------------------------------------------------------------
+
+
+def steps_ahead(
+    kinds: Sequence[str], steps: int, slots: int, order: random.Random, **wanted: int
+) -> list[list[int]]:
+    """Draw steps one after the other, each with what the one before has begun.
+
+    Returns:
+        The keys of the requests of each step.
+    """
+    fresh = requests_of(kinds)
+    most = wanted["count"] * (1 + wanted["rounds"])
+    start = 0
+    begun: list[list[BegunSample]] = []
+    found = []
+    for step in range(steps):
+        ahead = wanted["count"] if step + 1 < steps else 0
+        requests = fresh[start : start + GROUP * (most + ahead)]
+        samples = [sample for group in begun for sample in group]
+        assert [sample.key for sample in samples] == [
+            request.key for request in requests[: len(samples)]
+        ]
+        requests = [
+            replace(request, partial=sample.partial)
+            for request, sample in zip(requests, samples, strict=False)
+        ] + requests[len(samples) :]
+        candidates = Candidates(
+            requests, [""] * len(requests), group_size=GROUP, ahead=ahead, **wanted
+        )
+        grader: Any = SlowGrader(order)
+        for number, sample in enumerate(samples):
+            assert sample.completion is None or sample.partial is None
+            if sample.completion is not None:
+                grade = grader.submit(sample.completion.text, "")
+                candidates.add(number, sample.completion, grade)
+        sampler: Any = SlotSampler(kinds, order, slots)
+        draw_candidates(candidates, sampler=sampler, grader=grader, processes=ProcessGroup())
+        needed, _ = candidates.needed()
+        results = [drawn.completion.text for group in candidates.results() for drawn in group]
+        keys = [int(text.split()[0]) for text in results]
+        assert len(keys) == needed * GROUP
+        found.append(keys)
+        begun = candidates.begun()
+        assert len(begun) <= ahead
+        start += needed * GROUP
+    return found
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(1, 4),
+    rounds=st.integers(0, 3),
+    slots=st.integers(1, 30),
+    kinds=st.lists(st.sampled_from(["mixed", "right", "wrong"]), min_size=80, max_size=80),
+)
+def test_one_step_ahead_the_steps_are_the_same(
+    seed: int, count: int, rounds: int, slots: int, kinds: list[str]
+) -> None:
+    """Whatever has begun early, each group belongs to the step that it would have belonged to."""
+    order = random.Random(seed)
+    wanted = {"count": count, "rounds": rounds}
+    found = steps_ahead(kinds, 4, slots, order, **wanted)
+    start = 0
+    for keys in found:
+        flat = [kind != "mixed" for kind in kinds[start : start + count * (1 + rounds)]]
+        needed, _ = rounds_one_after_the_other(flat, count, rounds)
+        assert keys == list(range(GROUP * start, GROUP * (start + needed)))
+        start += needed
+
+
+def test_free_slots_are_filled_with_the_next_step() -> None:
+    kinds = ["mixed"] * 80
+    sampler = SlotSampler(kinds, random.Random(0), 12)
+    requests = requests_of(kinds[:8])
+    candidates = Candidates(requests, [""] * 24, group_size=GROUP, count=4, rounds=0, ahead=4)
+    grader: Any = SlowGrader(random.Random(0))
+    draw_candidates(candidates, sampler=sampler, grader=grader, processes=ProcessGroup())
+    assert sampler.unfinished, "its slots are in use until the step has all it needs"
+    begun = [sample for group in candidates.begun() for sample in group]
+    completions = [sample.completion for sample in begun if sample.completion is not None]
+    partials = [sample.partial for sample in begun if sample.partial is not None]
+    assert len(completions) + len(partials) == 12
+    assert partials == list(sampler.unfinished.values())
+
+
+def ended_after(asked: int) -> Any:
+    """Admits everything, and ends the sampling when it is asked so many times."""
+    calls = itertools.count()
+
+    def admitted(*, idle: bool) -> int | None:
+        del idle
+        return 24 if next(calls) < asked else None
+
+    return admitted
+
+
+@pytest.mark.parametrize("params", [{}, {"stop": ("ab", "x")}, {"min_new_tokens": 9}])
+@pytest.mark.parametrize(("slots", "asked"), [(64, 2), (64, 8), (7, 16)])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen2"])
+def test_what_was_unfinished_goes_on_as_if_it_had_never_stopped(
+    family: str, slots: int, asked: int, params: dict[str, Any]
+) -> None:
+    policy = Policy(tiny_model(family, scale=1.0))
+    requests = [
+        replace(request, params=replace(request.params, **params)) for request in model_requests()
+    ]
+    whole = dict(make_sampler(policy).sample(requests))
+    sampler = make_sampler(policy, slots)
+    first = dict(sampler.sample_admitted(requests, ended_after(asked)))
+    assert sampler.unfinished
+    assert not first.keys() & sampler.unfinished.keys()
+    rest = [index for index in range(24) if index not in first]
+    policy.version = 5
+    continued = [replace(requests[i], partial=sampler.unfinished.get(i)) for i in rest]
+    second = dict(make_sampler(policy).sample(continued))
+    assert not sampler.unfinished.keys() - set(rest)
+    for place, completion in second.items():
+        index = rest[place]
+        assert completion.token_ids == whole[index].token_ids
+        assert completion.text == whole[index].text
+        assert completion.finish_reason is whole[index].finish_reason
+        assert completion.logprobs == pytest.approx(whole[index].logprobs, abs=1e-5)
+        assert completion.entropies == pytest.approx(whole[index].entropies, abs=1e-5)
+        partial = sampler.unfinished.get(index)
+        assert completion.policy_version == (5 if partial is None else 0)
+        if partial is not None:
+            count = len(partial.token_ids)
+            assert completion.logprobs[:count] == partial.logprobs
+
+
+@torch.no_grad()
+def test_new_weights_go_on_with_what_old_ones_have_written() -> None:
+    """The log-probs of each part are those of its own weights, over the whole text before it."""
+    policy = Policy(tiny_model("qwen3", scale=1.0))
+    old = copy.deepcopy(policy)
+    requests = model_requests()
+    sampler = make_sampler(policy)
+    dict(sampler.sample_admitted(requests, ended_after(6)))
+    for parameter in policy.parameters():
+        parameter.mul_(1.05)
+    index, partial = max(sampler.unfinished.items(), key=lambda item: len(item[1].token_ids))
+    request = replace(requests[index], partial=partial)
+    (found,) = dict(make_sampler(policy).sample([request])).values()
+    count = len(partial.token_ids)
+    assert found.token_ids[:count] == partial.token_ids
+    assert len(found.token_ids) > count
+    for weights, part in ((old, slice(0, count)), (policy, slice(count, None))):
+        ids = torch.tensor([[*request.prompt.token_ids, *found.token_ids]])
+        logits = weights.model(ids).logits[0, len(request.prompt.token_ids) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(found.token_ids)[:, None])[:, 0]
+        assert found.logprobs[part] == pytest.approx(expected[part].tolist(), abs=1e-4)

@@ -286,6 +286,13 @@ def test_a_machine_with_other_files_or_another_disk_is_refused(
     assert not any(tmp_path.iterdir())
 
 
+def test_the_native_sampler_is_one_step_ahead_in_one_process_only() -> None:
+    recipe = load_recipe("demo").override("grpo.max_staleness=1")
+    with pytest.raises(ConfigError, match=r"^grpo.max_staleness: .* there are 2. .* --nproc out"):
+        require_shareable(recipe, 2)
+    require_shareable(recipe.override("skip_grpo=true"), 2)
+
+
 def test_what_cannot_be_split_is_refused_before_anything_is_loaded() -> None:
     """Both ended in a traceback: of the first step, and where the sampler's copy was made."""
     recipe = load_recipe("demo").override("parallel=fsdp", "sft.optimizer.name=adamw_8bit")

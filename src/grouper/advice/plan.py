@@ -657,10 +657,12 @@ class _Planner:
         """Return the same as `_sizes` for the native sampler, with the largest of later turns.
 
         Their prompts are all turns before, which no two completions share; one with a long prompt
-        may be beside one that has hardly begun.
+        may be beside one that has hardly begun. The same holds of rollouts that begin one step
+        ahead.
         """
         samples, size = self._sizes(name, slots)
-        if make_format(self.recipe.prompt).tools:
+        continued = name != "evaluation" and self.recipe.grpo.max_staleness
+        if continued or make_format(self.recipe.prompt).tools:
             longest = size.prompt + size.completion
             return 1, size._replace(prompts=size.slots, prompt=longest)
         return samples, size

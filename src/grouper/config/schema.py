@@ -440,8 +440,9 @@ class GRPOConfig(PhaseConfig):
     importance: Literal["none", "truncate", "mask"] = "none"
     """weights for sampler log-probs that differ from the trainer's, bounded by 2"""
     max_staleness: Literal[0, 1] = 0
-    """1: sample the rollouts of the next step while this one is trained, with weights that are one
-    step old; needs a vLLM server"""
+    """1: a vLLM server samples the rollouts of the next step while this one is trained, with
+    weights that are one step old; the native sampler begins them in slots that become free, and
+    ends them with the next step's weights"""
     overlong: Literal["keep", "mask"] = "keep"
     """mask: truncated completions give no gradient, but count in the baseline"""
     updates_per_batch: Positive = 1
@@ -777,10 +778,15 @@ class Recipe(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _correct_for_another_engine(cls, data: Any) -> Any:
-        """Set truncated importance weights by default: vLLM's numbers differ from the trainer's."""
+    def _correct_for_another_sampler(cls, data: Any) -> Any:
+        """Set truncated importance weights by default where samples are not from the trainer.
+
+        vLLM's numbers differ from the trainer's, and samples of a step ahead are of older weights.
+        """
         match {"grpo": {}, **data} if isinstance(data, dict) else data:
-            case {"sampling": {"engine": "vllm"}, "grpo": {**grpo}}:
+            case {"sampling": {"engine": "vllm"}, "grpo": {**grpo}} | {
+                "grpo": {"max_staleness": 1} as grpo
+            }:
                 return {**data, "grpo": {"importance": "truncate", **grpo}}
         return data
 
@@ -806,8 +812,8 @@ class Recipe(Section):
                     f"{phase}.optimizer.master_weights is for model.dtype: bfloat16 without LoRA; "
                     "what is trained here is in float32"
                 )
-        if self.grpo.max_staleness and not has_server:
-            yield "grpo.max_staleness needs sampling.engine: vllm and sampling.vllm.mode: server"
+        if self.grpo.max_staleness and samples_with_vllm and not has_server:
+            yield "grpo.max_staleness needs sampling.vllm.mode: server, or sampling.engine: native"
 
     @property
     def phases(self) -> tuple[str, ...]:

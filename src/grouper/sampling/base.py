@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from grouper.errors import PromptError
 from grouper.types import Completion, FinishReason, Prompt, SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialCompletion:
+    """The tokens of a completion that has not ended."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of each token, as of a `Completion`: of the weights that sampled it."""
+    entropies: tuple[float, ...]
+    policy_version: int
+    """Of the weights that sampled its first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +37,31 @@ class SampleRequest:
     key: int
     """64-bit address of this completion, from `draw_seed`; its position i uses the i-th uniform
     number of the stream that the address names. Equal keys give equal completions."""
+    partial: PartialCompletion | None = None
+    """What has been sampled of it already, with these or older weights; the rest is to follow."""
+
+    @property
+    def count_before(self) -> int:
+        """The number of its tokens that have been sampled already."""
+        return 0 if self.partial is None else len(self.partial.token_ids)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """The token ids that the next one follows: the prompt, and what has been sampled."""
+        if self.partial is None:
+            return self.prompt.token_ids
+        return self.prompt.token_ids + self.partial.token_ids
+
+    @property
+    def remaining(self) -> SamplingParams:
+        """The parameters of the tokens that are still to be sampled."""
+        if self.partial is None:
+            return self.params
+        return replace(
+            self.params,
+            max_new_tokens=self.params.max_new_tokens - self.count_before,
+            min_new_tokens=max(0, self.params.min_new_tokens - self.count_before),
+        )
 
 
 @runtime_checkable
@@ -39,15 +76,19 @@ class Admission(Protocol):
     """Says how many requests may have begun by now; asked again and again while others are drawn.
 
     The first ones may begin first. With `idle` nothing is drawn: it waits until it knows whether
-    another one may begin.
+    another one may begin. None ends the sampling, whatever is being drawn.
     """
 
-    def __call__(self, *, idle: bool) -> int: ...
+    def __call__(self, *, idle: bool) -> int | None: ...
 
 
 @runtime_checkable
 class AdmittingSampler(Sampler, Protocol):
     """A sampler that takes requests while others are drawn."""
+
+    @property
+    def unfinished(self) -> Mapping[int, PartialCompletion]:
+        """What the last call was drawing when its admission ended it, by request index."""
 
     def sample_admitted(
         self, requests: Sequence[SampleRequest], admitted: Admission

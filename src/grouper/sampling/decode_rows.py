@@ -7,7 +7,7 @@ One block of tokens and log-probs is copied from the first to the second every f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -28,6 +28,16 @@ class Finished(NamedTuple):
     request: int
     """The number of the request."""
     reason: FinishReason
+    token_ids: list[int]
+    logprobs: list[float]
+    entropies: list[float]
+
+
+class Unfinished(NamedTuple):
+    """A sequence so far, with one entry per token in each list."""
+
+    request: int
+    """The number of the request."""
     token_ids: list[int]
     logprobs: list[float]
     entropies: list[float]
@@ -85,10 +95,13 @@ class DecodeRows:
         prompt_lengths = []
         streams = []
         for request in requests:
-            params.append(request.params)
-            budgets.append(request.params.max_new_tokens)
-            prompt_lengths.append(len(request.prompt.token_ids))
-            streams.append(uniforms(request.key, completion))
+            remaining = request.remaining
+            params.append(remaining)
+            budgets.append(remaining.max_new_tokens)
+            prompt_lengths.append(len(request.context))
+            # The numbers of tokens that have been sampled already are used up.
+            stream = uniforms(request.key, request.count_before + completion)
+            streams.append(stream[request.count_before :])
 
         places = self._integers(slots)
         self.drawn[places] = 0
@@ -172,7 +185,8 @@ class HostLog:
     """The sampled tokens of each slot, and whether they end its sequence.
 
     Args:
-        size: number of concurrent sequences, and their lengths.
+        slots: number of concurrent sequences.
+        longest: tokens of the longest completion.
         steps: maximum number of tokens per slot and block.
         vocabulary: number of token ids.
         stop_ids: ids that end a completion.
@@ -181,16 +195,16 @@ class HostLog:
 
     def __init__(
         self,
-        size: CacheSize,
         *,
+        slots: int,
+        longest: int,
         steps: int,
         vocabulary: int,
         stop_ids: Sequence[int],
         watcher: Callable[[tuple[str, ...]], StopStrings],
     ) -> None:
-        slots = size.slots
         # A sequence may end anywhere in a block, and the rest of the block is written, too.
-        shape = (slots, size.completion + steps)
+        shape = (slots, longest + steps)
         self.live = np.zeros(slots, dtype=bool)
         """[slots]: whether the slot holds an unfinished sequence."""
         self._requests = np.zeros(slots, dtype=np.int64)
@@ -199,6 +213,8 @@ class HostLog:
         self._entropies = np.zeros(shape)
         self._counts = np.zeros(slots, dtype=np.int64)
         """[slots]: number of tokens recorded."""
+        self._counts_before = np.zeros(slots, dtype=np.int64)
+        """[slots]: those of them that had been sampled before."""
         self._budgets = np.ones(slots, dtype=np.int64)
         self._watcher = watcher
         self._stop_ids = frozenset(stop_ids)
@@ -211,12 +227,19 @@ class HostLog:
         self._set_of = np.zeros(slots, dtype=np.int64)
         """[slots]: the index of its set of stop strings."""
 
-    def begin(self, slot: int, number: int, params: SamplingParams) -> None:
-        """Put a request into a slot."""
+    def begin(self, slot: int, number: int, request: SampleRequest) -> None:
+        """Put a request into a slot, with the tokens that have been sampled already."""
+        params = request.params
+        before = request.count_before
         self.live[slot] = True
         self._requests[slot] = number
-        self._counts[slot] = 0
+        self._counts[slot] = before
+        self._counts_before[slot] = before
         self._budgets[slot] = params.max_new_tokens
+        if request.partial is not None:
+            self._tokens[slot, :before] = request.partial.token_ids
+            self._logprobs[slot, :before] = request.partial.logprobs
+            self._entropies[slot, :before] = request.partial.entropies
         if params.stop not in self._stop_sets:
             self._add_stop_set(params.stop)
         self._set_of[slot] = self._stop_sets.index(params.stop)
@@ -243,8 +266,20 @@ class HostLog:
         return token_ids
 
     def longest(self) -> int:
-        """Return the number of tokens of the longest unfinished sequence."""
-        return int(self._counts[self.live].max())
+        """Return the most tokens of an unfinished sequence that its slot has sampled."""
+        counts = self._counts - self._counts_before
+        return int(counts[self.live].max())
+
+    def unfinished(self) -> Iterator[Unfinished]:
+        """Yield what has been sampled of each sequence that has not ended."""
+        for slot in np.flatnonzero(self.live):
+            count = self._counts[slot]
+            yield Unfinished(
+                request=int(self._requests[slot]),
+                token_ids=self._tokens[slot, :count].tolist(),
+                logprobs=self._logprobs[slot, :count].tolist(),
+                entropies=self._entropies[slot, :count].tolist(),
+            )
 
     def write(self, block: Drawn, places: np.ndarray) -> list[Finished]:
         """Record a block of tokens and return the sequences that it completes.
@@ -320,7 +355,7 @@ class HostLog:
         count = len(slots)
         sources = list(slots)
         per_token = (self._tokens, self._logprobs, self._entropies)
-        per_slot = (self.live, self._requests, self._counts, self._budgets, self._set_of)
-        for array in per_token + per_slot:
+        numbers = (self._requests, self._counts, self._counts_before, self._budgets, self._set_of)
+        for array in (*per_token, self.live, *numbers):
             array[:count] = array[sources]
         self.live[count:] = False

@@ -91,7 +91,8 @@ class BaseEngine(ABC):
         prompts: dict[Tokens, int] = {}
         owners = []
         for request in requests:
-            owner = prompts.setdefault(request.prompt.token_ids, len(prompts))
+            # What has been sampled of a request is run like a part of its prompt.
+            owner = prompts.setdefault(request.context, len(prompts))
             owners.append(owner)
         logits = self._prefill(list(prompts), slots, owners)
         self.rows.fill(slots, requests)

@@ -56,12 +56,12 @@ class CacheSize(NamedTuple):
     @classmethod
     def of(cls, requests: Collection[SampleRequest], slots: int) -> CacheSize:
         """Return the capacity that these requests need with this number of slots."""
-        distinct = {request.prompt.token_ids for request in requests}
+        distinct = {request.context for request in requests}
         return cls(
             slots=slots,
             prompts=min(slots, len(distinct)),
             prompt=max(len(prompt) for prompt in distinct),
-            completion=max(request.params.max_new_tokens for request in requests),
+            completion=max(request.remaining.max_new_tokens for request in requests),
         )
 
 

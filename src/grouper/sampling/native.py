@@ -25,7 +25,13 @@ import torch
 
 from grouper.errors import ModelError, PromptError, first_line, is_out_of_memory
 from grouper.models.policy import Policy
-from grouper.sampling.base import Admission, SampleRequest, StopStrings, check_lengths
+from grouper.sampling.base import (
+    Admission,
+    PartialCompletion,
+    SampleRequest,
+    StopStrings,
+    check_lengths,
+)
 from grouper.sampling.decode_rows import Finished, HostLog
 from grouper.sampling.draw import Drawn
 from grouper.sampling.engine import BaseEngine, make_engine
@@ -90,6 +96,8 @@ class NativeSampler:
         """Always None: no adapter is merged into weights that are coarser than it."""
         self.captured: list[float] = []
         """Seconds that recording took, one number per step recorded so far."""
+        self.unfinished: dict[int, PartialCompletion] = {}
+        """As of `AdmittingSampler`."""
         _SAMPLERS.add(self)
 
     def sample(self, requests: Sequence[SampleRequest]) -> Iterator[tuple[int, Completion]]:
@@ -114,9 +122,12 @@ class NativeSampler:
         # Also without requests: if weights are sharded, every process takes part in the copy.
         policy = self._weights.current()
         check_lengths(requests, self._max_length)
+        self.unfinished = {}
         unanswered = dict(enumerate(requests))
         while True:
             limit = admitted(idle=True)
+            if limit is None:
+                return
             ready = sum(index < limit for index in unanswered)
             if ready == 0:
                 return
@@ -176,7 +187,8 @@ class NativeSampler:
         device_steps = STEPS_PER_SYNC.get(engine.policy.device.type, 1)
         steps = self._steps_per_sync or device_steps
         log = HostLog(
-            size,
+            slots=size.slots,
+            longest=max(request.params.max_new_tokens for request in requests.values()),
             steps=steps,
             vocabulary=engine.rows.vocabulary,
             stop_ids=self._stop_ids,
@@ -190,16 +202,24 @@ class NativeSampler:
                 if self.on_tokens is not None:
                     self.on_tokens(log.drawn_so_far(0))
                 for sequence in run.step():
-                    params = requests[sequence.request].params
+                    request = requests[sequence.request]
+                    params = request.params
                     completion = self.watcher(params.stop).completion(
                         sequence.token_ids,
                         sequence.logprobs,
                         sequence.reason,
                         include_stop=params.include_stop,
-                        policy_version=engine.policy.version,
+                        policy_version=_first_version(request, engine.policy),
                         entropies=tuple(sequence.entropies),
                     )
                     yield sequence.request, completion
+            for partial in log.unfinished():
+                self.unfinished[partial.request] = PartialCompletion(
+                    token_ids=tuple(partial.token_ids),
+                    logprobs=tuple(partial.logprobs),
+                    entropies=tuple(partial.entropies),
+                    policy_version=_first_version(requests[partial.request], engine.policy),
+                )
             done = True
         except GeneratorExit:
             # What is still drawn is not needed.
@@ -238,6 +258,13 @@ class NativeSampler:
             self.max_slots,
         )
         self.release()
+
+
+def _first_version(request: SampleRequest, policy: Policy) -> int:
+    """Return the version of the weights that sampled the first token of a request."""
+    if request.partial is not None:
+        return request.partial.policy_version
+    return policy.version
 
 
 def _all_of(requests: Sequence[SampleRequest]) -> Admission:
@@ -281,14 +308,15 @@ class _Run:
     def goes_on(self) -> bool:
         """Take the requests that are admitted by now, and tell whether there is anything to do."""
         live = bool(self.log.live.any())
-        if self.later:
-            limit = self.admitted(idle=not live and not self.queue)
-            new = []
-            while self.later and self.later[0] < limit:
-                new.append(self.later.popleft())
-            # The longest budgets start first, so that the last sequences to finish are short.
-            budgets = {number: self.requests[number].params.max_new_tokens for number in new}
-            self.queue += sorted(new, key=lambda number: -budgets[number])
+        limit = self.admitted(idle=not live and not self.queue)
+        if limit is None:
+            return False
+        new = []
+        while self.later and self.later[0] < limit:
+            new.append(self.later.popleft())
+        # The longest budgets start first, so that the last sequences to finish are short.
+        budgets = {number: self.requests[number].remaining.max_new_tokens for number in new}
+        self.queue += sorted(new, key=lambda number: -budgets[number])
         return live or bool(self.queue)
 
     @torch.no_grad()
@@ -329,7 +357,7 @@ class _Run:
         for slot in slots:
             number = self.queue.popleft()
             request = self.requests[number]
-            self.log.begin(slot, number, request.params)
+            self.log.begin(slot, number, request)
             requests.append(request)
         return self.engine.admit(requests, slots)
 

@@ -20,13 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import to_jsonable_python
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from grouper.errors import CheckpointError, RunFolderError, first_line, is_out_of_memory
-from grouper.files import dumps, os_errors_as, whole_folder, write_atomic
+from grouper.files import os_errors_as, whole_folder
 from grouper.models.loading import save_policy
 from grouper.models.merging import unsharded
 from grouper.models.process_group import ProcessGroup
@@ -34,7 +33,6 @@ from grouper.runs.folder import RunFolder
 from grouper.training.disk_room import require_room, weight_bytes
 from grouper.training.optimizers import Optimizer
 from grouper.training.parallel import split_as
-from grouper.training.rollouts import ROLLOUTS_FILE, RolloutSource
 from grouper.training.rotation import mark_best
 from grouper.training.saved_state import COUNTERS, OPTIMIZER_FOLDER, contents, write_state
 from grouper.training.state import TrainState
@@ -95,7 +93,7 @@ def save_checkpoint(
     def finish() -> None:
         save_policy(policy, tokenizer, folder, weights)
         if resumable and state.rollouts is not None:
-            _save_next_rollouts(state.rollouts, folder)
+            state.rollouts.write_next(folder)
         if state.best.step == state.step:
             mark_best(folder, state.best)
         # A checkpoint must not be ahead of a record that could still be lost.
@@ -111,15 +109,6 @@ def save_checkpoint(
         weights = state.replica.whole_weights()
         processes.on_rank0(finish)
     return target
-
-
-def _save_next_rollouts(source: RolloutSource, folder: Path) -> None:
-    """Save the rollouts of the next step, if they have been sampled already."""
-    pending = source.next_rollouts
-    # If sampling has failed, the next step reports it.
-    if pending is not None and pending.exception() is None:
-        rollouts = to_jsonable_python(pending.result(), fallback=str)
-        write_atomic(folder / ROLLOUTS_FILE, dumps(rollouts).encode())
 
 
 def _state_record(state: TrainState, recipe_hash: str) -> dict[str, Any]:

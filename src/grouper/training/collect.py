@@ -12,6 +12,7 @@ from grouper.models.process_group import ProcessGroup
 from grouper.rewards import Group, RewardLog, RewardStack
 from grouper.sampling.base import Sampler, SampleRequest, draw_seed
 from grouper.sampling.sample_and_grade import Drawn, draw_and_grade
+from grouper.training.begun import BegunGroup
 from grouper.types import (
     Problem,
     Prompt,
@@ -34,6 +35,8 @@ class RolloutBatch:
     """Further draws of dynamic sampling."""
     position: int = 0
     """In the problem stream, after them."""
+    begun: tuple[BegunGroup, ...] = ()
+    """Of the next step, where groups of it have begun in this one."""
     sample_seconds: float
     grade_seconds: float
     """Spent waiting for grades and rewards after the last completion."""

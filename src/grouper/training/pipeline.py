@@ -30,7 +30,7 @@ from grouper.training.measure import measure_policy
 from grouper.training.metrics import StepClock
 from grouper.training.observe import take_step
 from grouper.training.optimizers import make_optimizer
-from grouper.training.rollouts import RolloutSource, read_rollouts
+from grouper.training.rollouts import RolloutSource
 from grouper.training.rotation import tidy
 from grouper.training.run import Run, describe_versions
 from grouper.training.save_path import check_save_path, export_to_save_path
@@ -346,7 +346,7 @@ def _resumed_state(run: Run, phase: str) -> TrainState | None:
         state.best.accuracy = -1.0
     # Changes are checked as well: the hash does not cover the data and reward functions.
     if state.rollouts is not None and same_recipe and not changes_at_step:
-        state.rollouts.next_rollouts = read_rollouts(folder)
+        state.rollouts.read_next(folder)
     run.display.say(f"Resuming {phase} at step {state.step} from {folder}.")
     versions = {
         **describe_versions(run.recipe),

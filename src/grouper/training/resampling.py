@@ -6,20 +6,26 @@ of the stream in their order, and rounds say how many of them belong to the step
 `rounds` further rounds. So a candidate is known to belong to the step as soon as enough flat groups
 are known, and its rollouts can begin while others are drawn. On a device where more rows cost
 little, candidates that will probably be needed begin, too; those that are not needed are dropped.
+
+A sampler that is to be one step ahead begins the next candidates wherever a slot becomes free. The
+problems of the next step are the ones after those of this step, so whatever has begun is needed:
+here if a flat group is replaced by it, or else in the next step, which goes on with it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 
 from grouper.grading import Grader
 from grouper.models.process_group import ProcessGroup
-from grouper.sampling.base import AdmittingSampler, Sampler, SampleRequest
+from grouper.sampling.base import AdmittingSampler, PartialCompletion, Sampler, SampleRequest
 from grouper.sampling.sample_and_grade import Drawn, draw_and_grade
+from grouper.training.begun import BegunSample
 from grouper.types import Completion, Grade
 
 # (completions drawn, completions that are wanted by now)
@@ -63,6 +69,7 @@ class Candidates:
         rounds: of replacement, at most.
         mixed_share: the share of groups that are mixed, as far as is known; candidates that are
             needed by that begin early. None: only those that are certainly needed.
+        ahead: candidates that may begin early after those that are needed, for the next step.
     """
 
     def __init__(
@@ -74,6 +81,7 @@ class Candidates:
         count: int,
         rounds: int,
         mixed_share: float | None = None,
+        ahead: int = 0,
     ) -> None:
         self.requests = requests
         self.references = references
@@ -81,6 +89,7 @@ class Candidates:
         self._count = count
         self._rounds = rounds
         self._mixed_share = mixed_share
+        self._ahead = ahead
         self._completions: dict[int, Completion] = {}
         self._grades: dict[int, Future[Grade]] = {}
         candidates = len(requests) // group_size
@@ -92,11 +101,17 @@ class Candidates:
         """Spent waiting for grades while nothing was drawn."""
         self._ungraded: list[int] = []
         """Groups that are drawn, and wait for grades."""
+        self._partial: Mapping[int, PartialCompletion] = {}
+        """What has been sampled of requests that have no completion, when the drawing ended."""
 
-    @property
-    def drawn(self) -> int:
-        """The number of completions so far."""
-        return len(self._completions)
+    def unanswered(self) -> list[int]:
+        """Return the requests that have no completion, in order."""
+        return [number for number in range(len(self.requests)) if number not in self._completions]
+
+    def progress(self) -> tuple[int, int]:
+        """Return the completions so far of the candidates that are wanted, and those in all."""
+        wanted = self.wanted()
+        return sum(self._sizes[:wanted]), wanted * self._group_size
 
     def add(self, request: int, completion: Completion, grade: Future[Grade]) -> None:
         """Take the completion of a request, and the grade that will be there."""
@@ -128,20 +143,37 @@ class Candidates:
         expected, _ = drawn_in_rounds(flat, self._count, self._rounds)
         return min(len(self._flat), max(needed, math.ceil(expected)))
 
-    def admitted(self, *, idle: bool) -> int:
-        """Return how many requests may have begun by now.
+    def admitted(self, *, idle: bool) -> int | None:
+        """Return how many requests may have begun by now; None: the step has all it needs.
 
         Args:
             idle: nothing is drawn meanwhile: wait for grades until one may begin, or none will.
         """
         while idle and not self.complete():
-            wanted = self.wanted() * self._group_size
-            if wanted > self.drawn:
-                return wanted
+            wanted = self.wanted()
+            if min(self._sizes[:wanted]) < self._group_size:
+                return max(wanted * self._group_size, self._fills_slots(wanted))
             started = time.perf_counter()
             self._group(self._ungraded[0])
             self.wait_seconds += time.perf_counter() - started
-        return self.wanted() * self._group_size
+        if self.complete():
+            return None
+        return min(len(self.requests), (self.wanted() + self._ahead) * self._group_size)
+
+    def _fills_slots(self, wanted: int) -> int:
+        """Return how many requests may begin at first, so that there are as many as in every step.
+
+        Of a step that has begun in the one before, few may be left.
+
+        Args:
+            wanted: candidates of the step.
+        """
+        if not self._ahead:
+            return 0
+        limit = (wanted + self._ahead) * self._group_size
+        open_requests = [number for number in self.unanswered() if number < limit]
+        first_ones = open_requests[: self._count * self._group_size]
+        return first_ones[-1] + 1
 
     def complete(self) -> bool:
         """Tell whether it is known of every needed candidate whether it is flat."""
@@ -152,6 +184,31 @@ class Candidates:
         """Return completions and grades of the candidates that belong to the step, in order."""
         needed, _ = self.needed()
         return [self._group(candidate) for candidate in range(needed)]
+
+    def end(self, unfinished: Mapping[int, PartialCompletion]) -> None:
+        """Take what was being drawn, by request, when the step had all it needed."""
+        self._partial = unfinished
+
+    def begun(self) -> list[list[BegunSample]]:
+        """Return the candidates that have begun for the next step: the state of each request."""
+        needed, _ = self.needed()
+        numbers = [*self._completions, *self._partial]
+        last = max(numbers) // self._group_size
+        candidates = range(needed, last + 1 if self._ahead else needed)
+        return [self._begun_group(candidate) for candidate in candidates]
+
+    def _begun_group(self, candidate: int) -> list[BegunSample]:
+        first = candidate * self._group_size
+        samples = []
+        for number in range(first, first + self._group_size):
+            request = self.requests[number]
+            sample = BegunSample(
+                key=request.key,
+                completion=self._completions.get(number),
+                partial=self._partial.get(number, request.partial),
+            )
+            samples.append(sample)
+        return samples
 
     def _group(self, candidate: int) -> list[Drawn]:
         """Return a whole group; waits for its grades."""
@@ -219,17 +276,22 @@ def _draw_admitted(
     progress: Progress | None,
 ) -> float:
     started = time.perf_counter()
-    drawing = sampler.sample_admitted(candidates.requests, candidates.admitted)
+    numbers = candidates.unanswered()
+    requests = [candidates.requests[number] for number in numbers]
+
+    def admitted(*, idle: bool) -> int | None:
+        limit = candidates.admitted(idle=idle)
+        return None if limit is None else bisect_left(numbers, limit)
+
+    drawing = sampler.sample_admitted(requests, admitted)
     with closing(drawing):
-        for request, completion in drawing:
-            grade = grader.submit(completion.text, candidates.references[request])
-            candidates.add(request, completion, grade)
+        for place, completion in drawing:
+            number = numbers[place]
+            grade = grader.submit(completion.text, candidates.references[number])
+            candidates.add(number, completion, grade)
             if progress is not None:
-                # Once all that are needed are drawn, others may have been begun in vain.
-                wanted = max(candidates.drawn, candidates.admitted(idle=False))
-                progress(candidates.drawn, wanted)
-            if candidates.complete():
-                break
+                progress(*candidates.progress())
+    candidates.end({numbers[place]: partial for place, partial in sampler.unfinished.items()})
     return time.perf_counter() - started - candidates.wait_seconds
 
 
@@ -241,28 +303,29 @@ def _draw_batches(
     progress: Progress | None,
 ) -> float:
     seconds = 0.0
-    while not candidates.complete():
-        first = candidates.drawn
-        last = candidates.admitted(idle=True)
+    while True:
+        limit = candidates.admitted(idle=True)
+        if limit is None:
+            return seconds
+        numbers = [number for number in candidates.unanswered() if number < limit]
         shown = None
         if progress is not None:
-            shown = _shifted(progress, first)
+            shown = _shifted(progress, limit - len(numbers))
         drawn, of_batch = draw_and_grade(
-            candidates.requests[first:last],
-            candidates.references[first:last],
+            [candidates.requests[number] for number in numbers],
+            [candidates.references[number] for number in numbers],
             sampler=sampler,
             grader=grader,
             processes=processes,
             progress=shown,
         )
-        for request, (completion, grade) in enumerate(drawn, first):
-            candidates.add(request, completion, _ready(grade))
+        for number, (completion, grade) in zip(numbers, drawn, strict=True):
+            candidates.add(number, completion, _ready(grade))
         seconds += of_batch
-    return seconds
 
 
-def _shifted(progress: Progress, first: int) -> Progress:
-    return lambda done, total: progress(first + done, first + total)
+def _shifted(progress: Progress, before: int) -> Progress:
+    return lambda done, total: progress(before + done, before + total)
 
 
 def _ready(grade: Grade) -> Future[Grade]:

@@ -16,22 +16,32 @@ from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from grouper.evaluation.items import checked
+from grouper.files import dumps, write_atomic
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.rewards import RewardLog
-from grouper.sampling.base import ModelSampler, Sampler, draw_seed
+from grouper.sampling.base import (
+    AdmittingSampler,
+    ModelSampler,
+    Sampler,
+    draw_seed,
+)
 from grouper.sampling.turns import TurnSampler
 from grouper.sampling.vllm.sampler import VllmSampler
+from grouper.training.begun import BegunGroup, requests_of_begun
 from grouper.training.collect import RolloutBatch, requests_of, rewarded
 from grouper.training.curriculum import DifficultyBand, ProblemStream
 from grouper.training.resampling import Candidates, draw_candidates
 from grouper.training.run import Run
 from grouper.types import RolloutGroup
 
-# In a resumable checkpoint: the rollouts of the next step, where they have been drawn already.
+# In a resumable checkpoint: the rollouts of the next step, where they have been drawn already, or
+# those that have begun.
 ROLLOUTS_FILE = "ahead.json"
+BEGUN_FILE = "begun.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +57,27 @@ class StepPlace:
     """Problems outside of it are passed over."""
     mixed_share: float | None = None
     """Of groups, as far as is known; None: none is drawn before it is certainly needed."""
+    begun: tuple[BegunGroup, ...] = ()
+    """The first groups of the step, which have begun in the step before."""
+    ahead: bool = False
+    """Whether groups of the next step may begin in this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenProblem:
+    """A problem of the stream."""
+
+    index: int
+    position: int
+    """In the stream, after it."""
 
 
 class RolloutSource:
     """Draws the rollouts of one GRPO step after the other.
 
-    With `grpo.max_staleness` the rollouts of the next step are drawn while this one is trained.
+    With `grpo.max_staleness` a vLLM server draws the rollouts of the next step while this one is
+    trained. The native sampler begins them in slots that the last sequences of this step leave
+    free, and goes on with them in the next step, with the weights of that.
 
     Args:
         run: what is asked for problems, sampler, grader and rewards.
@@ -67,6 +92,8 @@ class RolloutSource:
         self.band = band
         self.next_rollouts: Future[RolloutBatch] | None = None
         """Of the next step, where they are drawn while this one is trained."""
+        self.begun: tuple[BegunGroup, ...] = ()
+        """Of the next step, where they have begun in the last one."""
         self.seconds: dict[str, float] = {}
         """Where the time of the last `draw` went, named as the metrics `time.*` are."""
         self._run = run
@@ -93,14 +120,19 @@ class RolloutSource:
         """
         sampler = self._run.models.sampler(policy)
         seconds_before = dict(sampler.seconds)
+        ahead = bool(self._run.recipe.grpo.max_staleness) and step + 1 < total
         # A GPU reads the same weights for more rows, so that they cost little; a CPU has no room.
-        mixed_share = self._mixed_share if policy.device.type == "cuda" else None
+        # What begins for the next step fills that room, too, and must not depend on when grades
+        # are there.
+        early = policy.device.type == "cuda" and not ahead
         place = StepPlace(
             step=step,
             total=total,
             position=self.position,
             band=self.band,
-            mixed_share=mixed_share,
+            mixed_share=self._mixed_share if early else None,
+            begun=self.begun,
+            ahead=ahead and isinstance(sampler, AdmittingSampler),
         )
         if self.next_rollouts is None:
             rollouts = collect_step(self._run, self.stream, place, sampler)
@@ -113,7 +145,7 @@ class RolloutSource:
         spent = {name: value - seconds_before[name] for name, value in sampler.seconds.items()}
         decode_seconds = sample_seconds - math.fsum(spent.values())
         self.seconds = {**spent, "decode": decode_seconds, "grade": grade_seconds}
-        if self._run.recipe.grpo.max_staleness and step + 1 < total:
+        if ahead and not place.ahead:
             self._begin_next(sampler, place, rollouts)
             self.seconds["push"] = sampler.seconds["push"] - seconds_before["push"]
         return rollouts
@@ -123,6 +155,7 @@ class RolloutSource:
         if self.band is not None:
             self.band.update(rollouts.all_groups, self.epoch)
         self.position = rollouts.position
+        self.begun = rollouts.begun
         groups = rollouts.all_groups
         self._mixed_share = sum(group.mixed for group in groups) / len(groups)
 
@@ -164,6 +197,7 @@ class RolloutSource:
             place,
             step=place.step + 1,
             position=rollouts.position,
+            begun=(),
             # A copy: this step is going to change the band.
             band=copy.deepcopy(self.band),
         )
@@ -171,15 +205,29 @@ class RolloutSource:
         draw = partial(collect_step, self._run, self.stream, next_place, pinned, in_background=True)
         self.next_rollouts = self._run.background.begin_rollouts(draw)
 
+    def write_next(self, checkpoint: Path) -> None:
+        """Write what there is of the next step's rollouts to the folder of a checkpoint."""
+        if self.begun:
+            begun = to_jsonable_python(self.begun)
+            write_atomic(checkpoint / BEGUN_FILE, dumps(begun).encode())
+        pending = self.next_rollouts
+        # If sampling has failed, the next step reports it.
+        if pending is not None and pending.exception() is None:
+            rollouts = to_jsonable_python(pending.result(), fallback=str)
+            write_atomic(checkpoint / ROLLOUTS_FILE, dumps(rollouts).encode())
 
-def read_rollouts(checkpoint: Path) -> Future[RolloutBatch] | None:
-    """Read the rollouts of the next step that an intact checkpoint holds, if any."""
-    file = checkpoint / ROLLOUTS_FILE
-    if not file.exists():
-        return None
-    ready = Future[RolloutBatch]()
-    ready.set_result(checked(TypeAdapter(RolloutBatch).validate_json)(file.read_text("utf-8")))
-    return ready
+    def read_next(self, checkpoint: Path) -> None:
+        """Read what `write_next` has written to an intact checkpoint."""
+        begun = checkpoint / BEGUN_FILE
+        if begun.exists():
+            read = checked(TypeAdapter(tuple[BegunGroup, ...]).validate_json)
+            self.begun = read(begun.read_text("utf-8"))
+        rollouts = checkpoint / ROLLOUTS_FILE
+        if rollouts.exists():
+            ready = Future[RolloutBatch]()
+            read_batch = checked(TypeAdapter(RolloutBatch).validate_json)
+            ready.set_result(read_batch(rollouts.read_text("utf-8")))
+            self.next_rollouts = ready
 
 
 def collect_step(
@@ -210,21 +258,7 @@ def collect_step(
     reward_log = RewardLog(
         place=f"grpo {place.step}", global_step=place.step, max_steps=place.total
     )
-    most = config.prompts_per_step * (1 + config.dynamic_sampling_rounds)
-    problems = stream.each(place.position, _allowed_by(place.band, run))
-    taken = list(itertools.islice(problems, most))
-    items = [run.prepared.train[index] for index, _ in taken]
-    requests, references = requests_of(
-        items, params=run.params, group_size=config.group_size, key=(seed, "grpo", place.step)
-    )
-    candidates = Candidates(
-        requests,
-        references,
-        group_size=config.group_size,
-        count=config.prompts_per_step,
-        rounds=config.dynamic_sampling_rounds,
-        mixed_share=place.mixed_share,
-    )
+    taken, candidates = _candidates_of(run, stream, place)
     with _progress(run, place, in_background=in_background) as progress:
         sample_seconds = draw_candidates(
             candidates,
@@ -235,8 +269,9 @@ def collect_step(
         )
     started = time.perf_counter()
     drawn, rounds = candidates.needed()
+    items = [run.prepared.train[problem.index] for problem in taken[:drawn]]
     groups = rewarded(
-        items[:drawn],
+        items,
         candidates.results(),
         rewards=run.prepared.rewards,
         params=run.params,
@@ -244,6 +279,11 @@ def collect_step(
         processes=processes,
     )
     processes.on_rank0(lambda: run.prepared.rewards.end_step(reward_log))
+    begun = []
+    # There are more candidates than have begun.
+    for problem, samples in zip(taken[drawn:], candidates.begun(), strict=False):
+        group = BegunGroup(index=problem.index, position=problem.position, samples=tuple(samples))
+        begun.append(group)
     kept, replaced = split_by_signal(groups, config.prompts_per_step)
     if config.shuffle_rewards:  # the control experiment
         kept = shuffle_rewards(kept, draw_seed(seed, "shuffle", place.step))
@@ -251,13 +291,54 @@ def collect_step(
         groups=kept,
         replaced=replaced,
         rounds=rounds,
-        position=taken[drawn - 1][1],
+        position=taken[drawn - 1].position,
+        begun=tuple(begun),
         sample_seconds=sample_seconds,
         grade_seconds=candidates.wait_seconds + time.perf_counter() - started,
         logged=reward_log.tallies(),
         failed=reward_log.events,
         in_background=in_background,
     )
+
+
+def _candidates_of(
+    run: Run, stream: ProblemStream, place: StepPlace
+) -> tuple[list[TakenProblem], Candidates]:
+    """Return the problems that a step may need, those that have begun first, and their groups."""
+    config = run.recipe.grpo
+    # At most one step ahead: the next step needs at least as many groups as may begin now.
+    ahead = config.prompts_per_step if place.ahead else 0
+    most = config.prompts_per_step * (1 + config.dynamic_sampling_rounds) + ahead
+    taken = [TakenProblem(group.index, group.position) for group in place.begun]
+    position = taken[-1].position if taken else place.position
+    for index, after in stream.each(position, _allowed_by(place.band, run)):
+        if len(taken) == most:
+            break
+        taken.append(TakenProblem(index, after))
+    items = [run.prepared.train[problem.index] for problem in taken]
+    begun_items = items[: len(place.begun)]
+    requests, references = requests_of_begun(begun_items, place.begun, run.params)
+    new_requests, new_references = requests_of(
+        items[len(place.begun) :],
+        params=run.params,
+        group_size=config.group_size,
+        key=(run.recipe.seed, "grpo", place.step),
+    )
+    candidates = Candidates(
+        requests + new_requests,
+        references + new_references,
+        group_size=config.group_size,
+        count=config.prompts_per_step,
+        rounds=config.dynamic_sampling_rounds,
+        mixed_share=place.mixed_share,
+        ahead=ahead,
+    )
+    samples = itertools.chain.from_iterable(group.samples for group in place.begun)
+    for number, sample in enumerate(samples):
+        if sample.completion is not None:
+            grade = run.prepared.grader.submit(sample.completion.text, references[number])
+            candidates.add(number, sample.completion, grade)
+    return taken, candidates
 
 
 def split_by_signal(

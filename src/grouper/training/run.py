@@ -299,7 +299,8 @@ def require_shareable(recipe: Recipe, size: int) -> None:
 
     Raises:
         ConfigError: each would start a vLLM of its own, or cannot reach the other's; or weights are
-            to be split that are quantized, or whose optimizer cannot step a part of them.
+            to be split that are quantized, or whose optimizer cannot step a part of them; or
+            rollouts are to begin one step ahead.
     """
     vllm = recipe.sampling.vllm
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
@@ -316,6 +317,14 @@ def require_shareable(recipe: Recipe, size: int) -> None:
             "the run is on several machines, and a server that it starts is seen by one alone",
             where="sampling.vllm.servers",
             fix="Start servers with grouper serve-rollouts, and give their addresses.",
+        )
+    if recipe.grpo.max_staleness and recipe.sampling.engine == "native" and not recipe.skip_grpo:
+        raise ConfigError(
+            "the native sampler begins the next step's rollouts in one process, and there are "
+            f"{size}",
+            where="grpo.max_staleness",
+            fix="Set it to 0, leave --nproc out, or use sampling.engine=vllm with "
+            "sampling.vllm.mode=server.",
         )
     unsplittable = [
         f"{phase}.optimizer.name"

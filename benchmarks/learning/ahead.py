@@ -1,14 +1,17 @@
 """The demonstration with rollouts one step ahead of the update, and without, on seeds 0-2.
 
+    python -m benchmarks.learning.ahead native
     make test-vllm                              # makes the environment
-    OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.learning.vllm_ahead
+    OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.learning.ahead vllm
 
-Rollouts and evaluations are sampled by a vLLM server. Both runs of a seed start from one SFT.
-Writes benchmarks/results/vllm_ahead.json after each run, and does not repeat what is there.
+Rollouts are sampled by the native sampler or by a vLLM server. Both runs of a seed start from one
+SFT. Writes benchmarks/results/native_ahead.json or vllm_ahead.json after each run, and does not
+repeat what is there.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import tempfile
@@ -20,17 +23,19 @@ from benchmarks.learning.demo_seeds import one_run
 from benchmarks.machine import machine
 from grouper.runs.folder import RunFolder
 
-RESULT = RESULTS / "vllm_ahead.json"
 SEEDS = (0, 1, 2)
-SERVER = ("sampling.engine=vllm", "sampling.vllm.mode=server", "data.test=null")
+SETTINGS = {
+    "native": (),
+    "vllm": ("sampling.engine=vllm", "sampling.vllm.mode=server", "data.test=null"),
+}
 
 
-def measured(folder: str, seed: int, staleness: int, *more: str) -> dict[str, Any]:
+def measured(engine: str, folder: str, seed: int, staleness: int, *more: str) -> dict[str, Any]:
     load = os.getloadavg()[0]
     result, seconds = one_run(
         folder,
         seed,
-        *SERVER,
+        *SETTINGS[engine],
         f"grpo.max_staleness={staleness}",
         f"name=ahead{staleness}-{seed}",
         *more,
@@ -44,6 +49,7 @@ def measured(folder: str, seed: int, staleness: int, *more: str) -> dict[str, An
         "seed": seed,
         "max_staleness": staleness,
         "grpo": result.results[-1].accuracy,
+        "problems": result.results[-1].problems,
         "validation": {e.step: e.accuracy for e in looks},
         "solve_rate": [round(r.tallies["solve_rate"].mean, 4) for r in steps],
         "versions": drawn,
@@ -57,7 +63,11 @@ def measured(folder: str, seed: int, staleness: int, *more: str) -> dict[str, An
 
 
 def main() -> None:
-    before = json.loads(RESULT.read_text())["runs"] if RESULT.exists() else []
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", choices=sorted(SETTINGS))
+    engine = parser.parse_args().engine
+    path = RESULTS / f"{engine}_ahead.json"
+    before = json.loads(path.read_text())["runs"] if path.exists() else []
     rows: list[dict[str, Any]] = before
     done = {(row["seed"], row["max_staleness"]) for row in rows}
     with tempfile.TemporaryDirectory() as folder:
@@ -66,9 +76,9 @@ def main() -> None:
                 continue
             sft = Path(folder) / f"ahead1-{seed}" / "sft" / "final"
             more = ["skip_sft=true", f"grpo.start_from={sft}"] if sft.exists() else []
-            rows.append(measured(folder, seed, staleness, *more))
+            rows.append(measured(engine, folder, seed, staleness, *more))
             record = {"machine": machine(), "runs": rows}
-            RESULT.write_text(json.dumps(record, indent=1) + "\n")
+            path.write_text(json.dumps(record, indent=1) + "\n")
             print(json.dumps(rows[-1]), flush=True)
 
 
