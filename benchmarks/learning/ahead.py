@@ -49,7 +49,7 @@ def measured(engine: str, folder: str, seed: int, staleness: int, *more: str) ->
         "seed": seed,
         "max_staleness": staleness,
         "grpo": result.results[-1].accuracy,
-        "problems": result.results[-1].problems,
+        "problems": len(result.results[-1].scores),
         "validation": {e.step: e.accuracy for e in looks},
         "solve_rate": [round(r.tallies["solve_rate"].mean, 4) for r in steps],
         "versions": drawn,

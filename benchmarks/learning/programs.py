@@ -36,6 +36,9 @@ RECIPE = Path(__file__).with_name("programs.yaml")
 RESULT = RESULTS / "programs.json"
 PAGE = ROOT / "docs" / "results" / "programs.md"
 
+# Of a step, as programs.yaml says.
+COMPLETIONS = 4 * 8
+
 # Way to answer -> the format of its prompt.
 WAYS = {"reasoning": "boxed", "program": "program", "turns": "python-tool"}
 
@@ -84,7 +87,7 @@ def run(data: Path, options: argparse.Namespace) -> None:
             before = measured(f"{way}-before", way, model, data, options)
             keep_record(RESULT, f"{way}-before", {"way": way, **before})
         # Greedy completions are about as long as sampled ones.
-        a_step = 64 * before["evaluations"]["test"]["mean_tokens"]
+        a_step = COMPLETIONS * before["evaluations"]["test"]["mean_tokens"]
         steps = max(1, round(options.tokens / a_step))
         for seed in options.seeds:
             if f"{way}-{seed}" not in read_records(RESULT):
@@ -108,7 +111,7 @@ def rows(records: dict[str, Record]) -> list[str]:
                 change = change_cell(compare_records(before["evaluations"]["test"], found))
                 columns = record["steps"]["grpo"]
                 steps = str(len(columns["time.step"]))
-                tokens = f"{64 * sum(columns['completion/tokens']):,.0f}"
+                tokens = f"{COMPLETIONS * sum(columns['completion/tokens']):,.0f}"
             cells = [way, seed or "before", accuracy_cell(found), change, steps, tokens]
             cells += [f"{found['mean_tokens']:.0f}", f"{100 * found['cut_off']:.0f}"]
             made.append(f"| {' | '.join(cells)} |")
@@ -167,8 +170,8 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--model", default="coder05", help="its folder in real-models/")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--tokens", type=int, default=100_000, help="generated in a run")
-    parser.add_argument("--problems", type=int, default=400, help="of the test set")
+    parser.add_argument("--tokens", type=int, default=80_000, help="generated in a run")
+    parser.add_argument("--problems", type=int, default=240, help="of the test set")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("outputs/programs"))
     parser.add_argument("--set", nargs="*", default=[], help="further settings of the recipe")

@@ -56,7 +56,7 @@ def rms_norm(
         eps: added inside the root.
         ones: multiply by 1 + weight before rounding, as Gemma does.
     """
-    if x.dim() == 4 and not x.is_contiguous():  # heads before tokens (Gemma 3)
+    if x.dim() == 4 and x.stride(1) < x.stride(2):  # heads before tokens (Gemma 3)
         return rms_norm(kernels, x.transpose(1, 2), weight, eps, ones=ones).transpose(1, 2)
     run = partial(kernels.norm, eps=eps, ones=ones)
     return _run(run, partial(kernels.norm_gradient, eps=eps, ones=ones), 0, x, weight)
@@ -74,6 +74,19 @@ def rotate(kernels: ModuleType, x: Tensor, cosine: Tensor, sine: Tensor) -> Tens
     dtype = torch.promote_types(x.dtype, cosine.dtype)
     gradient = partial(_turned_back, kernels, x.dtype)
     return _run(partial(kernels.rotate, dtype=dtype), gradient, 1, x, cosine, sine)
+
+
+def rotate_both(
+    kernels: ModuleType, query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rotate queries and keys as `rotate` does, in one kernel where there is one."""
+    together = getattr(kernels, "rotate_both", None)
+    if together is None or torch.is_grad_enabled() or query.dtype != key.dtype:
+        query, key = (rotate(kernels, heads, cosine, sine) for heads in (query, key))
+        return query, key
+    dtype = torch.promote_types(query.dtype, cosine.dtype)
+    pair: tuple[Tensor, Tensor] = together(query, key, cosine, sine, dtype)
+    return pair
 
 
 def _turned_back(

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from grouper.kernels.joined import join_products
+from grouper.kernels.switch import device_type
 from grouper.models.device import DTYPES, PRODUCT_DTYPES, has_bfloat16, on_device
 from grouper.models.merging import keeps_adapter, require_sums, unsharded, whole_weights
 from grouper.models.policy import Policy
@@ -127,6 +129,11 @@ class SamplingWeights:
         """Whether adapters are added to the weights of the copy."""
         return self._policy.adapter is not None and not keeps_adapter(self._dtype)
 
+    @property
+    def _owns_products(self) -> bool:
+        """Whether the copy reads no weights of the policy, which would then exist twice."""
+        return self._policy.adapter is None or self._merges
+
     def copied(self) -> list[nn.Parameter]:
         """Return the parameters that exist beside those of the training policy."""
         if self._rounds:
@@ -160,6 +167,8 @@ class SamplingWeights:
         if self._dtype is None:
             compute_dtype = self._policy.compute_dtype
         model.requires_grad_(False)
+        if device_type(next(model.parameters())) == "cuda" and self._owns_products:
+            join_products(model)
         policy = Policy(model, native=self._policy.native, compute_dtype=compute_dtype)
         policy.version = self._policy.version
         # Merged by the same code as after an update, so that a resumed run samples from the same

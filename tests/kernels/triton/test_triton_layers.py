@@ -122,6 +122,52 @@ def test_heads_before_tokens_are_normed_in_place() -> None:
 
 
 @needs_triton
+@torch.no_grad()
+def test_heads_that_are_columns_of_a_joined_product_are_normed_in_place() -> None:
+    """Qwen 3 norms its queries and keys; neither heads nor tokens are dense then."""
+    whole = normal(1, 5, 7 * 16, dtype=torch.float32)
+    keys = whole[..., 64:].view(1, 5, 3, 16)
+    weight = normal(16, dtype=torch.float32, seed=1)
+    read: list[int] = []
+    with launches(lambda _, tensors: read.append(tensors[0].data_ptr())):
+        out = layers.rms_norm(gpu, keys, weight, 1e-3)
+    assert read == [keys.data_ptr()]
+    same(out, norm_of(Qwen2RMSNorm, weight, keys), torch.float32)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [Qwen2RMSNorm, Gemma2RMSNorm])
+@torch.no_grad()
+def test_sums_with_their_norms(kind: type, dtype: torch.dtype) -> None:
+    norm = kind(24, eps=1e-3).to(DEVICE, dtype)
+    norm.weight.copy_(normal(24, dtype=dtype, seed=1))
+    # More rows than a program holds, and an addend whose rows are not dense.
+    x, added = normal(1, 90, 24, dtype=dtype), normal(1, 90, 30, dtype=dtype, seed=2)[..., :24]
+    total, normed = gpu.add_norm(x, added, norm.weight, 1e-3, ones=kind is Gemma2RMSNorm)
+    same(total, x + added, dtype)
+    # Of the sum that was written, whichever way it was rounded.
+    same(normed, norm(total), dtype)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [16, 24])
+@torch.no_grad()
+def test_queries_and_keys_are_rotated_in_one_kernel(dim: int, dtype: torch.dtype) -> None:
+    angles = normal(1, 5, dim // 2, dtype=torch.float32).repeat(1, 1, 2)
+    cosine, sine = angles.cos().to(dtype), angles.sin().to(dtype)
+    for heads in ((6, 3), (2, 5)):
+        q, k = (normal(1, 5, h, dim, dtype=dtype, seed=h).transpose(1, 2) for h in heads)
+        used: list[str] = []
+        with launches(lambda kernel, _, used=used: used.append(kernel)):
+            pair = layers.rotate_both(gpu, q, k, cosine, sine)
+        assert used == ["_rotate_both"]
+        for ours, theirs in zip(pair, apply_rotary_pos_emb(q, k, cosine, sine), strict=True):
+            same(ours, theirs, dtype)
+
+
+@needs_triton
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [16, 24])
 def test_rotations(dim: int, dtype: torch.dtype) -> None:
@@ -209,13 +255,44 @@ def test_a_model_learns_on_them(family: str, monkeypatch: pytest.MonkeyPatch) ->
         torch.testing.assert_close(mine, right, rtol=1e-3, atol=1e-4)
     layers = model.config.num_hidden_layers
     forwards = [vars(m)["forward"].__func__ for m in model.modules() if "forward" in vars(m)]
-    norms = sum(forward.func is modules._norm for forward in forwards)
+    norms = sum(getattr(forward, "func", None) is modules._norm for forward in forwards)
     for forward, backward, count in (
         ("_norm", "_norm_gradient", norms),
         ("_gate", "_gate_gradient", layers),
     ):
         assert (used.count(forward), used.count(backward)) == (count, count)
     assert used.count("_rotate") == 4 * layers, "queries and keys, there and back"
+
+
+@needs_triton
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "gemma2", "gemma3"])
+@torch.no_grad()
+def test_without_gradients_a_model_computes_more_in_one_kernel(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(family).to(DEVICE)
+    model.set_attn_implementation("eager")
+    ids = torch.arange(6, 14, device=DEVICE)[None]
+    expected = model(ids).logits
+    modules.attach(model)
+    copied = copy.deepcopy(model)
+    used: list[str] = []
+    monkeypatch.setattr(gpu, "serves", lambda *_: True)
+    monkeypatch.setattr(modules, "device_type", lambda _: "cuda")
+    for own in (model, copied):
+        used.clear()
+        with running(), launches(lambda kernel, _: used.append(kernel)):
+            for _ in range(2):
+                torch.testing.assert_close(own(ids).logits, expected, rtol=1e-4, atol=1e-4)
+        count = 2 * model.config.num_hidden_layers
+        assert used.count("_rotate_both") == count
+        # Gemma norms what is added, so that its layers are others.
+        plain = not family.startswith("gemma")
+        assert used.count("_add_norm") == (2 * count if plain else 0)
+        of_heads = 2 * count if family in {"qwen3", "gemma3"} else 0
+        if plain:
+            assert used.count("_norm") == 2 + of_heads, "the first layer's alone"
+        assert not any(modules.READY in vars(module) for module in own.modules())
 
 
 def test_they_serve_nothing_but_cuda() -> None:
@@ -257,3 +334,7 @@ def test_where_no_kernel_can_be_built_the_models_own_code_runs(
     with running():
         assert torch.equal(model(ids).logits, expected)
     assert {kernel.__name__ for kernel in asked} == {"_norm", "_rotate", "_gate"}
+    with running(), torch.no_grad():
+        assert torch.equal(model(ids).logits, expected)
+    names = {"_norm", "_rotate", "_rotate_both", "_gate"}
+    assert {kernel.__name__ for kernel in asked} - {"_add_norm"} == names

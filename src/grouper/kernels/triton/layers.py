@@ -50,6 +50,19 @@ def gated_serves(gate: Tensor, up: Tensor) -> bool:
     return alike and gate.dim() > 1 and serves(gate, up)
 
 
+def _steps(x: Tensor) -> tuple[Tensor, int, int, int]:
+    """A tensor [..., D] whose last two dimensions but one may have any strides, for a norm.
+
+    Returns:
+        The tensor, copied where its rows are spaced in more ways than two; rows of an inner group;
+        strides of a group and of a row in it.
+    """
+    if x.stride(-1) == 1 and x.dim() == 4 and x.shape[0] == 1:
+        return x, x.shape[2], x.stride(1), x.stride(2)
+    rows = _rows(x)
+    return rows, 1, rows.stride(0), 0
+
+
 def _rows(x: Tensor) -> Tensor:
     """[..., D] as [rows, D] with dense rows; a copy if the rows are not evenly spaced."""
     rows = x.flatten(0, -2)
@@ -60,27 +73,50 @@ def _warps(elements: int) -> int:
     return min(16, max(1, elements // OF_A_WARP))
 
 
-def _tile(rows: Tensor) -> dict[str, Any]:
-    """The compile-time constants of a norm's programs."""
-    block = power_of_two(rows.shape[1])
+def _tile(width: int) -> dict[str, Any]:
+    """The compile-time constants of a norm's programs, for rows of this width."""
+    block = power_of_two(width)
     lines = max(1, TILE // block)
     return {"LINES": lines, "BLOCK": block, "num_warps": _warps(lines * block)}
 
 
 def norm(x: Tensor, weight: Tensor, eps: float, *, ones: bool) -> Tensor:
     """As `kernels/layers.py` says."""
-    rows, tile = _rows(x), _tile(_rows(x))
+    count = x.numel() // x.shape[-1]
+    spaced, *steps = _steps(x)
+    tile = _tile(x.shape[-1])
     out = x.new_empty(x.shape, dtype=norm_dtype(x, weight, ones=ones))
-    numbers = (*rows.shape, rows.stride(0), eps)
-    launch(_norm, (-(-len(rows) // tile["LINES"]),), rows, weight, out, *numbers, ONES=ones, **tile)
+    launch(
+        *(_norm, (-(-count // tile["LINES"]),), spaced, weight, out),
+        *(count, x.shape[-1], *steps, eps),
+        ONES=ones,
+        **tile,
+    )
     return out
+
+
+def add_norm(
+    x: Tensor, added: Tensor, weight: Tensor, eps: float, *, ones: bool
+) -> tuple[Tensor, Tensor]:
+    """The sum of two tensors [..., D] of one dtype, rounded to it, and the norm of the sum."""
+    rows, others = _rows(x), _rows(added)
+    tile = _tile(x.shape[-1])
+    total = x.new_empty(x.shape)
+    out = x.new_empty(x.shape, dtype=norm_dtype(x, weight, ones=ones))
+    launch(
+        *(_add_norm, (-(-len(rows) // tile["LINES"]),), rows, others, weight, total, out),
+        *(*rows.shape, rows.stride(0), others.stride(0), eps),
+        ONES=ones,
+        **tile,
+    )
+    return total, out
 
 
 def norm_gradient(
     grad: Tensor, x: Tensor, weight: Tensor, eps: float, *, ones: bool
 ) -> tuple[Tensor, Tensor]:
     """As `kernels/layers.py` says."""
-    rows, grads, tile = _rows(x), _rows(grad), _tile(_rows(x))
+    rows, grads, tile = _rows(x), _rows(grad), _tile(x.shape[-1])
     tiles = -(-len(rows) // tile["LINES"])
     programs = min(tiles, PARTIAL_SUMS)
     to_x = x.new_empty(x.shape)
@@ -112,6 +148,27 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype) -> Tenso
     return out.transpose(1, 2)
 
 
+def rotate_both(
+    query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Rotate queries and keys, each as `rotate` does, in one kernel."""
+    query, key = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key))
+    tokens, dim = query.shape[2:]
+    outs = [x.new_empty((1, tokens, x.shape[1], dim), dtype=dtype) for x in (query, key)]
+    lines, block = power_of_two(max(query.shape[1], key.shape[1])), power_of_two(dim)
+    launch(
+        *(_rotate_both, (tokens, 2), query, key, cosine.contiguous(), sine.contiguous(), *outs),
+        *(query.shape[1], query.stride(1), query.stride(2)),
+        *(key.shape[1], key.stride(1), key.stride(2)),
+        DIM=dim,
+        LINES=lines,
+        BLOCK=block,
+        num_warps=_warps(lines * block),
+    )
+    query, key = (out.transpose(1, 2) for out in outs)
+    return query, key
+
+
 def gate(gate: Tensor, up: Tensor, m: float, c: float) -> Tensor:
     """As `kernels/layers.py` says."""
     out = gate.new_empty(gate.shape)
@@ -141,14 +198,8 @@ def _over_gates(kernel: Any, gate: Tensor, *others: Tensor, curve: tuple[float, 
 
 
 @jit
-def _norm(
-    x, weight, out, rows, width, step, eps,
-    ONES: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    lines = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)[:, None]
-    dims = tl.arange(0, BLOCK)[None, :]
-    there = (lines < rows) & (dims < width)
-    given = tl.load(x + lines * step + dims, mask=there, other=0.0)
+def _normed(given, weight, dims, width, eps, ONES: tl.constexpr):
+    """Rows [LINES, BLOCK], normed and multiplied, in float32; rounded as PyTorch rounds them."""
     values = given.to(tl.float32)
     scaled = values * tl.rsqrt(tl.sum(values * values, 1)[:, None] / width + eps)
     factors = tl.load(weight + dims, mask=dims < width, other=0.0).to(tl.float32)
@@ -156,7 +207,38 @@ def _norm(
         factors += 1.0
     else:
         scaled = scaled.to(given.dtype).to(tl.float32)
-    tl.store(out + lines * width + dims, (scaled * factors).to(out.dtype.element_ty), mask=there)
+    return scaled * factors
+
+
+@jit
+def _norm(
+    x, weight, out, rows, width, group, group_step, step, eps,
+    ONES: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    lines = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)[:, None]
+    dims = tl.arange(0, BLOCK)[None, :]
+    there = (lines < rows) & (dims < width)
+    start = lines // group * group_step + lines % group * step
+    given = tl.load(x + start + dims, mask=there, other=0.0)
+    normed = _normed(given, weight, dims, width, eps, ONES)
+    tl.store(out + lines * width + dims, normed.to(out.dtype.element_ty), mask=there)
+
+
+@jit
+def _add_norm(
+    x, added, weight, total, out, rows, width, step, added_step, eps,
+    ONES: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    lines = tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES)[:, None]
+    dims = tl.arange(0, BLOCK)[None, :]
+    there = (lines < rows) & (dims < width)
+    first = tl.load(x + lines * step + dims, mask=there, other=0.0).to(tl.float32)
+    second = tl.load(added + lines * added_step + dims, mask=there, other=0.0).to(tl.float32)
+    # The norm reads the rounded sum, as it would from memory.
+    sums = (first + second).to(total.dtype.element_ty)
+    tl.store(total + lines * width + dims, sums, mask=there)
+    normed = _normed(sums, weight, dims, width, eps, ONES)
+    tl.store(out + lines * width + dims, normed.to(out.dtype.element_ty), mask=there)
 
 
 @jit
@@ -194,6 +276,33 @@ def _rotate(
     DIM: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rotate the heads of one token."""
+    _turn(x, cosine, sine, out, heads, head_step, token_step, DIM, LINES, BLOCK)
+
+
+@jit
+def _rotate_both(
+    query, key, cosine, sine, query_out, key_out,
+    query_heads, query_head_step, query_token_step, key_heads, key_head_step, key_token_step,
+    DIM: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rotate the queries of one token, or its keys."""
+    if tl.program_id(1) == 0:
+        _turn(
+            query, cosine, sine, query_out, query_heads, query_head_step, query_token_step,
+            DIM, LINES, BLOCK,
+        )  # fmt: skip
+    else:
+        _turn(
+            key, cosine, sine, key_out, key_heads, key_head_step, key_token_step,
+            DIM, LINES, BLOCK,
+        )  # fmt: skip
+
+
+@jit
+def _turn(
+    x, cosine, sine, out, heads, head_step, token_step,
+    DIM: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     lines = tl.arange(0, LINES)[:, None]
     dims = tl.arange(0, BLOCK)[None, :]

@@ -1,0 +1,96 @@
+"""Linear layers that read the same input as one product: queries, keys and values, gate and up.
+
+A decoding step on a GPU is bound by the number of kernels, so one product is faster than three. The
+model keeps its own code, which calls one layer after the other: the first of them computes the
+whole product, and each returns its columns of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+# Children of a module that its code calls with one and the same input.
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def join_products(model: nn.Module) -> None:
+    """Let the weights of such layers be parts of one tensor, and their products one product.
+
+    They stay parameters of their own with their names. Nothing may be trained or moved afterwards:
+    the model is a copy that weights are written into.
+    """
+    for module in model.modules():
+        for names in TOGETHER:
+            parts: list[Any] = [getattr(module, name, None) for name in names]
+            if all(_is_plain(part) for part in parts) and _is_joinable(parts):
+                _Product(parts).attach()
+
+
+def _is_plain(part: Any) -> bool:
+    # A subclass may compute something else, and an instance may have a forward of its own.
+    return type(part) is nn.Linear and "forward" not in vars(part)
+
+
+def _is_joinable(parts: Sequence[nn.Linear]) -> bool:
+    """Tell whether the layers have inputs, dtypes and biases alike."""
+    first = parts[0]
+    return all(
+        part.in_features == first.in_features
+        and part.weight.dtype == first.weight.dtype
+        and (part.bias is None) == (first.bias is None)
+        for part in parts
+    )
+
+
+class _Product:
+    """The product of several layers with one input.
+
+    Args:
+        parts: the layers, whose weights move into one tensor.
+    """
+
+    def __init__(self, parts: Sequence[nn.Linear]) -> None:
+        self._parts = parts
+        self._sizes = [part.out_features for part in parts]
+        self._weight = torch.cat([part.weight.detach() for part in parts])
+        self._bias = None
+        if parts[0].bias is not None:
+            self._bias = torch.cat([part.bias.detach() for part in parts])
+        self._input: Tensor | None = None
+        """What the columns that have not been returned yet are of."""
+        self._columns: dict[int, Tensor] = {}
+
+    def attach(self) -> None:
+        """Let the layers read their parts of the weights, and return their columns."""
+        start = 0
+        for number, (part, size) in enumerate(zip(self._parts, self._sizes, strict=True)):
+            rows = slice(start, start + size)
+            part.weight = nn.Parameter(self._weight[rows], requires_grad=False)
+            if self._bias is not None:
+                part.bias = nn.Parameter(self._bias[rows], requires_grad=False)
+            forward: Any = partial(_forward, product=self, number=number)
+            vars(part)["forward"] = MethodType(forward, part)
+            start += size
+
+    def columns(self, x: Tensor, number: int) -> Tensor:
+        """Return the columns of one layer, [..., its outputs]."""
+        if self._input is not x or number not in self._columns:
+            whole = linear(x, self._weight, self._bias)
+            self._input = x
+            self._columns = dict(enumerate(torch.split(whole, self._sizes, -1)))
+        columns = self._columns.pop(number)
+        if not self._columns:
+            self._input = None  # its memory is needed
+        return columns
+
+
+def _forward(module: nn.Linear, x: Tensor, *, product: _Product, number: int) -> Tensor:
+    del module  # its weights are rows of the product's
+    return product.columns(x, number)
