@@ -147,10 +147,14 @@ def layering(dtype: torch.dtype, dim: int) -> Iterator[Callable[[], object]]:
             x, weight = torch.zeros(1, 32, width, dtype=dtype), torch.zeros(width, dtype=dtype)
             leaves = x.requires_grad_(), weight.requires_grad_()
             yield partial(backward_of, layers.rms_norm, *leaves, 1e-6, ones=ones)
+            plain = x.detach()
+            yield partial(triton_layers.add_norm, plain, plain, weight.detach(), 1e-6, ones=ones)
     for count in (1, 14):
         x = torch.zeros(1, 32, count, dim, dtype=dtype).transpose(1, 2).requires_grad_()
         angles = torch.zeros(1, 32, dim, dtype=dtype)
         yield partial(backward_of, layers.rotate, x, angles, angles)
+        heads_ = x.detach()
+        yield partial(triton_layers.rotate_both, heads_, heads_, angles, angles, dtype)
     gate, up = (torch.zeros(1, 4, 4864, dtype=dtype, requires_grad=True) for _ in range(2))
     yield partial(backward_of, layers.gated, gate, up, "silu")
 
