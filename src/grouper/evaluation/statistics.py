@@ -91,7 +91,12 @@ def t_quantile(p: float, degrees: int) -> float:
     return float(findroot(excess, NormalDist().inv_cdf(p)))
 
 
-def t_interval(values: Sequence[float], least: float = 0.0, most: float = math.inf) -> Interval:
+def t_interval(
+    values: Sequence[float],
+    least: float = 0.0,
+    most: float = math.inf,
+    confidence: float = CONFIDENCE,
+) -> Interval:
     """Compute Student's interval of a mean: m -+ t s / sqrt(n), with n - 1 degrees of freedom.
 
     The sum of squares in s is `least` at least, and no end is beyond `most`, where no mean can be.
@@ -110,7 +115,7 @@ def t_interval(values: Sequence[float], least: float = 0.0, most: float = math.i
     sum_of_squares = math.fsum((value - mean) ** 2 for value in values)
     sum_of_squares = max(sum_of_squares, least)
     standard_error = math.sqrt(sum_of_squares / (n - 1) / n)
-    half_width = t_quantile(0.5 + CONFIDENCE / 2, n - 1) * standard_error
+    half_width = t_quantile(0.5 + confidence / 2, n - 1) * standard_error
     low = max(-most, mean - half_width)
     high = min(most, mean + half_width)
     return Interval(low, high)
