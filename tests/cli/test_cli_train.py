@@ -269,6 +269,41 @@ def test_several_seeds_end_with_one_table(grouper, small, tmp_path):
     called.refused("the folder already holds a run of this recipe")
 
 
+@pytest.mark.slow
+def test_seeds_are_added_until_there_is_a_verdict(grouper, small, tmp_path):
+    """Or none is left; and the table's interval is the one that was decided by."""
+    words = ["run", "demo", *small, f"output_dir={tmp_path}", "seed=4", "--seeds", 4, "--quiet"]
+    called = grouper(*words, "--until", "99")
+    assert called.code == 0, called.err
+    # Two seeds of four problems say nothing of what the spread is.
+    names = ["demo-seed4", "demo-seed5", "demo-seed6"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert "After 3 of up to 4 seeds, GRPO over SFT: " in called.out
+    assert "That is enough." in called.out
+    assert "3 seeds of demo" in called.out
+    assert "valid after each of up to 4." in called.out
+    again = grouper(*words, "--until", "verdict", "--resume")
+    assert again.code == 0, again.err
+    # The model is too small to learn anything.
+    assert again.out.count("no evidence. Another seed follows.") == 3
+    assert "4 seeds of demo" in again.out
+    assert "After 4 of up to 4 seeds" in again.out
+
+
+@pytest.mark.parametrize("words", [["--until", "verdict"], ["--until", "2", "--seeds", 2]])
+def test_until_needs_seeds_to_choose_from(grouper, words):
+    called = grouper("run", "demo", *words)
+    assert called.code == 2
+    assert "add --seeds N, with N from 3 to 50" in called.err
+
+
+@pytest.mark.parametrize("until", ["better", "0", "-1", "nan", "100"])
+def test_until_is_a_verdict_or_points(grouper, until):
+    called = grouper("run", "demo", "--seeds", 3, "--until", until)
+    assert called.code == 2
+    assert "is neither `verdict` nor a number of points" in called.err
+
+
 def test_seeds_under_torchrun_are_refused(grouper, small, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("os._exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))

@@ -41,12 +41,13 @@ def show_results(comparison: Comparison, *, parts: bool = True) -> None:
     show("")
 
 
-def stages(runs: Sequence[Path], *, on: str = "test") -> Comparison:
+def stages(runs: Sequence[Path], *, on: str = "test", most_seeds: int | None = None) -> Comparison:
     """Compare base, SFT and GRPO of a run, or of several seeds of one recipe.
 
     Args:
         runs: their folders.
         on: the problems, `test` or `validation`; the last evaluation of each phase counts.
+        most_seeds: runs that there may be, where their results decide whether there is another.
 
     Raises:
         ConfigError: nothing was measured on them in one of the runs.
@@ -64,10 +65,13 @@ def stages(runs: Sequence[Path], *, on: str = "test") -> Comparison:
             where=", ".join(map(str, runs)),
             fix="Finish the runs (--resume), or name their evaluations.",
         )
-    return pooled({name: [by_phase[name] for by_phase in by_run] for name in names})
+    arms = {name: [by_phase[name] for by_phase in by_run] for name in names}
+    return pooled(arms, most_seeds=most_seeds)
 
 
-def pooled(arms: Mapping[str, Sequence[EvaluationResult]]) -> Comparison:
+def pooled(
+    arms: Mapping[str, Sequence[EvaluationResult]], *, most_seeds: int | None = None
+) -> Comparison:
     """Compare arms, each the mean of its seeds."""
     from grouper.evaluation.compare import compare, pool
 
@@ -79,4 +83,4 @@ def pooled(arms: Mapping[str, Sequence[EvaluationResult]]) -> Comparison:
             results.append(pool(name, arm_results))
         else:
             results.append(dataclasses.replace(arm_results[0], name=name))
-    return compare(results, seeds=seeds)
+    return compare(results, seeds=seeds, most_seeds=most_seeds)

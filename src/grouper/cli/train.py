@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,23 @@ grouper sft demo --steps 200 && grouper grpo demo --resume sft.steps=200
 GRPO_EXAMPLES = """
 grouper grpo demo grpo.start_from=./my-model name=from-mine
 """
+
+
+class _Until(click.ParamType[float]):
+    """`verdict`, or a number of points: 0 or a share."""
+
+    name = "verdict or points"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        if value == "verdict":
+            return 0.0
+        try:
+            points = float(value)
+        except ValueError:
+            points = math.nan
+        if not 0 < points < 100:
+            self.fail(f"{value!r} is neither `verdict` nor a number of points.", param, ctx)
+        return points / 100
 
 
 def _training_options(function: options.Function) -> options.Function:
@@ -109,6 +127,14 @@ def _training_options(function: options.Function) -> options.Function:
     help="Run with the recipe's seed and the N-1 seeds after it, one run after another, and "
     "compare them.",
 )
+@click.option(
+    "--until",
+    metavar="VERDICT|POINTS",
+    type=_Until(),
+    help="With --seeds, stop before N seeds once the last phase's gain has a verdict other than "
+    "`no evidence`, or its interval over seeds is this many points wide on either side. The "
+    "interval allows for the looks after every seed.",
+)
 @options.trainer_flags
 def run(
     recipe: str | None,
@@ -117,6 +143,7 @@ def run(
     skip_sft: bool,
     skip_grpo: bool,
     seeds: int,
+    until: float | None,
     **settings: Any,
 ) -> None:
     """Run a recipe: base evaluation, SFT, GRPO and a comparison.
@@ -133,7 +160,7 @@ def run(
         overrides = (*overrides, "skip_sft=true")
     if skip_grpo:
         overrides = (*overrides, "skip_grpo=true")
-    _run_phases(("sft", "grpo"), recipe, overrides, seeds=seeds, **settings)
+    _run_phases(("sft", "grpo"), recipe, overrides, seeds=seeds, until=until, **settings)
 
 
 @click.command("sft", cls=TrainingCommand, examples=SFT_EXAMPLES)
@@ -180,6 +207,7 @@ def _run_phases(
     quiet: bool,
     verbose: bool,
     seeds: int = 1,
+    until: float | None = None,
     **flags: Any,
 ) -> None:
     """Train the phases of a command, as far as the recipe does not skip them.
@@ -197,6 +225,8 @@ def _run_phases(
         quiet: print the result only.
         verbose: print every metric.
         seeds: number of runs.
+        until: half width of the interval over seeds that ends them early, a share; 0: a verdict
+            does. None: there are as many as that.
         flags: flags of other trainers, which spell overrides, so that the resolved recipe shows
             them.
     """
@@ -206,10 +236,7 @@ def _run_phases(
     from grouper.runs.trackers import check_trackers
 
     intent = {"resume": resume, "overwrite": overwrite, "allow_changes": allow_changes}
-    if resume and overwrite:
-        raise click.UsageError("--resume continues the run, --overwrite deletes it: give one.")
-    if allow_changes and not resume:
-        raise click.UsageError("--allow-changes is about a run that is continued: add --resume.")
+    _require_consistent(intent, seeds, until)
     name, overrides = _named(recipe, config, overrides)
     if resume:
         name = _run_of_that_name(name, overrides, flags["output_dir"])
@@ -235,12 +262,66 @@ def _run_phases(
     if dry_run:
         _dry_run(opened, intent)
         return
-    runs = [opened] if seeds == 1 else _seeds(opened, seeds)
-    _run_all(runs, intent, nproc=nproc, quiet=quiet, verbose=verbose)
-    if seeds > 1:
-        click.echo(click.style(f"\n{seeds} seeds of {opened.name}", bold=True))
-        folders = [recipe_of_seed.run_folder for recipe_of_seed in runs]
-        show_results(stages(folders), parts=False)
+    switches = {"quiet": quiet, "verbose": verbose}
+    if seeds == 1:
+        for _ in _run_all([opened], intent, nproc=nproc, **switches):
+            pass
+        return
+    finished: list[Path] = []
+    for folder in _run_all(_seeds(opened, seeds), intent, nproc=nproc, **switches):
+        finished.append(folder)
+        if until is not None and len(finished) > 1 and _is_settled(finished, until, seeds):
+            break
+    click.echo(click.style(f"\n{len(finished)} seeds of {opened.name}", bold=True))
+    most_seeds = None if until is None else seeds
+    show_results(stages(finished, most_seeds=most_seeds), parts=False)
+
+
+def _require_consistent(intent: Mapping[str, bool], seeds: int, until: float | None) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        UsageError: they do.
+    """
+    from grouper.evaluation.sequential import MOST_SEEDS
+
+    if intent["resume"] and intent["overwrite"]:
+        raise click.UsageError("--resume continues the run, --overwrite deletes it: give one.")
+    if intent["allow_changes"] and not intent["resume"]:
+        raise click.UsageError("--allow-changes is about a run that is continued: add --resume.")
+    if until is not None and not 2 < seeds <= MOST_SEEDS:
+        raise click.UsageError(
+            "--until decides after each seed whether there is another: add --seeds N, with N "
+            f"from 3 to {MOST_SEEDS}, the most that there may be."
+        )
+
+
+def _is_settled(runs: Sequence[Path], until: float, most: int) -> bool:
+    """Say how far the seeds so far decide the last phase's gain, and whether that is enough.
+
+    Args:
+        runs: their folders, two at least.
+        until: as of `_run_phases`.
+        most: seeds that there may be.
+    """
+    from grouper.evaluation.compare import label
+
+    comparison = stages(runs, most_seeds=most)
+    if not comparison.differences or comparison.last_stage.seeds is None:
+        warn("--until needs two phases measured on the same problems: there is nothing to decide.")
+        return False
+    gain = comparison.last_stage
+    interval = gain.seeds
+    assert interval is not None
+    half = (interval.high - interval.low) / 2
+    settled = half <= until if until else gain.verdict != "no evidence"
+    click.echo(
+        f"\nAfter {len(runs)} of up to {most} seeds, {label(gain.after)} over "
+        f"{label(gain.before)}: {100 * gain.paired.difference:+.1f} points "
+        f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}], {gain.verdict}. "
+        f"{'That is enough.' if settled else 'Another seed follows.'}"
+    )
+    return settled
 
 
 def _print_notes(notes: Sequence[str]) -> None:
@@ -264,8 +345,8 @@ def _require_same_folder(name: str, opened: Recipe) -> None:
 
 def _run_all(
     runs: Sequence[Recipe], intent: dict[str, bool], *, nproc: int, quiet: bool, verbose: bool
-) -> None:
-    """Run recipes one after another, each in `nproc` processes."""
+) -> Iterator[Path]:
+    """Run recipes one after another, each in `nproc` processes, and yield the folder of each."""
     from grouper.config.loading import recipe_hash, resolved_yaml
     from grouper.runs.folder import RunFolder
 
@@ -285,9 +366,11 @@ def _run_all(
                 code = launch(nproc, ["run", str(file), *options])
                 if code:
                     sys.exit(code)
+            yield recipe.run_folder
         return
     for recipe in runs:
         _train(recipe, intent, quiet=quiet, verbose=verbose)
+        yield recipe.run_folder
 
 
 def _seeds(recipe: Recipe, count: int) -> list[Recipe]:

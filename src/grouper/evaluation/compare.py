@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from grouper.errors import DataError
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
+from grouper.evaluation.sequential import sequential_interval
 from grouper.evaluation.statistics import (
     Interval,
     PairedComparison,
@@ -41,6 +42,9 @@ class Difference:
     of both stages together."""
     seeds: Interval | None = None
     """The interval of the difference over several seeds of one recipe."""
+    most_seeds: int | None = None
+    """Seeds there might have been, where results decided after each whether to add another; the
+    interval over seeds is then wider (`sequential`)."""
 
     @property
     def verdict(self) -> Verdict:
@@ -62,6 +66,12 @@ class Comparison:
     """Problems that are not in all of the results, or in one with another reference."""
     seeds: Mapping[str, Sequence[EvaluationResult]] = field(default_factory=dict)
     """The seeds of each result that is pooled from several."""
+
+    @property
+    def last_stage(self) -> Difference:
+        """The difference of the last result from the one before it."""
+        pairs = len(self.results) - 1
+        return self.differences[pairs - 1]
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -87,12 +97,14 @@ def compare(
     results: Sequence[EvaluationResult],
     *,
     seeds: Mapping[str, Sequence[EvaluationResult]] | None = None,
+    most_seeds: int | None = None,
 ) -> Comparison:
     """Compare results on the problems that they share, in the order given (base, SFT, GRPO).
 
     Args:
         results: results with different names.
         seeds: the seeds of the results that `pool` has combined.
+        most_seeds: as of `Difference`.
 
     Raises:
         DataError: they share no problem, or none that was scored in all of them.
@@ -148,7 +160,8 @@ def compare(
                 after=after.name,
                 paired=paired,
                 causes=pair_causes,
-                seeds=_interval_over_seeds(seeds_before, seeds_after),
+                seeds=_interval_over_seeds(seeds_before, seeds_after, most_seeds),
+                most_seeds=most_seeds,
             )
         )
     return Comparison(
@@ -228,6 +241,7 @@ def _of_problems(
 def _interval_over_seeds(
     before: Sequence[EvaluationResult] | None,
     after: Sequence[EvaluationResult] | None,
+    most_seeds: int | None,
 ) -> Interval | None:
     """Return the interval of a difference over paired seeds; None without several."""
     if before is None or after is None:
@@ -239,6 +253,8 @@ def _interval_over_seeds(
     fewest_items = min(len(seed.slim) for seed in (*before, *after))
     # Where seeds agree, as wide as if one completion of one seed had come out differently.
     least = (n - 1) / n / max(1, fewest_items) ** 2
+    if most_seeds is not None:
+        return sequential_interval(changes, most_seeds, least=least, furthest=1.0)
     return t_interval(changes, least=least, most=1.0)
 
 

@@ -274,7 +274,10 @@ def _notes_on_differences(comparison: Comparison) -> Iterator[str]:
         seeds_before = len(comparison.seeds.get(difference.before, [0]))
         seeds_after = len(comparison.seeds.get(difference.after, [0]))
         if difference.seeds is not None:
-            yield f"Over {seeds_after} seeds {title}: {_points(difference.seeds)}."
+            how = ""
+            if difference.most_seeds is not None:
+                how = f", valid after each of up to {difference.most_seeds}"
+            yield f"Over {seeds_after} seeds {title}: {_points(difference.seeds)}{how}."
         elif max(seeds_before, seeds_after) > 1:
             yield (
                 f"No interval over seeds of {title}, which have "
