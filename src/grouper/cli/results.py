@@ -30,6 +30,7 @@ def show_results(comparison: Comparison, *, parts: bool = True) -> None:
     tables: list[Table] = []
     if parts:
         tables.append(result_tables.answers_table(results))
+        tables += result_tables.curve_tables(results)
     metrics = result_tables.metrics_table(results)
     if metrics is not None:
         tables.append(metrics)

@@ -416,6 +416,7 @@ def _item(
         stage=grade.stage,
         finish_reason=completion.finish_reason,
         tokens=len(completion.token_ids),
+        logprob=drawn.logprob,
         **observed,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from array import array
@@ -114,6 +115,8 @@ class Drawn(NamedTuple):
     grade: Grade
     lenient: Verdict
     """The verdict on the answer found in any format."""
+    logprob: float
+    """Mean log-prob of the sampled tokens."""
 
 
 def _drawn(row: Mapping[str, Any]) -> Drawn:
@@ -125,7 +128,18 @@ def _drawn(row: Mapping[str, Any]) -> Drawn:
         completion=Completion.bare(token_ids, text, finish_reason, policy_version),
         grade=Grade(**fields_of_grade),
         lenient=Verdict(row["lenient"]),
+        logprob=float(row["logprob"]),
     )
+
+
+def _mean_logprob(completion: Completion) -> float:
+    """Return the mean log-prob of the tokens that the model sampled."""
+    sampled = [
+        logprob
+        for logprob, is_sampled in zip(completion.logprobs, completion.sampled, strict=True)
+        if is_sampled
+    ]
+    return math.fsum(sampled) / max(1, len(sampled))
 
 
 def _place_of(line: bytes, count: int, *, check: bool) -> int | None:
@@ -259,6 +273,7 @@ class PartialEvaluation:
             ),
             "grade": {name: getattr(grade, name) for name in grade.__slots__},
             "lenient": lenient,
+            "logprob": _mean_logprob(completion),
         }
         append_line(self.folder / f"{rank}.jsonl", row)
 

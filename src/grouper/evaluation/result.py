@@ -96,6 +96,9 @@ class EvaluationItem:
     """The weighted sum of the rewards; also None where one with a weight was not scored."""
     lenient_verdict: Verdict | None = None
     """The verdict on the answer found in any format; None where this was not measured."""
+    logprob: float | None = None
+    """Mean log-prob of the sampled tokens in nats: how certain the model was; None where it was not
+    kept."""
 
     @property
     def outcome(self) -> Outcome:
@@ -219,7 +222,7 @@ class EvaluationResult:
     def lenient(self) -> Accuracy | None:
         """Accuracy in any format; the gap to `overall` is due to format. None: not measured."""
         scores: dict[str, list[float]] = {}
-        for item in self._scored_items:
+        for item in self.scored_items:
             if item.lenient is None:
                 return None
             scores.setdefault(item.problem_id, []).append(float(item.lenient))
@@ -259,8 +262,8 @@ class EvaluationResult:
             seed_number = item.sample // self.samples
             return seed_number, item.problem_id
 
-        ballots = _group(self._scored_items, ballot_of)
-        return mean_of(_majority(ballot) for ballot in ballots.values())
+        ballots = group_by(self.scored_items, ballot_of)
+        return mean_of(majority_of(ballot) for ballot in ballots.values())
 
     @cached_property
     def lenient_counts(self) -> dict[Outcome, int] | None:
@@ -321,7 +324,7 @@ class EvaluationResult:
 
         A problem is in each range that one of its samples is in.
         """
-        ranges = _group(self._scored_items, lambda item: item.tokens.bit_length())
+        ranges = group_by(self.scored_items, lambda item: item.tokens.bit_length())
         accuracies = {}
         for bits, items in sorted(ranges.items()):
             name = f"{2 ** (bits - 1)}-{2**bits - 1}"
@@ -383,10 +386,10 @@ class EvaluationResult:
     @cached_property
     def _scored(self) -> dict[str, list[float]]:
         """Problem id -> score of each sample."""
-        return _scores(self._scored_items)
+        return _scores(self.scored_items)
 
     @cached_property
-    def _scored_items(self) -> tuple[EvaluationItem, ...]:
+    def scored_items(self) -> tuple[EvaluationItem, ...]:
         """The items of problems whose samples were all scored."""
         not_scored = {item.problem_id for item in self.slim if item.verdict is Verdict.NOT_SCORED}
         return tuple(item for item in self.slim if item.problem_id not in not_scored)
@@ -396,7 +399,7 @@ class EvaluationResult:
     ) -> dict[str, dict[str, float]]:
         """Return subject or level -> component (and `total`) -> mean."""
         with_rewards = [item for item in self.slim if item.rewards is not None]
-        groups = _group(with_rewards, name_of)
+        groups = group_by(with_rewards, name_of)
         means = {}
         for name, items in sorted(groups.items()):
             total = mean_of(item.reward for item in items)
@@ -406,7 +409,7 @@ class EvaluationResult:
     def _accuracies(self, name_of: Callable[[EvaluationItem], str | None]) -> dict[str, Accuracy]:
         """Return subject or level -> accuracy; a problem belongs to that of its last item."""
         names = {item.problem_id: name_of(item) for item in self.slim}
-        groups = _group(self._scored, names.__getitem__)
+        groups = group_by(self._scored, names.__getitem__)
         accuracies = {}
         for name, problem_ids in sorted(groups.items()):
             scores = [self._scored[problem_id] for problem_id in problem_ids]
@@ -431,9 +434,9 @@ def _count(outcomes: Iterable[Outcome | None]) -> dict[Outcome, int]:
     return {outcome: counts[outcome] for outcome in OUTCOMES}
 
 
-def _majority(ballot: Sequence[EvaluationItem]) -> float:
+def majority_of(ballot: Sequence[EvaluationItem]) -> float:
     """Return the share of the most frequent answers of one problem that are right."""
-    votes = _group(ballot, lambda item: item.extracted and _as_vote(item.extracted))
+    votes = group_by(ballot, lambda item: item.extracted and _as_vote(item.extracted))
     if not votes:
         return 0.0
     most = max(len(items) for items in votes.values())
@@ -477,7 +480,7 @@ def _mean_rewards(items: Sequence[EvaluationItem]) -> dict[str, float]:
     return {name: mean_of(components.get(name) for components in rewards) for name in names}
 
 
-def _group(
+def group_by(
     elements: Iterable[Element], key: Callable[[Element], Key | None]
 ) -> dict[Key, list[Element]]:
     """Group elements by key, in their order; those without a key are left out."""

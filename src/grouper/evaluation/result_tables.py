@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from grouper.errors import DataError, plural
+from grouper.evaluation.budgets import BudgetPoint, SamplesPoint, budget_curve, samples_curve
 from grouper.evaluation.compare import CAUSES, Comparison, Difference, compare, label
 from grouper.evaluation.result import OUTCOME_NAMES, OUTCOMES, Accuracy, EvaluationResult, Outcome
 from grouper.evaluation.statistics import CONFIDENCE, Interval, Verdict
@@ -190,6 +191,46 @@ def answers_table(results: Sequence[EvaluationResult]) -> Table:
     rows.append(["tokens, others", *tokens_wrong])
     # A column per model, since there may be any number of k.
     titles = ["answers", *(label(result.name) for result in results)]
+    return table(titles, rows)
+
+
+def curve_tables(results: Sequence[EvaluationResult]) -> list[Table]:
+    """Return the tables of accuracy against tokens: of a completion, and of several samples."""
+    tables = []
+    curves = [budget_curve(result) for result in results]
+    if all(curves):
+        tables.append(_budgets_table(results, curves))
+    samples = [(label(result.name), samples_curve(result)) for result in results]
+    if any(curve for _, curve in samples):
+        tables.append(_samples_table(samples))
+    return tables
+
+
+def _budgets_table(
+    results: Sequence[EvaluationResult], curves: Sequence[Sequence[BudgetPoint]]
+) -> Table:
+    """Make a table with a row per budget, and a column per model."""
+    rows = []
+    for points in zip(*curves, strict=True):
+        cells = []
+        for point in points:
+            shares = (point.accuracy.mean, point.attempted, point.precision)
+            cells.append(" / ".join(_percent(share) for share in shares))
+        budgets = dict.fromkeys(f"{point.tokens:,}" for point in points)
+        rows.append([" or ".join(budgets), *cells])
+    models = [label(result.name) for result in results]
+    return table(["tokens: right / answered / right of these %", *models], rows)
+
+
+def _samples_table(curves: Iterable[tuple[str, Sequence[SamplesPoint]]]) -> Table:
+    """Make a table with a row per model and number of samples."""
+    rows = []
+    for name, curve in curves:
+        for point in curve:
+            shares = (point.average, point.majority, point.certain, point.best)
+            cells = [_percent(share) for share in shares]
+            rows.append([name, str(point.k), f"{point.tokens:,.0f}", *cells])
+    titles = ["samples", "k", "tokens a problem", "avg@k", "maj@k", "most certain of k", "pass@k"]
     return table(titles, rows)
 
 

@@ -11,6 +11,7 @@ from grouper.evaluation.compare import label
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.result_tables import (
     answers_table,
+    curve_tables,
     metrics_table,
     part_tables,
     result_blocks,
@@ -56,7 +57,7 @@ def _results(views: Views) -> Iterator[Section]:
         measured_runs += bool(tests)
         for split, results in tests.items():
             heading = f"Results on {split}" if len(views) == 1 else f"{name}: results on {split}"
-            section = [*result_blocks(results), answers_table(results)]
+            section = [*result_blocks(results), answers_table(results), *curve_tables(results)]
             metrics = metrics_table(results)
             if metrics is not None:
                 section.append(metrics)
