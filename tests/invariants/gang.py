@@ -27,6 +27,7 @@ from peft import LoraConfig, get_peft_model
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_models import (
@@ -42,13 +43,16 @@ from tiny_models import (
 )
 
 from grouper import api
-from grouper.algorithms.batching import TrainBatch
+from grouper.advice.tracing import Live
+from grouper.algorithms.batching import Rows, TrainBatch
 from grouper.algorithms.weighting import sequence_mean
 from grouper.cli.main import main
-from grouper.config.schema import GradingConfig, GRPOConfig, OptimizerConfig
+from grouper.config.schema import GradingConfig, GRPOConfig, ModelConfig, OptimizerConfig
 from grouper.errors import ModelError, RunFolderError
 from grouper.evaluation.evaluate import Measurement, measure
 from grouper.grading import Grader
+from grouper.models.device import DTYPES, on_device
+from grouper.models.loading import _as_policy, _new_adapter
 from grouper.models.policy import Policy, TokenOutputs
 from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import SampleRequest, draw_seed
@@ -75,6 +79,7 @@ from grouper.training.update import (
     UpdateResult,
     accumulate_gradient,
     grpo_objective,
+    sft_objective,
     update,
 )
 from grouper.types import AnswerContract, AnswerKind, Problem, SamplingParams
@@ -421,6 +426,48 @@ def master_weights(folder: str) -> dict[str, Any]:
     }
 
 
+def held(engine: str, case: dict[str, Any]) -> dict[str, int]:
+    """Bytes of all tensors of a process: when its model is loaded, in an update, and after it.
+
+    Args:
+        engine: `ddp` or `fsdp`.
+        case: the model's settings and shape, the rows of a slice, and the slices of a process.
+    """
+    processes = join_processes()
+    settings = ModelConfig(path="x", **case["model"])
+    shape = AutoConfig.for_model(**case["shape"])
+    dtype = DTYPES[settings.dtype]
+    model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation="sdpa")
+    adapter = None
+    if settings.lora is not None:
+        adapter = _new_adapter(model, settings.lora, "", seed=0)
+    policy = _as_policy(model, adapter, on_device(settings, "cpu"))
+    copied = None if case["copy"] is None else DTYPES[case["copy"]]
+    rows = Rows(**case["rows"])
+    budget = rows.tokens
+    batch = replace(rows, count=rows.count * case["slices"] * processes.size).batch(
+        shape.vocab_size
+    )
+    with Live() as live:
+        for tensor in (*policy.parameters(), *policy.buffers()):
+            live.count(tensor)
+        weights = SamplingWeights(policy, copied, copy_now=engine == "fsdp")
+        weights.current()
+        loaded = live.peak
+        replica = make_parallel(policy, processes, engine)
+        optimizer = make_optimizer(policy, OptimizerConfig())
+        arguments: dict[str, Any] = {"scale": 1.0, "max_grad_norm": 1.0, "token_budget": budget}
+        update(replica, batch, sft_objective, optimizer, **arguments)
+        live.peak = live.bytes
+        assert update(replica, batch, sft_objective, optimizer, **arguments).applied
+        updated = live.peak
+        live.peak = live.bytes
+        weights.current()
+        answer = {"load": loaded, "update": updated, "refresh": live.peak, "between": live.bytes}
+    leave_processes()
+    return answer
+
+
 def on_the_cpu() -> list[str]:
     """Where the weights are that are split on a machine with a GPU, which the run does not use."""
     processes = join_processes()
@@ -667,6 +714,7 @@ JOBS: dict[str, Callable[..., Any]] = {
     "sharded_gradients": lambda size: fork_all(size, sharded_gradients),
     "overflow": lambda size, engine: fork_all(size, lambda: overflow(engine)),
     "master_weights": lambda size, folder: fork_all(size, lambda: master_weights(folder)),
+    "held": lambda size, engine, case: fork_all(size, lambda: held(engine, json.loads(case))),
     "on_the_cpu": lambda size: fork_all(size, on_the_cpu),
     "sharing": lambda size: {
         str(count): fork_all(size, lambda count=count: sharing(count)) for count in (1, 3, 8)
