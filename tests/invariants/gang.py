@@ -461,9 +461,10 @@ def held(engine: str, case: dict[str, Any]) -> dict[str, int]:
         live.peak = live.bytes
         assert update(replica, batch, sft_objective, optimizer, **arguments).applied
         updated = live.peak
-        live.peak = live.bytes
+        between = live.bytes
+        live.peak = between
         weights.current()
-        answer = {"load": loaded, "update": updated, "refresh": live.peak, "between": live.bytes}
+        answer = {"load": loaded, "update": updated, "between": between, "refresh": live.peak}
     leave_processes()
     return answer
 

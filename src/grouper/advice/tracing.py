@@ -64,13 +64,13 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
                 self._resized(id(storage), size)
             return result
 
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]  # put back below
         super().__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]  # as before
 
     def count(self, tensor: Tensor) -> None:
         """Count the storage of a tensor, or of this process's shard of it, until it is freed."""
@@ -169,22 +169,22 @@ class Tracer:
         """
         hidden_states = self._prepare(rows.batch(self.policy.vocabulary))
 
-        def logprobs_of_rows() -> Tensor:
+        def scores(targets: Tensor) -> tuple[Tensor, Tensor]:
             hidden = hidden_states()
-            targets = torch.empty(rows.count * rows.completion, dtype=torch.int64)
-            return self.policy.score(hidden, targets, 1.0, entropy_gradient=False)[0]
+            return self.policy.score(hidden, targets, 1.0, entropy_gradient=False)
 
         # In the place of the module's own, so that a call gathers split weights.
-        self.policy.forward = logprobs_of_rows  # type: ignore[method-assign,assignment]
+        self.policy.forward = scores  # type: ignore[method-assign,assignment]  # no batch
         with self._run() as live:
             trainable = list(self.policy.trainable().values())
             for parameter in trainable:
                 parameter.grad = torch.zeros_like(parameter) if accumulated else None
             base = live.bytes
-            logprobs: Tensor = self.policy()
+            targets = torch.empty(rows.count * rows.completion, dtype=torch.int64)
+            logprobs, _ = self.policy(targets)
             for_backward = live.bytes - base
             loss = (logprobs * torch.empty_like(logprobs)).sum()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss.backward()
         return for_backward, live.peak - base
 
     def gathering(self) -> int:
