@@ -15,7 +15,7 @@ from grouper.advice.plan import Prepared, RunPlan, _Planner, plan_run
 from grouper.advice.tracing import Tracer
 from grouper.algorithms.batching import Rows
 from grouper.config.loading import load_recipe
-from grouper.errors import ModelError
+from grouper.errors import ConfigError, ModelError
 from grouper.models.divergences import HEAD_TENSORS, TENSORS
 from grouper.models.new_model import make_new_model
 from grouper.models.token_scores import chunk_rows
@@ -286,3 +286,73 @@ def test_a_teacher_is_counted_where_it_is(tmp_path: Path) -> None:
     elsewhere = parts(setting, "grpo.teacher.device=cuda")
     assert elsewhere["grpo update"].teacher == 0
     assert parts(setting, "grpo.teacher.quantization=4bit")["grpo update"].teacher < size
+
+
+def test_processes_share_rows_and_completions() -> None:
+    """DDP: weights, gradients and optimizer states are whole; what a process computes is a part."""
+    alone = {part.name: part for part in plan("skip_sft=true", with_cards=False).memory}
+    shared = plan("skip_sft=true", with_cards=False, processes=4)
+    (note,) = shared.notes
+    assert "each of 4 processes (ddp)" in note
+    assert [part.name for part in shared.memory] == list(alone)
+    for part in shared.memory:
+        one = alone[part.name]
+        assert (part.weights, part.gradients, part.optimizer, part.sampling_copy) == (
+            one.weights,
+            one.gradients,
+            one.optimizer,
+            0,
+        )
+        assert part.cache <= one.cache / 3
+        assert part.activations < 0.4 * one.activations
+
+
+def test_split_weights_are_planned_as_shards() -> None:
+    found = plan("skip_sft=true", "parallel=fsdp", with_cards=False, processes=4)
+    (note,) = found.notes
+    assert "each of 4 processes (fsdp)" in note
+    whole = 4 * found.parameters
+    load, update, *sampled = found.memory
+    assert load.name == "load"
+    buffers = load.weights - whole
+    assert 0 < buffers < 1000, "frequencies of rotary embeddings"
+    assert load.sampling_copy == whole
+    assert update.name == "grpo update"
+    for part in (update, *sampled):
+        # A little more than a quarter: rows of a weight are not always a multiple of 4.
+        assert whole / 4 < part.weights - buffers < 1.02 * whole / 4
+        assert part.optimizer == pytest.approx(2 * part.weights, rel=0.02)
+        assert part.sampling_copy == whole
+    assert update.gradients == pytest.approx(whole / 4, rel=0.02)
+
+
+def test_a_plan_of_one_process_says_that_nothing_is_split(demo: RunPlan) -> None:
+    (note,) = plan("parallel=fsdp", with_cards=False).notes
+    assert "--nproc N" in note
+    assert demo.notes == ()
+
+
+def test_more_processes_than_rows_are_refused() -> None:
+    with pytest.raises(ConfigError, match="a step of grpo has 8 rows") as refused:
+        plan("skip_sft=true", "grpo.prompts_per_step=1", "grpo.group_size=8", processes=9)
+    assert "Use --nproc 8 or fewer" in str(refused.value)
+    with pytest.raises(ConfigError, match="a step of sft has 2 rows"):
+        plan("sft.batch_size=2", processes=3)
+
+
+def test_what_several_processes_cannot_share_is_refused() -> None:
+    """By the rule of a run, before anything is traced."""
+    with pytest.raises(ConfigError, match="cannot be split over processes"):
+        plan("parallel=fsdp", "grpo.optimizer.name=adamw_8bit", processes=2)
+    with pytest.raises(ConfigError, match="mode colocate is for one training process"):
+        plan("sampling.engine=vllm", "sampling.vllm.mode=colocate", processes=2)
+
+
+@pytest.mark.slow
+def test_the_largest_setting_is_all_rows_of_a_process() -> None:
+    """Larger ones change nothing: a step is cut so that it reaches every process."""
+    (one, *_), (several, *_) = (plan("skip_sft=true", processes=size).cards for size in (1, 4))
+    whole = one.tokens_per_micro_batch["grpo"]
+    part = several.tokens_per_micro_batch["grpo"]
+    assert whole is not None
+    assert part == -(-whole // 4)

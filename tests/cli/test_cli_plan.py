@@ -41,3 +41,28 @@ def test_a_terminal_shows_that_it_goes_on(grouper, monkeypatch):
     monkeypatch.setattr("grouper.cli.plan.progress", lambda: display)
     grouper("plan", "demo", "model.new=null", "model.path=no/such-model").refused("no/such-model")
     assert "planning" in out.getvalue()
+
+
+@pytest.mark.slow
+def test_each_of_several_processes(grouper):
+    done = grouper("plan", "demo", *SMALL, "--nproc", "2", "parallel=fsdp", "skip_sft=true")
+    assert done.code == 0, done.err
+    for text in ("in 2 processes", "at the peak of each process", "load", "(fsdp)"):
+        assert text in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--nproc", "1", "parallel=fsdp"), "fsdp splits the weights over several processes"),
+        (("--nproc", "5000"), "some processes would never train on one"),
+    ],
+)
+def test_processes_that_make_no_sense_are_one_paragraph(grouper, arguments, text):
+    grouper("plan", "demo", *SMALL, *arguments).refused("--nproc", text)
+
+
+def test_no_process_at_all_is_refused_as_every_number_out_of_range(grouper):
+    done = grouper("plan", "demo", "--nproc", "0")
+    assert done.code == 2
+    assert "Invalid value for '--nproc': 0 is not in the range x>=1." in done.err

@@ -15,6 +15,7 @@ import socket
 import sys
 import traceback
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,10 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_models import (
@@ -39,14 +43,17 @@ from tiny_models import (
 )
 
 from grouper import api
-from grouper.algorithms.batching import TrainBatch
+from grouper.advice.tracing import Live
+from grouper.algorithms.batching import Rows, TrainBatch
 from grouper.algorithms.weighting import sequence_mean
 from grouper.cli.main import main
-from grouper.config.schema import GradingConfig, GRPOConfig, OptimizerConfig
+from grouper.config.schema import GradingConfig, GRPOConfig, ModelConfig, OptimizerConfig
 from grouper.errors import ModelError, RunFolderError
 from grouper.evaluation.evaluate import Measurement, measure
 from grouper.grading import Grader
-from grouper.models.policy import Policy
+from grouper.models.device import DTYPES, on_device
+from grouper.models.loading import _as_policy, _new_adapter
+from grouper.models.policy import Policy, TokenOutputs
 from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import SampleRequest, draw_seed
 from grouper.sampling.native import NativeSampler
@@ -66,7 +73,15 @@ from grouper.training.parallel import (
 )
 from grouper.training.saved_state import find_damage
 from grouper.training.state import TrainState
-from grouper.training.update import Scorer, accumulate_gradient, grpo_objective
+from grouper.training.update import (
+    Objective,
+    Scorer,
+    UpdateResult,
+    accumulate_gradient,
+    grpo_objective,
+    sft_objective,
+    update,
+)
 from grouper.types import AnswerContract, AnswerKind, Problem, SamplingParams
 
 PATIENCE = 100.0
@@ -209,6 +224,249 @@ def taught_gradients() -> dict[str, float]:
                 worst[f"{engine} lora={lora} budget={budget}"] = max(gaps)
     leave_processes()
     return worst
+
+
+def rounded_policy(family: str, products: torch.dtype, *, lora: bool, checkpointed: bool) -> Policy:
+    """A policy with products in half precision; with LoRA over a bfloat16 base."""
+    if not lora:
+        model = tiny_model(family)
+        return Policy(model, compute_dtype=products, gradient_checkpointing=checkpointed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        adapter = get_peft_model(
+            tiny_model(family, dtype=torch.bfloat16),
+            LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False),
+            autocast_adapter_dtype=True,
+        )
+    model = adapter.get_base_model()
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    assert dtypes == {torch.float32, torch.bfloat16}
+    return Policy(
+        model, adapter=adapter, compute_dtype=products, gradient_checkpointing=checkpointed
+    )
+
+
+class Collectives(TorchDispatchMode):
+    """Notes the dtypes of what FSDP gathers and sums, and their bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gathered: Counter[str] = Counter()
+        self.summed: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in {"_allgather_base_", "_reduce_scatter_base_"}:
+            counts = self.gathered if name == "_allgather_base_" else self.summed
+            counts[str(args[1].dtype).removeprefix("torch.")] += args[1].nbytes
+        return func(*args, **(kwargs or {}))
+
+
+def rounded_gradients() -> dict[str, Any]:
+    """The largest relative difference to one process with autocast, and what is sent."""
+    processes = join_processes()
+    batch = step_batch().to("cpu", torch.float32)
+    objective = grpo_objective(GRPOConfig())
+    cases = [
+        ("qwen3", False, False),
+        ("qwen3", False, True),
+        ("gemma2", False, True),  # a layer ends with a norm
+        ("gpt2", False, False),  # its norms take no weights in half precision
+        ("qwen3", True, False),
+    ]
+    answers = {}
+    for family, lora, checkpointed in cases:
+        for products in (torch.bfloat16, torch.float16):
+            if (family == "gemma2" or lora) and products is torch.float16:
+                continue
+            make = partial(rounded_policy, family, products, lora=lora, checkpointed=checkpointed)
+            for budget in (10_000, 40):
+                replica = make_parallel(make(), processes, "fsdp")
+                slices = [part.batch for part in replica.slices(batch, budget)]
+                with Collectives() as collectives:
+                    accumulate_gradient(replica, batch, objective, token_budget=budget)
+                # In the same slices, since products of other sizes are rounded differently.
+                alone = ParallelPolicy(make(), ProcessGroup())
+                tokens = int(batch.prompt_lengths.sum() + batch.completion_lengths.sum())
+                largest = min(budget, -(-tokens // processes.size))
+                accumulate_gradient(alone, batch, objective, token_budget=largest)
+                gradients = replica.policy.trainable()
+                gaps = []
+                for name, parameter in alone.policy.trainable().items():
+                    assert parameter.grad is not None, name
+                    whole = unsharded(gradients[name].grad)
+                    assert whole.dtype == torch.float32
+                    gap = (whole - parameter.grad).norm() / parameter.grad.norm()
+                    gaps.append(float(gap))
+                key = f"{family} lora={lora} checkpointed={checkpointed} {products} {budget}"
+                answers[key] = {
+                    "gap": max(gaps),
+                    "slices": len(slices),
+                    "gathered": collectives.gathered,
+                    "summed": collectives.summed,
+                }
+    leave_processes()
+    return answers
+
+
+def sharded_gradients() -> list[dict[str, Any]]:
+    """The gradients that a process holds after each slice of a step, and at its end."""
+    processes = join_processes()
+    replica = make_parallel(policy_of("qwen3", lora=False), processes, "fsdp")
+    notes: list[dict[str, Any]] = []
+
+    def note(*_: Any) -> None:
+        whole = 0  # gradients that are not, or not only, a shard
+        for module in replica.policy.modules():
+            if not isinstance(module, FSDPModule):
+                continue
+            group = module._get_fsdp_state()._fsdp_param_group
+            for parameter in () if group is None else group.fsdp_params:
+                whole += parameter.unsharded_accumulated_grad is not None
+                unsharded_parameter = getattr(parameter, "_unsharded_param", None)
+                whole += getattr(unsharded_parameter, "grad", None) is not None
+        held = [p.grad for p in replica.policy.parameters() if p.grad is not None]
+        local = [g.to_local().numel() for g in held if isinstance(g, DTensor)]
+        notes.append(
+            {
+                "gradients": len(held),
+                "sharded": len(local),
+                "whole": whole,
+                "elements": sum(local),
+                "of": sum(p.numel() for p in replica.policy.parameters()),
+            }
+        )
+
+    # Before a slice is after the one before it. FSDP's own hook would gather the root's weights.
+    replica.policy.register_forward_pre_hook(note, prepend=True)
+    accumulate_gradient(replica, step_batch(), grpo_objective(GRPOConfig()), token_budget=40)
+    note()
+    leave_processes()
+    return notes
+
+
+def overflow(engine: str) -> dict[str, Any]:
+    """A step in float16 whose gradient overflows once, on the last process."""
+    processes = join_processes()
+    batch = step_batch().to("cpu", torch.float32)
+    objective = grpo_objective(GRPOConfig())
+    attempts = []
+
+    def loss(outputs: TokenOutputs, rows: TrainBatch) -> Any:
+        attempts.append(rows)
+        if len(attempts) == 1 and processes.rank == processes.size - 1:
+            outputs.logprobs.register_hook(lambda gradient: gradient * 1e30)
+        return objective.loss(outputs, rows)
+
+    def step(replica: ParallelPolicy, objective: Objective) -> tuple[UpdateResult, Optimizer]:
+        optimizer = make_optimizer(replica.policy, OptimizerConfig(learning_rate=1e-3, eps=1e-3))
+        settings: dict[str, Any] = {"scale": 1.0, "max_grad_norm": 1.0, "token_budget": 40}
+        return update(replica, batch, objective, optimizer, **settings), optimizer
+
+    make = partial(rounded_policy, "qwen3", torch.float16, lora=False, checkpointed=False)
+    alone = ParallelPolicy(make(), ProcessGroup())
+    step(alone, objective)
+    replica = make_parallel(make(), processes, engine)
+    result, optimizer = step(replica, replace(objective, loss=loss))
+    gaps = []
+    pairs = zip(replica.policy.parameters(), alone.policy.parameters(), strict=True)
+    for ours, expected in pairs:
+        gaps.append(float((unsharded(ours) - expected).detach().abs().max()))
+    leave_processes()
+    assert optimizer.loss_scale is not None
+    return {
+        "applied": result.applied,
+        "events": result.events,
+        "scale": optimizer.loss_scale.value,
+        "gap": max(gaps),
+    }
+
+
+def master_weights(folder: str) -> dict[str, Any]:
+    """Two steps of bfloat16 weights with float32 masters, compared with those of one process."""
+    processes = join_processes()
+    batch = step_batch().to("cpu", torch.float32)
+    config = OptimizerConfig(learning_rate=1e-3, eps=1e-3, master_weights=True)
+    objective = grpo_objective(GRPOConfig())
+    optimizers = []
+    for members in (ProcessGroup(), processes):
+        policy = Policy(tiny_model("qwen3", dtype=torch.bfloat16))
+        replica = make_parallel(policy, members, "fsdp")
+        optimizer = make_optimizer(policy, config)
+        for _ in range(2):
+            result = update(
+                replica, batch, objective, optimizer, scale=1.0, max_grad_norm=None, token_budget=40
+            )
+            assert result.applied
+        optimizers.append(optimizer)
+    expected = dict(optimizers[0].state_dict())
+    state = optimizers[1].state_dict()
+    gaps = []
+    for key, value in state.items():
+        if key.endswith(".master"):
+            assert isinstance(value, DTensor)
+            gaps.append(float((unsharded(value) - expected[key]).abs().max()))
+    # Read by an optimizer that has stepped nothing.
+    save_optimizer(optimizers[1], Path(folder), processes, named=Path(folder))
+    reader = make_optimizer(replica.policy, config)
+    load_optimizer(reader, Path(folder))
+    read = reader.state_dict()
+    same = [bool((unsharded(value) == unsharded(read[key])).all()) for key, value in state.items()]
+    rounded = []
+    for weight, master in optimizers[1]._masters:
+        difference = unsharded(weight.detach()) - unsharded(master.detach()).bfloat16()
+        rounded.append(float(difference.abs().max()))
+    leave_processes()
+    return {
+        "masters": len(gaps),
+        "weights": len(list(replica.policy.parameters())),
+        "gap": max(gaps),
+        "rounded": max(rounded),
+        "read again": all(same) and state.keys() == read.keys(),
+    }
+
+
+def held(engine: str, case: dict[str, Any]) -> dict[str, int]:
+    """Bytes of all tensors of a process: when its model is loaded, in an update, and after it.
+
+    Args:
+        engine: `ddp` or `fsdp`.
+        case: the model's settings and shape, the rows of a slice, and the slices of a process.
+    """
+    processes = join_processes()
+    settings = ModelConfig(path="x", **case["model"])
+    shape = AutoConfig.for_model(**case["shape"])
+    dtype = DTYPES[settings.dtype]
+    model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation="sdpa")
+    adapter = None
+    if settings.lora is not None:
+        adapter = _new_adapter(model, settings.lora, "", seed=0)
+    policy = _as_policy(model, adapter, on_device(settings, "cpu"))
+    copied = None if case["copy"] is None else DTYPES[case["copy"]]
+    rows = Rows(**case["rows"])
+    budget = rows.tokens
+    batch = replace(rows, count=rows.count * case["slices"] * processes.size).batch(
+        shape.vocab_size
+    )
+    with Live() as live:
+        for tensor in (*policy.parameters(), *policy.buffers()):
+            live.count(tensor)
+        weights = SamplingWeights(policy, copied, copy_now=engine == "fsdp")
+        weights.current()
+        loaded = live.peak
+        replica = make_parallel(policy, processes, engine)
+        optimizer = make_optimizer(policy, OptimizerConfig())
+        arguments: dict[str, Any] = {"scale": 1.0, "max_grad_norm": 1.0, "token_budget": budget}
+        update(replica, batch, sft_objective, optimizer, **arguments)
+        live.peak = live.bytes
+        assert update(replica, batch, sft_objective, optimizer, **arguments).applied
+        updated = live.peak
+        between = live.bytes
+        live.peak = between
+        weights.current()
+        answer = {"load": loaded, "update": updated, "between": between, "refresh": live.peak}
+    leave_processes()
+    return answer
 
 
 def on_the_cpu() -> list[str]:
@@ -453,6 +711,11 @@ def full_disk(run: str, rank: int) -> dict[str, Any]:
 JOBS: dict[str, Callable[..., Any]] = {
     "gradients": lambda size: fork_all(size, gradients),
     "taught_gradients": lambda size: fork_all(size, taught_gradients),
+    "rounded_gradients": lambda size: fork_all(size, rounded_gradients),
+    "sharded_gradients": lambda size: fork_all(size, sharded_gradients),
+    "overflow": lambda size, engine: fork_all(size, lambda: overflow(engine)),
+    "master_weights": lambda size, folder: fork_all(size, lambda: master_weights(folder)),
+    "held": lambda size, engine, case: fork_all(size, lambda: held(engine, json.loads(case))),
     "on_the_cpu": lambda size: fork_all(size, on_the_cpu),
     "sharing": lambda size: {
         str(count): fork_all(size, lambda count=count: sharing(count)) for count in (1, 3, 8)

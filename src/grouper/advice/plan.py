@@ -1,8 +1,8 @@
 """The plan of a run: memory of every part, the GPUs that it fits on, steps, tokens and time.
 
 No weight is loaded. Weights, gradients, optimizer states and the cache are counted; activations are
-traced (`tracing`): the model's code runs on tensors without content. The formulas are in
-docs/memory.md.
+traced (`tracing`): the model's code runs on tensors without content. Of several processes, the
+memory is that of each one. The formulas are in docs/memory.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 
 from grouper.advice.checks import found
 from grouper.advice.live_checks import worst_slices
-from grouper.advice.tracing import Tracer
+from grouper.advice.tracing import Tracer, pretended_processes
 from grouper.algorithms.batching import Rows
 from grouper.config.schema import (
     ModelConfig,
@@ -29,14 +29,16 @@ from grouper.config.schema import (
     Recipe,
     TeacherConfig,
 )
-from grouper.errors import GrouperError
+from grouper.errors import ConfigError, GrouperError, plural
 from grouper.kernels.cpu.graph import packable
 from grouper.kernels.cpu.library import library
 from grouper.models.device import DTYPES
 from grouper.models.divergences import HEAD_TENSORS, KL_DIVERGENCES, TENSORS
 from grouper.models.loading import context_length, shape_of, weightless_policy
+from grouper.models.merging import own_shard
 from grouper.models.new_model import make_new_model, new_model_config
 from grouper.models.policy import Policy
+from grouper.models.process_group import ProcessGroup
 from grouper.models.token_scores import chunk_rows
 from grouper.prompts import make_format
 from grouper.sampling.engine import CpuGraphs, multiplied
@@ -57,6 +59,7 @@ from grouper.training.curriculum import total_steps
 from grouper.training.optimizers import state_bytes
 from grouper.training.prepare import Prepared, named_base
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
+from grouper.training.run import require_shareable
 from grouper.training.teachers import paths_of, teacher_model, teachers_of_phases
 
 GIB = 2**30
@@ -88,7 +91,8 @@ class Memory:
     gradients: int = 0
     optimizer: int = 0
     activations: int = 0
-    """Temporary memory: tensors that the backward needs, intermediate tensors, logits."""
+    """Temporary memory: tensors that the backward needs, intermediate tensors, logits, and weights
+    that are gathered from other processes."""
     logits_chunk: int = 0
     """Bytes of `activations` that a chunk of logits takes at most; not added again."""
     cache: int = 0
@@ -111,32 +115,55 @@ class ModelMemory:
         policy: on the meta device; its tensors are replaced.
         device: `cpu`, `cuda` or `mps`: which kernels and optimizer loops are counted.
         copy: dtype of the sampler's copy of the weights; None: it uses those of training.
+        processes: those that split the weights (`pretended_processes`); one if they are not split.
+        copied_whole: whether the sampler copies all weights before they are split.
     """
 
     def __init__(
-        self, config: ModelConfig, policy: Policy, device: str, copy: torch.dtype | None = None
+        self,
+        config: ModelConfig,
+        policy: Policy,
+        device: str,
+        copy: torch.dtype | None = None,
+        *,
+        processes: ProcessGroup | None = None,
+        copied_whole: bool = False,
     ) -> None:
         self._config = config
         self._policy = policy
         self._device = device
         self._shape: Any = policy.model.config.get_text_config()
         # Before a tracer replaces the tensors.
-        weights = SamplingWeights(policy, copy, device=device)
+        weights = SamplingWeights(policy, copy, copy_now=copied_whole, device=device)
         self.sampler = weights.current()
         """The policy that samples."""
         self._copy_bytes = _bytes(weights.copied())
+        trained = list(policy.trainable().values())
+        self.parameters = sum(parameter.numel() for parameter in policy.parameters())
+        self.trainable = sum(parameter.numel() for parameter in trained)
+        self.loading = Memory(
+            name="load",
+            weights=_bytes(policy.parameters()) + _bytes(policy.buffers()),
+            sampling_copy=self._copy_bytes,
+        )
+        """Memory before the weights are split: a process holds all of them."""
+        self._largest = max((_bytes([parameter]) for parameter in trained), default=0)
         tracer = Tracer(policy, device)
         sampling_tracer = tracer if self.sampler is policy else Tracer(self.sampler, device)
+        self._gathered = 0
+        """Bytes that it takes to gather the largest weight into the sampler's copy."""
+        if processes is not None and processes.size > 1:
+            tracer.split(processes)
+            self._gathered = tracer.gathering()
+            if copied_whole:
+                # Weights that it shared with the policy are its own now.
+                self._copy_bytes = _bytes(self.sampler.parameters())
         # Cached: a plan needs the same rows several times, and a trace takes seconds.
         self._update = functools.cache(tracer.update)
         self._prefill = functools.cache(sampling_tracer.forward)
-        trained = policy.trainable().values()
-        self.parameters = sum(parameter.numel() for parameter in policy.parameters())
-        self.trainable = sum(parameter.numel() for parameter in trained)
         self.vocabulary = policy.vocabulary
-        self._gradients = _bytes(trained)
-        self.weights = _bytes(policy.parameters()) + _bytes(policy.buffers())
-        self._largest = max((_bytes([parameter]) for parameter in trained), default=0)
+        self._gradients = _bytes(map(own_shard, policy.trainable().values()))
+        self.weights = tracer.weights
         self._dequantized = 0
         if config.quantization is not None:
             quantized = _quantized_weights(policy)
@@ -190,7 +217,7 @@ class ModelMemory:
             weights=self.weights,
             reference=gradients if reference else 0,
             gradients=gradients,
-            optimizer=state_bytes(optimizer, self._policy),
+            optimizer=state_bytes(optimizer, self._policy, own=True),
             activations=max(peak, stepping) + self._dequantized - gradients,
             logits_chunk=targets * vocabulary * 4,
             sampling_copy=self._copy_bytes,
@@ -232,7 +259,7 @@ class ModelMemory:
             weights=self.weights,
             reference=self._gradients if reference else 0,
             optimizer=optimizer,
-            activations=max(prefill, decode) + self._dequantized,
+            activations=max(prefill, decode, self._gathered) + self._dequantized,
             logits_chunk=size.slots * vocabulary * 4,
             cache=cache_bytes(self._shape, self.sampler.products_dtype, size),
             sampling_copy=sampling_copy,
@@ -345,6 +372,7 @@ def plan_run(
     device: str | None = None,
     tokens_per_second: float | None = None,
     with_cards: bool = True,
+    processes: int = 1,
 ) -> RunPlan:
     """Plan a run without loading weights and without a network.
 
@@ -353,26 +381,60 @@ def plan_run(
         device: device to plan for; default: that of the recipe.
         tokens_per_second: measured speed, for the times of the phases.
         with_cards: also find what fits on each GPU, which takes twice as long as everything else.
+        processes: of the run, one per GPU; the memory is that of each.
 
     Raises:
+        ConfigError: several processes cannot share the run, or have too little to share.
         ModelError: the configuration of the model is not on this machine.
     """
+    if processes > 1:
+        require_shareable(recipe, processes)
+        _require_rows(recipe, processes)
     if device is None:
         device = recipe.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-    planner = _Planner(recipe, device)
+    with pretended_processes(processes) as group:
+        planner = _Planner(recipe, device, group)
+        return _plan(planner, tokens_per_second, with_cards=with_cards)
+
+
+def _require_rows(recipe: Recipe, processes: int) -> None:
+    """Raise `ConfigError` if a step has fewer rows than there are processes."""
+    for phase in recipe.phases:
+        config = getattr(recipe, phase)
+        # How many a step has does not depend on their length.
+        rows = worst_slices(config, 1, 1)[0][1]
+        if rows < processes:
+            setting = "sft.batch_size"
+            if phase == "grpo":
+                setting = "grpo.prompts_per_step"
+            raise ConfigError(
+                f"{processes} processes share the rows of an optimizer step, and a step of {phase} "
+                f"has {plural(rows, 'row')}: some processes would never train on one",
+                where="--nproc",
+                fix=f"Use --nproc {rows} or fewer, or raise {setting}.",
+            )
+
+
+def _plan(planner: _Planner, tokens_per_second: float | None, *, with_cards: bool) -> RunPlan:
+    """Put the plan of a run together; the arguments are those of `plan_run`."""
+    recipe = planner.recipe
+    device = planner.device
     updates = {name: planner.update(name) for name in planner.slices}
     sampling = [planner.sampling(name, recipe.sampling.max_slots) for name in planner.sampled]
-    memory = [*updates.values(), *sampling]
+    loading = planner.loading()
+    memory = [*loading, *updates.values(), *sampling]
     if device == "cuda" and planner.policy.native and not recipe.skip_grpo:
         # On CUDA the sampler keeps its cache from step to step; if an update runs out of memory,
         # the cache is freed.
-        memory[len(updates) - 1] = replace(updates["grpo"], cache=sampling[0].cache)
-    cards = _card_plans(planner, updates.values()) if with_cards else []
+        update = updates["grpo"]
+        memory[memory.index(update)] = replace(update, cache=sampling[0].cache)
+    cards = _card_plans(planner, [*loading, *updates.values()]) if with_cards else []
     notes = []
     if device == "cuda":  # other devices compute in model.dtype
         notes.append(describe_dtypes(recipe.sampling, recipe.model))
+    notes += planner.share_of_processes()
     notes += planner.share_of_vllm()
     notes += planner.notes
     if not planner.policy.native:
@@ -390,12 +452,12 @@ def plan_run(
     )
 
 
-def _card_plans(planner: _Planner, updates: Collection[Memory]) -> list[CardPlan]:
+def _card_plans(planner: _Planner, trained: Collection[Memory]) -> list[CardPlan]:
     """Find the settings that fit on each GPU of `CARDS`.
 
     Args:
         planner: of the run.
-        updates: memory of the update of each phase.
+        trained: memory of the update of each phase, and of loading.
     """
     curves = {name: planner.token_curve(name) for name in planner.slices}
     most_slots = 4 * planner.recipe.sampling.max_slots
@@ -404,7 +466,7 @@ def _card_plans(planner: _Planner, updates: Collection[Memory]) -> list[CardPlan
         room = int((gib - RESERVE) * GIB)
         slots = [planner.slots(name, most_slots, room) for name in planner.sampled]
         # If memory is short, a run samples with fewer slots; it needs at least one.
-        fits = all(update.peak <= room for update in updates) and all(slots)
+        fits = all(memory.peak <= room for memory in trained) and all(slots)
         card = CardPlan(
             gib=gib,
             fits=fits,
@@ -418,9 +480,11 @@ def _card_plans(planner: _Planner, updates: Collection[Memory]) -> list[CardPlan
 class _Planner:
     """Computes the parts of a plan from a run's problems, row lengths and model."""
 
-    def __init__(self, recipe: Recipe, device: str) -> None:
+    def __init__(self, recipe: Recipe, device: str, processes: ProcessGroup | None = None) -> None:
         self.recipe = recipe
-        self._device = device
+        self.device = device
+        self._processes = processes or ProcessGroup()
+        self._is_split = recipe.parallel == "fsdp" and self._processes.size > 1
         self.sets = ProblemSets()
         self.prepared: Prepared | None = None
         self.notes: list[str] = []
@@ -436,7 +500,14 @@ class _Planner:
         if self.sampled:
             copy = copy_dtype(recipe.sampling, recipe.model, device)
         self.policy = weightless_policy(recipe.model, shape, device)
-        self.model = ModelMemory(recipe.model, self.policy, device, copy)
+        self.model = ModelMemory(
+            recipe.model,
+            self.policy,
+            device,
+            copy,
+            processes=self._processes if self._is_split else None,
+            copied_whole=self._is_split and recipe.sampling.engine == "native",
+        )
         self.prompts, self.demonstrations, self.completion = self._lengths()
         self.slices: dict[str, list[tuple[Rows, int]]] = {}
         """Phase -> the rows that may take the most memory, and how many of them a step has."""
@@ -581,31 +652,54 @@ class _Planner:
             budget: replaces `tokens_per_micro_batch`.
         """
         config = getattr(self.recipe, name)
+        size = self._processes.size
         candidates = []
         for worst_rows, most in self.slices[name]:
-            rows = worst_rows.filling(
-                budget or config.tokens_per_micro_batch, most=most, shared=self.policy.native
-            )
+            tokens = budget or config.tokens_per_micro_batch
+            if size > 1:
+                # Slices are as small as it takes for the step to reach every process.
+                tokens_per_step = replace(worst_rows, count=most).tokens
+                tokens = min(tokens, -(-tokens_per_step // size))
+            rows = worst_rows.filling(tokens, most=most, shared=self.policy.native)
             memory = self.model.update(
                 f"{name} update",
                 rows,
                 config.optimizer,
-                accumulated=rows.count < most,
+                accumulated=rows.count * size < most,
                 reference=name == "grpo" and self.recipe.grpo.beta > 0,
                 teachers=self.teachers.get(name),
             )
             candidates.append(memory)
         return max(candidates, key=lambda memory: memory.peak)
 
+    def loading(self) -> list[Memory]:
+        """Compute the memory of loading, where it may be the most: before weights are split."""
+        if not self._is_split:
+            return []
+        return [self.model.loading]
+
+    def share_of_processes(self) -> list[str]:
+        """Return a note on how the processes share the run; empty if there is one."""
+        size = self._processes.size
+        if size == 1:
+            if self.recipe.parallel == "fsdp":
+                return [str(found("plan-of-one"))]
+            return []
+        if self._is_split:
+            return [str(found("plan-fsdp", processes=size))]
+        return [str(found("plan-ddp", processes=size))]
+
     def token_curve(self, name: str) -> list[tuple[int, int]]:
         """Return (tokens_per_micro_batch, peak) of a phase's update at up to three settings.
 
-        They are one row, the recipe's setting, and all rows, above which the peak is constant.
+        They are one row, the recipe's setting, and all rows of a process, above which the peak is
+        constant.
         """
         slices = self.slices[name]
         setting = getattr(self.recipe, name).tokens_per_micro_batch
         one_row = max(replace(rows, count=1).tokens for rows, _ in slices)
-        all_rows = max(replace(rows, count=most).tokens for rows, most in slices)
+        tokens_per_step = max(replace(rows, count=most).tokens for rows, most in slices)
+        all_rows = max(one_row, -(-tokens_per_step // self._processes.size))
         points = sorted({one_row, min(setting, all_rows), all_rows})
         return [(tokens, self.update(name, tokens).peak) for tokens in points if tokens >= one_row]
 
@@ -618,7 +712,7 @@ class _Planner:
             name,
             size,
             together=-(-size.slots // samples),
-            optimizer=state_bytes(optimizer, self.policy),
+            optimizer=state_bytes(optimizer, self.policy, own=True),
             reference=recipe.grpo.beta > 0 and not recipe.skip_grpo,
         )
         # The last phase's teachers are still there when it is measured, and while it samples.
@@ -676,7 +770,7 @@ class _Planner:
         begun = recipe.grpo.prompts_per_step * samples
         # Replacements of flat groups begin while others are drawn, on a GPU perhaps all at once.
         completions = begun * (1 + recipe.grpo.dynamic_sampling_rounds)
-        if self._device == "cuda":
+        if self.device == "cuda":
             begun = completions
         if name == "evaluation":
             samples = recipe.evaluation.samples
@@ -687,9 +781,17 @@ class _Planner:
             if self.prepared is not None:
                 items = (*self.prepared.validation, *self.prepared.test)
                 prompts = [len(prompt.token_ids) for _, prompt in items]
+        # Neighbors are shared out, so only the first and the last prompt of a share may be parts.
+        size = self._processes.size
+        parts = completions % (size * samples) != 0
+        begun = -(-begun // size)
+        completions = -(-completions // size)
         slots = min(slots, slots_for(begun, completions))
         # Slots are refilled one by one, so each may have another prompt.
-        different_prompts = min(slots, -(-completions // samples))
+        different_prompts = -(-completions // samples)
+        if size > 1 and parts:
+            different_prompts += 1
+        different_prompts = min(slots, different_prompts)
         return samples, CacheSize(slots, different_prompts, max(prompts), completion)
 
 

@@ -11,7 +11,7 @@ import click
 from grouper.cli import options
 from grouper.cli.commands import Command
 from grouper.cli.text import progress, show, show_json, table
-from grouper.errors import duration, plural
+from grouper.errors import ConfigError, duration, plural
 
 if TYPE_CHECKING:
     from grouper.advice.plan import PhasePlan, RunPlan
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 grouper plan demo
 grouper plan ./mine.yaml --device cuda model.gradient_checkpointing=true
+grouper plan ./mine.yaml --device cuda --nproc 4 parallel=fsdp
 grouper plan ./mine.yaml --tokens-per-second 9000 --json
 """
 
@@ -29,6 +30,12 @@ grouper plan ./mine.yaml --tokens-per-second 9000 --json
     "--device",
     type=click.Choice(["cpu", "cuda", "mps"]),
     help="Device to plan for.  [default: this machine's]",
+)
+@click.option(
+    "--nproc",
+    metavar="N",
+    type=options.WholeNumber(1),
+    help="Number of processes to plan for, one per GPU; memory is that of each.  [default: 1]",
 )
 @click.option(
     "--tokens-per-second",
@@ -42,6 +49,7 @@ def plan(
     overrides: tuple[str, ...],
     *,
     device: str | None,
+    nproc: int | None,
     tokens_per_second: float | None,
     as_json: bool,
 ) -> None:
@@ -58,18 +66,26 @@ def plan(
     # Read by the libraries when they are imported.
     os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"})
     opened = open_recipe(recipe, overrides, runs_here=False)
+    if nproc == 1 and opened.parallel == "fsdp":
+        raise ConfigError(
+            "fsdp splits the weights over several processes, and one was requested",
+            where="--nproc",
+            fix="Use --nproc 2 or more, or parallel=ddp.",
+        )
 
     with progress().track("planning"):  # importing torch takes as long as the plan
         from grouper.advice.plan import plan_run
 
-        run_plan = plan_run(opened, device=device, tokens_per_second=tokens_per_second)
+        run_plan = plan_run(
+            opened, device=device, tokens_per_second=tokens_per_second, processes=nproc or 1
+        )
     if as_json:
         show_json(run_plan.as_dict())
     else:
-        _show_plan(run_plan)
+        _show_plan(run_plan, nproc or 1)
 
 
-def _show_plan(run_plan: RunPlan) -> None:
+def _show_plan(run_plan: RunPlan, processes: int) -> None:
     size, unit = (2**30, "GiB") if run_plan.peak >= 2**30 else (2**20, "MiB")
     # Columns of zeros are left out.
     names = [field.name for field in dataclasses.fields(run_plan.memory[0]) if field.name != "name"]
@@ -79,10 +95,16 @@ def _show_plan(run_plan: RunPlan) -> None:
         values = [getattr(memory, name) / size for name in (*used_names, "peak")]
         rows.append((memory.name, *(f"{value:.2f}" for value in values)))
     parameters = f"{run_plan.parameters:,} parameters, {run_plan.trainable:,} of them trained"
-    show(f"{parameters}, on {run_plan.device}")
+    place = f"on {run_plan.device}"
+    if processes > 1:
+        place = f"{place}, in {processes} processes"
+    show(f"{parameters}, {place}")
     show("")
     columns = ("part", *(name.replace("_", " ") for name in used_names), "peak")
-    table(columns, rows, title=f"{unit} at the peak", lines=True)
+    title = f"{unit} at the peak"
+    if processes > 1:
+        title = f"{title} of each process"
+    table(columns, rows, title=title, lines=True)
     peak = "The peak is the sum of its row; a chunk of logits is a part of the activations."
     if run_plan.device == "cpu":
         peak += " The process may hold up to half as much again: glibc keeps freed memory."

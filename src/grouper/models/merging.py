@@ -259,3 +259,10 @@ def unsharded(tensor: Tensor) -> Tensor:
     if isinstance(tensor, DTensor):
         return tensor.full_tensor()
     return tensor
+
+
+def own_shard(tensor: Tensor) -> Tensor:
+    """Return this process's part of a tensor that is split over processes; else the tensor."""
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    return tensor

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from grouper.errors import ModelError, require_extra
+from grouper.models.merging import own_shard
 from grouper.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -266,8 +267,8 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> Optimizer:
                 masters.append((weight, trained[name]))
     parts = OPTIMIZERS[config.name](trained, _inner_matrices(policy), config)
     optimizer = Optimizer(parts, masters)
-    master_bytes = sum(master.nbytes for _, master in masters)
-    policy.reserved_bytes = state_bytes(config, policy) - master_bytes
+    master_bytes = sum(own_shard(master).nbytes for _, master in masters)
+    policy.reserved_bytes = state_bytes(config, policy, own=True) - master_bytes
     if policy.products_dtype is torch.float16:
         optimizer.loss_scale = LossScale()
     return optimizer
@@ -306,13 +307,20 @@ def schedule(config: OptimizerConfig, step: int, total: int) -> float:
 _SMALLEST_8BIT = 4096
 
 
-def state_bytes(config: OptimizerConfig, policy: Policy) -> int:
-    """Return the bytes that the optimizer of this policy keeps between steps, masters included."""
+def state_bytes(config: OptimizerConfig, policy: Policy, *, own: bool = False) -> int:
+    """Return the bytes that the optimizer of this policy keeps between steps, masters included.
+
+    Args:
+        config: of the optimizer.
+        policy: whose weights it steps.
+        own: of weights that are split over processes, count the shards of this process alone.
+    """
     inner = _inner_matrices(policy) if config.name == "muon" else set()
     total = 0.0
     for name, parameter in policy.trainable().items():
-        elements = parameter.numel()
-        stepped = parameter.nbytes
+        counted = own_shard(parameter) if own else parameter
+        elements = counted.numel()
+        stepped = counted.nbytes
         if config.master_weights and parameter.element_size() < 4:
             stepped = 4 * elements
             total += stepped

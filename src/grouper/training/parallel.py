@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers.pytorch_utils import Conv1D
 
 from grouper.algorithms.batching import TrainBatch, micro_batches
 from grouper.errors import GrouperError
@@ -119,8 +120,6 @@ class Slice:
     batch: TrainBatch
     own: bool
     """False for a stand-in."""
-    last: bool
-    """True in the last round of the step, after which split weights sum their gradients."""
 
 
 class ParallelPolicy:
@@ -154,19 +153,12 @@ class ParallelPolicy:
         budget = min(budget, self.policy.token_limit or budget, -(-tokens // size))
         batches = micro_batches(batch, budget, shared_prompts=self.policy.native)
         rounds = -(-len(batches) // size)
-        last_round = (rounds - 1) * size  # number of its first slice
         for number in range(rank, rounds * size, size):
             if number < len(batches):
-                is_last = number >= last_round
-                yield Slice(number=number, batch=batches[number], own=True, last=is_last)
+                yield Slice(number=number, batch=batches[number], own=True)
             elif self.split:
                 stand_in = batches[0].without_weight()
-                yield Slice(number=number, batch=stand_in, own=False, last=True)
-
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of a slice's loss to this process's gradients."""
-        del last
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                yield Slice(number=number, batch=stand_in, own=False)
 
     def sum_gradients(self) -> None:
         """Sum the gradients of all processes, after each has run its slices of a step."""
@@ -198,7 +190,14 @@ class ParallelPolicy:
 class FullySharded(ParallelPolicy):
     """The policy on a process that holds a shard of each weight: PyTorch's FSDP2.
 
-    Parameters, gradients and optimizer state are DTensors.
+    Parameters, gradients and optimizer state are DTensors. Layers are gathered one after the other,
+    for the forward and again for the backward, and their gradients are summed over the processes
+    as soon as the backward has left the layer: a process never holds all gradients of a slice.
+    Embedding, last norm and head are gathered for the whole slice.
+
+    Where products are in half precision, the weights of linear layers are rounded before they are
+    gathered, which halves what is sent. Autocast would round them after it, so the numbers are the
+    same. Gradients are summed in float32, or in float64 if the weights are.
     """
 
     split = True
@@ -207,20 +206,29 @@ class FullySharded(ParallelPolicy):
         super().__init__(policy, processes)
         # Without a mesh FSDP moves the weights to a GPU, even in a run with device=cpu.
         mesh = init_device_mesh(policy.device.type, (processes.size,))
-        # The decoder layers are gathered one after the other.
+        sums = torch.promote_types(policy.model.dtype, torch.float32)
+        exact = MixedPrecisionPolicy(reduce_dtype=sums, cast_forward_inputs=False)
+        rounded = exact
+        if policy.compute_dtype in {torch.bfloat16, torch.float16}:
+            rounded = replace(exact, param_dtype=policy.compute_dtype)
         layer_names = getattr(policy.model, "_no_split_modules", None) or ()
         layers = [module for module in policy.modules() if type(module).__name__ in layer_names]
         for layer in layers:  # a list: sharding changes the modules
-            fully_shard(layer, mesh=mesh)
-        self._sharded = fully_shard(policy, mesh=mesh)
-
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        self._sharded.set_requires_gradient_sync(last)
-        # FSDP averages over processes; the gradient of a step is a sum.
-        super().backward(loss * self.processes.size, last=last)
+            unrounded = unrounded_modules(layer)
+            if rounded is not exact and unrounded:
+                fully_shard(unrounded, mesh=mesh, mp_policy=exact)
+            fully_shard(layer, mesh=mesh, mp_policy=rounded)
+        # Not rounded: hidden states and the gradients of embedding and head are kept in float32.
+        self._sharded = fully_shard(policy, mesh=mesh, mp_policy=exact)
+        for module in policy.modules():
+            if isinstance(module, FSDPModule):
+                # FSDP averages over processes; the gradient of a step is a sum.
+                module.set_gradient_divide_factor(1.0)
+                # Otherwise the factor is an operation of NCCL's own, which gloo does not have.
+                module.set_force_sum_reduction_for_comms(True)
 
     def sum_gradients(self) -> None:
-        """Do nothing: FSDP has done it in the last backward."""
+        """Do nothing: FSDP has done it in every backward."""
 
     @torch.no_grad()
     def score(self, batch: TrainBatch, weights: dict[str, Tensor] | None = None) -> TokenOutputs:
@@ -252,6 +260,19 @@ class FullySharded(ParallelPolicy):
             if self.processes.rank == 0:
                 weights[name] = value.cpu()
         return weights
+
+
+def unrounded_modules(layer: nn.Module) -> list[nn.Module]:
+    """Return the modules of a layer whose own weights autocast does not round: all but linear ones.
+
+    Norms are computed in the dtype of their weights, and PyTorch's refuse weights in a coarser one.
+    """
+    modules = []
+    for module in layer.modules():
+        has_weights = any(True for _ in module.parameters(recurse=False))
+        if has_weights and not isinstance(module, (nn.Linear, Conv1D)):
+            modules.append(module)
+    return modules
 
 
 def split_as(value: Tensor, parameter: Any) -> Tensor:

@@ -196,7 +196,7 @@ def accumulate_gradient(
             outputs = policy(rows, entropy_gradient=objective.entropy_gradient, guidance=guidance)
             per_token, tallies = objective.loss(outputs, rows)
             loss = per_token.sum()
-            replica.backward(loss * loss_scale, last=slice_.last)
+            (loss * loss_scale).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return float(loss.detach()), tallies
 
     results = _in_slices(replica, batch, token_budget, run)
