@@ -133,7 +133,9 @@ def look_up(dotted: str) -> Any:
     for count in range(len(parts), 0, -1):
         try:
             value = importlib.import_module(".".join(parts[:count]))
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as error:
+            if not dotted.startswith(str(error.name)):  # a dependency of vLLM is missing
+                raise
             continue
         for name in parts[count:]:
             value = getattr(value, name)
