@@ -42,7 +42,7 @@ from grouper.errors import (
     require_vllm,
 )
 from grouper.sampling.vllm.sampler import ENVIRONMENT_DEFAULTS, Answer, Ask, Save, Weights
-from grouper.sampling.vllm.transfer import BACKENDS, Client, Sender, address_for, choose_transfer
+from grouper.sampling.vllm.transfer import BACKENDS, Client, Sender, choose_transfer
 from grouper.sampling.vllm.worker import MIDDLEWARE, SECRET, end_with_parent, gpu_name
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class ServerEngine:
                 dtype=self._dtype,
                 device=device,
                 worker_count=len(gpus),
-                address=address_for(self._urls),
+                urls=self._urls,
             )
         log.info("Weights are sent to the servers by %s.", backend or "file")
 

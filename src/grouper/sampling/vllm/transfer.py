@@ -175,7 +175,7 @@ class Sender:
         dtype: weights are sent in it.
         device: the GPU of the trainer.
         worker_count: number of workers of all servers together.
-        address: at which other machines reach this one.
+        urls: addresses of the servers.
     """
 
     def __init__(
@@ -186,14 +186,14 @@ class Sender:
         dtype: torch.dtype,
         device: torch.device,
         worker_count: int,
-        address: str,
+        urls: Sequence[str],
     ) -> None:
         self.backend = backend
         self._client = client
         self._dtype = dtype
         self._device = device
         self._worker_count = worker_count
-        self._address = address
+        self._urls = urls
         self._engine: Any = None
         self._source: Any = None
 
@@ -229,9 +229,10 @@ class Sender:
         settings["packed_buffer_size_bytes"] = max(_PART_BYTES, numbers * self._dtype.itemsize)
         if self.backend == "ipc":
             return module.IPCTrainerInitInfo(**settings)
+        address = address_for(self._urls)
         return module.NCCLTrainerInitInfo(
-            master_address=self._address,
-            master_port=_free_port(self._address),
+            master_address=address,
+            master_port=_free_port(address),
             world_size=1 + self._worker_count,
             **settings,
         )
