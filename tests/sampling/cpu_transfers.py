@@ -41,8 +41,20 @@ class StoreCommunicator:
     def destroy(self) -> None: ...
 
 
+class NoStream:
+    """A stream, and an event of it, where all work is done when it is called."""
+
+    def synchronize(self) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def record(self, stream: Any) -> None: ...
+
+
 class MappedTorch(ModuleType):
     """PyTorch, but what is allocated on a GPU is a mapped file."""
+
+    Event = NoStream
 
     def __init__(self) -> None:
         super().__init__("torch")
@@ -53,7 +65,9 @@ class MappedTorch(ModuleType):
 
     def empty(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
         if device != "cuda":
-            return torch.empty(size, dtype=dtype, device=device)
+            tensor = torch.empty(size, dtype=dtype, device=device)
+            tensor.record_stream = lambda _: None  # type: ignore[method-assign]
+            return tensor
         self.file = str(Path(tempfile.mkdtemp(prefix="grouper-")) / "memory")
         return torch.from_file(self.file, shared=True, size=size, dtype=dtype)
 
@@ -82,7 +96,7 @@ def replace_gpu(gpu: str, replace: Callable[[Any, str, Any], None] = setattr) ->
     from vllm.distributed.device_communicators import pynccl
     from vllm.distributed.weight_transfer import packed_tensor
 
-    stream = SimpleNamespace(synchronize=lambda: None)
+    stream = NoStream()
     memory = MappedTorch()
     replace(pynccl, "PyNcclCommunicator", StoreCommunicator)
     replace(packed_tensor, "torch", memory)
@@ -90,6 +104,7 @@ def replace_gpu(gpu: str, replace: Callable[[Any, str, Any], None] = setattr) ->
     replace(packed_tensor, "_get_streams", lambda _, count: (stream,) * count)
     replace(reductions, "rebuild_cuda_tensor", mapped)
     replace(torch.accelerator, "current_device_index", lambda: 0)
+    replace(torch.accelerator, "current_stream", lambda: stream)
     replace(torch.cuda, "device", lambda _: contextlib.nullcontext())
     replace(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     replace(torch.cuda, "current_stream", lambda: stream)

@@ -558,7 +558,7 @@ def test_the_real_server_receives_from_the_real_trainer(
             PASSWORD,
             name=name,
             dtype=torch.float32,
-            settings=VllmConfig(timeout_seconds=180, transfer="auto"),
+            settings=VllmConfig(timeout_seconds=400, transfer="auto"),
             concurrency=16,
             processes=[process],
         )
