@@ -14,12 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -550,6 +550,7 @@ PUSHED = {
     "7B": "{hidden_size: 3584, layers: 28, intermediate_size: 18944}",
 }
 PUSHES = 3
+Way = Literal["file", "ipc", "nccl"]
 
 
 def push(device: torch.device, outcome: Outcome) -> None:
@@ -562,7 +563,7 @@ def push(device: torch.device, outcome: Outcome) -> None:
         outcome.not_measured("pushes to a server (vLLM is not installed)")
         return
     cards = torch.cuda.device_count() if device.type == "cuda" else 0
-    servers = {"cuda:0": "ipc", "cuda:1": "nccl"}
+    servers: dict[str, Way] = {"cuda:0": "ipc", "cuda:1": "nccl"}
     for number, (server, backend) in enumerate(servers.items(), start=1):
         if cards < number:
             outcome.not_measured(f"pushes by {backend} ({cards} CUDA devices, it needs {number})")
@@ -580,7 +581,7 @@ def push(device: torch.device, outcome: Outcome) -> None:
 
 
 def _push_seconds(
-    shape: str, device: torch.device, server: str, ways: tuple[str, ...]
+    shape: str, device: torch.device, server: str, ways: Sequence[Way]
 ) -> dict[str, tuple[float, float | None]]:
     """The median seconds of a push to one server by each way in turn, and the gap after it."""
     from grouper.config.loading import load_recipe
@@ -611,7 +612,7 @@ def _push_seconds(
             # The first one connects.
             policy.version += 1
             list(sampler.sample([request]))
-            tries = []
+            tries: list[float] = []
             for _ in range(PUSHES):
                 weights = Weights(weight_shapes(policy), whole_weights(policy))
                 synchronize(policy.device)
