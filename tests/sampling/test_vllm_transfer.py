@@ -43,6 +43,7 @@ from grouper.models.policy import Policy
 from grouper.sampling import factory
 from grouper.sampling.factory import Samplers
 from grouper.sampling.vllm import server as vllm_server
+from grouper.sampling.vllm import transfer as vllm_transfer
 from grouper.sampling.vllm.server import ServerEngine, ServerProcess
 from grouper.sampling.vllm.transfer import address_for, choose_transfer, require_gpu
 from grouper.sampling.vllm.worker import decode_handle, encode_handle
@@ -195,7 +196,19 @@ class Wire:
         self.cut = False
         self.events: list[str] = []
         """What vLLM's trainer half does."""
+        self.shareable: list[bool] = []
+        """Whether each push could share what it allocated."""
         self.unreachable = False
+
+
+_in_shareable_memory: list[bool] = []
+
+
+@contextlib.contextmanager
+def shareable_memory() -> Iterator[None]:
+    _in_shareable_memory.append(True)
+    yield
+    _in_shareable_memory.pop()
 
 
 @dataclass
@@ -282,6 +295,7 @@ class TrainerHalf:
 
     def send_weights(self) -> None:
         self.wire.events.append("send")
+        self.wire.shareable.append(bool(_in_shareable_memory))
         if isinstance(self.source, NewSource):
             metadata, pairs = self.source.metadata, self.source.iter_full()  # type: ignore[attr-defined]
         else:
@@ -327,6 +341,7 @@ def install_fake(monkeypatch: pytest.MonkeyPatch, wire: Wire, source: type) -> N
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(vllm_transfer, "shareable_memory", shareable_memory)
     monkeypatch.setattr(vllm_server, "gpu_name", lambda _: A)
     monkeypatch.setattr(vllm_server, "require_vllm", lambda: "0.33.0")
 
@@ -389,6 +404,7 @@ def test_nccl_connects_once_and_sends_every_version(start: Start, wire: Wire) ->
         assert {completion.policy_version for completion in drawn} == {version}
         train(policy)
     assert wire.events == ["connect NCCLTrainerInitInfo", "send", "send", "send"]
+    assert wire.shareable == [False, False, False], "nothing is shared"
     named = dict(load(Path(policy.model.config._name_or_path)).model.named_parameters())
     for number, server in enumerate(servers):
         assert server.paths() == ["/collective_rpc", "/init_weight_transfer_engine", *3 * ONE_PUSH]
@@ -419,6 +435,7 @@ def test_ipc_sends_handles_that_are_no_pickles(start: Start, wire: Wire) -> None
         assert gap(policy, wanted, draw(sampler, wanted)) < 2e-5
         train(policy)
     assert wire.events == ["connect IPCTrainerInitInfo", "send", "send"]
+    assert wire.shareable == [True, True]
     assert server.paths() == ["/collective_rpc", "/init_weight_transfer_engine", *2 * ONE_PUSH]
     assert server.log[1][1]["init_info"] == {"transfer": "ipc", "settings": {"packed": True}}
     sent = server.log[3][1]["update_info"]["settings"]

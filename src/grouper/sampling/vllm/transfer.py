@@ -11,6 +11,7 @@ import importlib
 import math
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from grouper.errors import ConfigError
+from grouper.models.allocator import shareable_memory
 from grouper.sampling.vllm.worker import encode_handle
 
 if TYPE_CHECKING:
@@ -217,7 +219,10 @@ class Sender:
         """Send weights to all servers, and wait until they have them."""
         self._source.weights = weights
         self._client.update = {"version": tag, "temperature": temperature}
-        with torch.cuda.device(self._device):
+        with ExitStack() as stack:
+            stack.enter_context(torch.cuda.device(self._device))
+            if self.backend == "ipc":
+                stack.enter_context(shareable_memory())
             self._engine.send_weights()
 
     def _init_info(self, weights: Weights) -> Any:
