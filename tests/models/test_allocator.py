@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from grouper.models.allocator import prefer_expandable_segments, shareable_memory
+from grouper.models.allocator import prefer_expandable_segments
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
@@ -55,34 +55,3 @@ def test_train_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
         train(None)  # type: ignore[arg-type]  # it ends at its first look
     assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
-
-
-@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_shared_memory_is_in_no_expandable_segment(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And all other options of the user stay, also if the block fails."""
-    import torch
-
-    changes: list[str] = []
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", changes.append)
-    set_up = "max_split_size_mb:64,expandable_segments:True"
-    block = shareable_memory({name: set_up})
-    block.__enter__()
-    assert changes == ["max_split_size_mb:64,expandable_segments:False"]
-    error = KeyError("a push that fails")
-    assert not block.__exit__(KeyError, error, None), "the error goes on"
-    assert changes[1:] == [set_up]
-
-
-@pytest.mark.parametrize("options", ["", "max_split_size_mb:64", "expandable_segments:False"])
-def test_an_allocator_without_expandable_segments_stays_as_it_is(
-    options: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    changes: list[str] = []
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", changes.append)
-    with shareable_memory({"PYTORCH_ALLOC_CONF": options}):
-        pass
-    assert changes == []

@@ -185,6 +185,36 @@ def test_a_handle_makes_nothing_else(value: dict[str, str]) -> None:
         decode_handle([value])
 
 
+# --- memory that can be shared -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_shared_memory_is_in_no_expandable_segment(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all other options of the user stay, also if the block fails."""
+    changes: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", changes.append)
+    set_up = "max_split_size_mb:64,expandable_segments:True"
+    block = vllm_transfer._shareable_memory({name: set_up})
+    block.__enter__()
+    assert changes == ["max_split_size_mb:64,expandable_segments:False"]
+    error = KeyError("a push that fails")
+    assert not block.__exit__(KeyError, error, None), "the error goes on"
+    assert changes[1:] == [set_up]
+
+
+@pytest.mark.parametrize("options", ["", "max_split_size_mb:64", "expandable_segments:False"])
+def test_an_allocator_without_expandable_segments_stays_as_it_is(
+    options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", changes.append)
+    with vllm_transfer._shareable_memory({"PYTORCH_ALLOC_CONF": options}):
+        pass
+    assert changes == []
+
+
 # --- the calls -----------------------------------------------------------------------------------
 
 
@@ -341,7 +371,7 @@ def install_fake(monkeypatch: pytest.MonkeyPatch, wire: Wire, source: type) -> N
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(vllm_transfer, "shareable_memory", shareable_memory)
+    monkeypatch.setattr(vllm_transfer, "_shareable_memory", shareable_memory)
     monkeypatch.setattr(vllm_server, "gpu_name", lambda _: A)
     monkeypatch.setattr(vllm_server, "require_vllm", lambda: "0.33.0")
 

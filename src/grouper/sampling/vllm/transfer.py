@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from grouper.errors import ConfigError
-from grouper.models.allocator import shareable_memory
+from grouper.models.allocator import OPTIONS
 from grouper.sampling.vllm.worker import encode_handle
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class Sender:
         with ExitStack() as stack:
             stack.enter_context(torch.cuda.device(self._device))
             if self.backend == "ipc":
-                stack.enter_context(shareable_memory())
+                stack.enter_context(_shareable_memory())
             self._engine.send_weights()
 
     def _init_info(self, weights: Weights) -> Any:
@@ -278,6 +279,28 @@ def _weight_source(dtype: torch.dtype) -> Any:
     else:
         content["metadata"] = _Source.describe
     return type("Source", (_Source, base.WeightSource), content)()
+
+
+@contextmanager
+def _shareable_memory(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """Allocate GPU memory in this block that another process can open by a handle.
+
+    A process can open memory of expandable segments only if it may trace the one that has it, which
+    most containers and distributions forbid. The allocator's other memory has no such condition.
+    """
+    options = ""
+    for name in OPTIONS:
+        options = options or environment.get(name, "")
+    if "expandable_segments:True" not in options:
+        yield
+        return
+    # All options are given each time: those that are left out would return to their defaults.
+    change = torch._C._accelerator_setAllocatorSettings  # noqa: SLF001 - PyTorch names this one
+    change(options.replace("expandable_segments:True", "expandable_segments:False"))
+    try:
+        yield
+    finally:
+        change(options)
 
 
 def address_for(urls: Sequence[str]) -> str:
