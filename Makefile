@@ -83,7 +83,8 @@ site: $(READY)  ## docs/ as pages in build/site; a link that leads nowhere fails
 
 test-vllm: $(VLLM_VENV)/.ready  ## the contract tests of vLLM, with the real engine on the CPU
 	@$(OFFLINE) $(ONE_THREAD) GROUPER_VLLM=1 $(VLLM_VENV)/bin/python -m pytest \
-		tests/sampling/test_vllm.py tests/sampling/test_vllm_server.py tests/end_to_end/test_vllm_run.py
+		tests/sampling/test_vllm_surface.py tests/sampling/test_vllm.py tests/sampling/test_vllm_server.py \
+		tests/sampling/test_vllm_transfer.py tests/end_to_end/test_vllm_run.py
 
 lint: $(READY)  ## ruff, the formatter and the type checker
 	@$(BIN)/ruff check .

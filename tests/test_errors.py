@@ -68,8 +68,14 @@ def test_a_version_of_vllm_that_is_not_supported_is_refused(
     monkeypatch.setattr(errors, "version", lambda name: "0.19.1")
     with pytest.raises(ConfigError, match=r"vLLM 0\.19\.1 is installed, and Grouper works with 0"):
         require_vllm()
-    monkeypatch.setattr(errors, "version", lambda name: "0.32.7")
-    assert require_vllm() == "0.32.7"
+    for accepted in ("0.32.7", "0.33.0"):
+        monkeypatch.setattr(errors, "version", lambda name, accepted=accepted: accepted)
+        assert require_vllm() == accepted
+    # 0.3 and 0.330 begin alike, and are other versions.
+    for other in ("0.3.3", "0.330.0", "0.34.0"):
+        monkeypatch.setattr(errors, "version", lambda name, other=other: other)
+        with pytest.raises(ConfigError, match=r"works with 0\.32 and 0\.33"):
+            require_vllm()
 
     def missing(name: str) -> str:
         raise errors.PackageNotFoundError(name)

@@ -14,12 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -542,6 +542,87 @@ def trl(device: torch.device, outcome: Outcome) -> None:
             outcome.speed(f"{name}: TRL over ours", real / middle, 5, 10)
 
 
+# --- weights to a server of vLLM
+
+# As settings of the demonstration, whose vocabulary is small. The 7B is without its embeddings.
+PUSHED = {
+    "1.5B": "{hidden_size: 1536, layers: 28, intermediate_size: 8960}",
+    "7B": "{hidden_size: 3584, layers: 28, intermediate_size: 18944}",
+}
+PUSHES = 3
+Way = Literal["file", "ipc", "nccl"]
+
+
+def push(device: torch.device, outcome: Outcome) -> None:
+    """A push of all weights to a server: as a file, by vLLM's ipc, and by its nccl.
+
+    A server on the trainer's card takes files and ipc, one on the next card files and nccl. After
+    each the sampler compares log-probs, and raises where they differ.
+    """
+    if not _has("vllm", "pydantic"):
+        outcome.not_measured("pushes to a server (vLLM is not installed)")
+        return
+    cards = torch.cuda.device_count() if device.type == "cuda" else 0
+    servers: dict[str, Way] = {"cuda:0": "ipc", "cuda:1": "nccl"}
+    for number, (server, backend) in enumerate(servers.items(), start=1):
+        if cards < number:
+            outcome.not_measured(f"pushes by {backend} ({cards} CUDA devices, it needs {number})")
+            continue
+        for name, shape in PUSHED.items():
+            seconds = {}
+            pushes = _push_seconds(shape, device, server, ("file", backend))
+            for way, (taken, gap) in pushes.items():
+                seconds[way] = taken
+                outcome.figure(f"{name}, server on {server}: push by {way}, s", round(taken, 3))
+                outcome.figure(f"{name}, server on {server}: gap after {way}, nats", gap)
+            ratio = seconds["file"] / seconds[backend]
+            outcome.speed(f"{name}: a push by file over one by {backend}", ratio, 3, 14)
+            _empty(device)
+
+
+def _push_seconds(
+    shape: str, device: torch.device, server: str, ways: Sequence[Way]
+) -> dict[str, tuple[float, float | None]]:
+    """The median seconds of a push to one server by each way in turn, and the gap after it."""
+    from grouper.config.loading import load_recipe
+    from grouper.models.merging import weight_shapes, whole_weights
+    from grouper.sampling.base import SampleRequest
+    from grouper.sampling.vllm.sampler import VllmSampler, Weights
+    from grouper.sampling.vllm.server import ServerEngine
+    from grouper.training.prepare import Prepared
+    from grouper.training.problem_sets import load_problem_sets
+
+    # A quarter of the card for a server, so that a trainer is beside it as in a run.
+    vllm = f"{{mode: server, servers: [{server}], transfer: file, gpu_memory_utilization: 0.25}}"
+    settings = [f"model.new={shape}", "model.dtype=bfloat16", f"device={device.type}"]
+    settings += ["sampling.engine=vllm", f"sampling.vllm={vllm}", "sampling.vllm.tolerance=0.1"]
+    recipe = load_recipe("demo", settings)
+    found: dict[str, tuple[float, float | None]] = {}
+    with Prepared(recipe, load_problem_sets(recipe), quiet=True) as prepared:
+        policy = prepared.model
+        sampler = prepared.samplers.over(policy)
+        assert isinstance(sampler, VllmSampler)
+        engine = prepared.samplers.engine_of_vllm(policy)
+        assert isinstance(engine, ServerEngine)
+        params = prepared.training_params(max_new_tokens=4)
+        request = SampleRequest(prompt=prepared.prompt, params=params, key=1)
+        for way in ways:
+            engine._transfer = way
+            engine.choose_transfer(policy.device)
+            # The first one connects.
+            policy.version += 1
+            list(sampler.sample([request]))
+            tries: list[float] = []
+            for _ in range(PUSHES):
+                weights = Weights(weight_shapes(policy), whole_weights(policy))
+                synchronize(policy.device)
+                started = time.perf_counter()
+                engine.push(weights, f"push-{len(tries)}", 1.0)
+                tries.append(time.perf_counter() - started)
+            found[way] = (statistics.median(tries), sampler.gap)
+    return found
+
+
 # --- memory
 
 
@@ -811,6 +892,7 @@ PARTS = {
     "sampler": Part(sampler, 300),
     "trl": Part(trl, 300),
     "processes": Part(processes, 180),
+    "push": Part(push, 400),
 }
 FIRST = ("rates", "tests", "kernels", "step", "demonstration", "plan", "limit")
 """Those of the first quarter of an hour, in this order; together within nine minutes."""

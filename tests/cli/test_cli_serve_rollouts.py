@@ -18,7 +18,7 @@ def test_rollouts_are_served_of_the_shape_that_is_trained(
     grouper, finished_run, monkeypatch, tmp_path, target
 ):
     """LoRA on one of two tied ends parts them, and the run refused the server as another's."""
-    monkeypatch.setattr("grouper.errors.version", lambda _: f"{VLLM}.0")
+    monkeypatch.setattr("grouper.errors.version", lambda _: f"{VLLM[0]}.0")
     monkeypatch.setenv("GROUPER_ROLLOUT_SECRET", "s" * 16)
     monkeypatch.setenv("GROUPER_CACHE", str(tmp_path))
     base = finished_run / "base"
@@ -38,7 +38,7 @@ def test_rollouts_are_served_of_the_shape_of_a_saved_adapter(
     grouper, finished_run, monkeypatch, tmp_path
 ):
     """Its layers and its rank are its own, whatever the recipe says."""
-    monkeypatch.setattr("grouper.errors.version", lambda _: f"{VLLM}.0")
+    monkeypatch.setattr("grouper.errors.version", lambda _: f"{VLLM[0]}.0")
     monkeypatch.setenv("GROUPER_ROLLOUT_SECRET", "s" * 16)
     monkeypatch.setenv("GROUPER_CACHE", str(tmp_path))
     base, lora = finished_run / "base", LoraConfig(rank=20, target_modules=("lm_head",))

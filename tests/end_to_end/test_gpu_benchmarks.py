@@ -46,6 +46,7 @@ PARTS = {
     "sampler": "1.5B ragged tokens per second",
     "trl": "TRL's parts over ours",
     "processes": "0 CUDA devices",
+    "push": "vLLM is not installed",
 }
 
 
@@ -76,7 +77,7 @@ def session(
 
 
 # Of the parts that CI leaves out, those it runs need the same code but for the card's kernels.
-IN_CI = ("rates", "plan", "processes", "step")
+IN_CI = ("rates", "plan", "processes", "push", "step")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,13 @@ from tiny_models import tiny_model
 
 from grouper.config.schema import LoraConfig, ModelConfig
 from grouper.models.loading import load_policy
-from grouper.models.merging import Rounding, merged_copy, round_at_random, whole_weights
+from grouper.models.merging import (
+    Rounding,
+    merged_copy,
+    round_at_random,
+    weight_shapes,
+    whole_weights,
+)
 from grouper.models.policy import Policy
 
 SMALL = 2e-5
@@ -94,3 +100,15 @@ def test_training_all_weights_from_an_adapter_keeps_what_it_learned(
         wanted += float(target.square().sum())
     assert wanted > 0
     assert added / wanted == pytest.approx(1.0, abs=0.2)
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_shapes_are_those_of_the_weights_that_are_sent(
+    policy: Policy, folder: Path, merged: bool
+) -> None:
+    """In the same order: a receiver is told the shapes first."""
+    plain = load_policy(ModelConfig(path=str(folder)), str(folder), seed=0)
+    for model in (policy, plain):
+        sent = [(name, tuple(weight.shape)) for name, weight in whole_weights(model, merged=merged)]
+        assert list(weight_shapes(model).items()) == sent
+    assert weight_shapes(policy) == weight_shapes(plain)

@@ -544,6 +544,10 @@ class VllmConfig(Section):
     """only for mode: server, one or several: a GPU, as cuda:1, on which the run starts and ends
     one; the address of one that `grouper serve-rollouts` has started, as http://127.0.0.1:8765;
     auto: the run starts one where vLLM puts it. Default: auto"""
+    transfer: Literal["auto", "file", "ipc", "nccl"] = "auto"
+    """how weights reach servers. file: through a folder that both sides see; ipc: a server on the
+    trainer's GPU reads its memory; nccl: broadcast to servers on other GPUs; auto: ipc or nccl,
+    whichever can work, else file"""
     tolerance: PositiveFloat | None = None
     """most that log-probs may differ from the trainer's after a push of weights, mean in nats;
     default: 1e-5 where both compute in float32, else 0.02"""
@@ -799,6 +803,10 @@ class Recipe(Section):
         has_vllm = samples_with_vllm or self.evaluation.servers
         if has_vllm and self.model.quantization is not None:
             yield "4bit weights need sampling.engine: native and no evaluation.servers"
+        vllm = self.sampling.vllm
+        no_server = samples_with_vllm and vllm.mode == "colocate" and not self.evaluation.servers
+        if no_server and vllm.transfer != "auto":
+            yield "sampling.vllm.transfer is how weights reach servers, and mode: colocate has none"
         # vLLM raises the temperature of a request below 0.01 to it, silently; requests are relative
         # to sampling.temperature.
         lowest = 0.01 * self.sampling.temperature

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
+# PyTorch still reads the old name if the new one is not set.
+OPTIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
 
 def prefer_expandable_segments(environment: MutableMapping[str, str] = os.environ) -> None:
     """Let the allocator grow its segments, so that rows of changing length fragment less.
@@ -16,6 +19,5 @@ def prefer_expandable_segments(environment: MutableMapping[str, str] = os.enviro
     >>> empty
     {'PYTORCH_ALLOC_CONF': 'expandable_segments:True'}
     """
-    # PyTorch still reads the old name if the new one is not set.
-    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys():
+    if not set(OPTIONS) & environment.keys():
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

@@ -98,6 +98,31 @@ def weights_and_deltas(model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor |
 
     Tied weights come once.
     """
+    for name, parameter, get_delta in _plain_parameters(model):
+        delta = None
+        if get_delta is not None:
+            delta = unsharded(get_delta(ADAPTER))
+        yield name, unsharded(parameter), delta
+
+
+def weight_shapes(policy: Policy) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every weight that `whole_weights` yields, by name and in its order.
+
+    Nothing is gathered: a weight that is split over processes has the shape of the whole.
+    """
+    shapes = {}
+    for name, parameter, _ in _plain_parameters(policy.model):
+        shapes[name] = tuple(parameter.shape)
+    return shapes
+
+
+def _plain_parameters(
+    model: nn.Module,
+) -> Iterator[tuple[str, nn.Parameter, Callable[[str], Tensor] | None]]:
+    """Yield (name in the plain model, parameter, the adapter's `get_delta_weight` or None).
+
+    Tied parameters come once.
+    """
     yielded = set[int]()
     for name, module in model.named_modules():
         # Modules inside a layer with an adapter are handled with that layer.
@@ -115,10 +140,7 @@ def weights_and_deltas(model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor |
                 continue
             yielded.add(id(parameter))
             plain_name = f"{name}.{key}".replace(".base_layer", "").lstrip(".")
-            delta = None
-            if key in deltas:
-                delta = unsharded(deltas[key](ADAPTER))
-            yield plain_name, unsharded(parameter), delta
+            yield plain_name, parameter, deltas.get(key)
 
 
 class Rounding:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from grouper.sampling.vllm.sampler import (
     write_shape,
 )
 from grouper.sampling.vllm.server import ServerEngine, ServerProcess, shared_secret
+from grouper.sampling.vllm.transfer import require_gpu
 from grouper.sampling.weights import SamplingWeights, copy_dtype
 
 log = logging.getLogger(__name__)
@@ -240,7 +242,7 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
     """Start vLLM, or connect to its servers, as the recipe says.
 
     Raises:
-        ConfigError: vLLM is missing or of another version.
+        ConfigError: vLLM is missing or of another version, or weights cannot be sent as named.
         ModelError: it does not start, or serves another model.
     """
     recipe = samplers.recipe
@@ -250,18 +252,21 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
     servers = settings.servers or ("auto",)
     urls = [server for server in servers if "://" in server]
     devices = [server for server in servers if "://" not in server]
+    if settings.mode == "server":
+        require_gpu(settings.transfer, policy.device)
     if devices:
         log.info("Starting vLLM %s (%s); this takes a minute.", require_vllm(), settings.mode)
     config = policy.model.config
     computed = _dtype_name(policy)
     config.architectures = config.architectures or [type(policy.model).__name__]
-    device_type = policy.device.type
+    # "auto" may be the GPU of a trainer, too: vLLM takes the first one.
+    shared = {"auto", *samplers.processes.gather(str(policy.device))}
     name, arguments = samplers.served(
         policy,
         folder,
         computed=computed,
-        device=device_type,
-        own_card="auto" not in devices and settings.mode == "server",
+        device=policy.device.type,
+        own_card=settings.mode == "server" and shared.isdisjoint(devices),
     )
     engine: LocalEngine | ServerEngine
     if settings.mode == "colocate":
@@ -291,5 +296,7 @@ def _start_vllm(samplers: Samplers, policy: Policy, folder: Path) -> Engine:
             processes=server_processes,
         )
         samplers.processes.on_rank0(engine.require_model)
+        choose = partial(engine.choose_transfer, policy.device, processes=samplers.processes.size)
+        samplers.processes.on_rank0(choose)
     log.info("vLLM was ready after %.0f seconds.", time.perf_counter() - started)
     return engine

@@ -22,7 +22,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from grouper.algorithms.batching import TrainBatch, unweighted_rows
 from grouper.errors import ConfigError, ModelError, as_model_error
-from grouper.models.merging import Rounding, merged_copy, whole_weights
+from grouper.models.merging import Rounding, merged_copy, weight_shapes, whole_weights
 from grouper.models.policy import Policy
 from grouper.models.process_group import ProcessGroup
 from grouper.sampling.base import SampleRequest, StopStrings, check_lengths
@@ -80,8 +80,19 @@ class Ask(NamedTuple):
     """Whether to apply the adapter that was pushed last to the weights."""
 
 
-Weights = Iterable[tuple[str, Tensor]]
-"""Name and value of each weight."""
+@dataclass(frozen=True)
+class Weights:
+    """The weights of one push, to be gone through once: each is gathered when it is its turn."""
+
+    shapes: dict[str, tuple[int, ...]]
+    """The shape of each weight by its name, in the order of the values."""
+    values: Iterable[tuple[str, Tensor]]
+    """Name and value of each weight."""
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(self.values)
+
+
 Save = Callable[[str], None]
 """A function that writes an adapter to a folder."""
 
@@ -244,9 +255,10 @@ class VllmSampler:
         if adapter is None or not has_last_push:
             if self._rounded is not None:
                 rounding = Rounding(self._rounded, seed=self._policy.version)
-                weights = rounding.weights(self._policy)
+                values = rounding.weights(self._policy)
             else:
-                weights = whole_weights(self._policy, merged=not self._adapter)
+                values = whole_weights(self._policy, merged=not self._adapter)
+            weights = Weights(weight_shapes(self._policy), values)
             if self._processes.rank > 0:
                 # Run through the weights: each of them is gathered from all processes.
                 collections.deque(weights, maxlen=0)
@@ -622,7 +634,8 @@ _as_model_error = functools.partial(
     where="sampling.engine",
     fix="Where it lacks memory: sampling.vllm.gpu_memory_utilization (on a CPU "
     "VLLM_CPU_KVCACHE_SPACE), sampling.max_slots, sampling.max_new_tokens. Where a folder is full: "
-    "GROUPER_WEIGHTS_DIR names another one, which the servers must see as well.",
+    "GROUPER_WEIGHTS_DIR names another one, which the servers must see as well. Where ipc or nccl "
+    "fails: sampling.vllm.transfer=file.",
     memory=True,
 )
 

@@ -1,7 +1,8 @@
 """vLLM behind HTTP: one server or several, started by the run or by `grouper serve-rollouts`.
 
 Requests go to the servers in turn, and to the next one when one does not answer. Weights travel as
-a safetensors file in a folder that both sides see. Every route requires the shared secret.
+a safetensors file in a folder that both sides see, or from GPU to GPU (`transfer.py`). Every route
+requires the shared secret.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -31,9 +33,19 @@ import torch
 from safetensors.torch import save_file
 
 from grouper.config.schema import VllmConfig
-from grouper.errors import ConfigError, ModelError, register_secret, require_known
+from grouper.errors import (
+    ConfigError,
+    ModelError,
+    first_line,
+    register_secret,
+    require_known,
+    require_vllm,
+)
 from grouper.sampling.vllm.sampler import ENVIRONMENT_DEFAULTS, Answer, Ask, Save, Weights
-from grouper.sampling.vllm.worker import MIDDLEWARE, SECRET, end_with_parent
+from grouper.sampling.vllm.transfer import BACKENDS, Client, Sender, choose_transfer
+from grouper.sampling.vllm.worker import MIDDLEWARE, SECRET, end_with_parent, gpu_name
+
+log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
@@ -89,6 +101,11 @@ class ServerEngine:
         self._name = name
         self._dtype = dtype
         self._timeout = settings.timeout_seconds
+        self._transfer = settings.transfer
+        self._sender: Sender | None = None
+        """Sends weights from GPU to GPU; None: they are written to a file."""
+        self._pushed: str | None = None
+        """The tag of the last push; None: it failed, or there was none."""
         self._threads = concurrency * len(urls)
         self._processes = processes
         self._turn = itertools.count()
@@ -111,6 +128,39 @@ class ServerEngine:
                     fix="Start it with the recipe of this run: grouper serve-rollouts RECIPE.",
                 )
 
+    def choose_transfer(self, device: torch.device, *, processes: int = 1) -> None:
+        """Decide how weights are sent. Until then they are written to a file.
+
+        Args:
+            device: of the trainer's first process.
+            processes: number of processes that train.
+
+        Raises:
+            ConfigError: the recipe names a way that cannot work.
+        """
+        gpu = gpu_name(device)
+        if self._transfer in BACKENDS:
+            require_vllm()  # the half that sends is in the trainer
+        elif self._transfer == "file" or gpu is None or not _has_vllm():
+            return
+        gpus: list[str | None] = []
+        worker_counts = []
+        for url in self._urls:
+            workers = self._results(url, "grouper_gpu")
+            worker_counts.append(len(workers))
+            gpus += [worker["gpu"] for worker in workers]
+        backend = choose_transfer(self._transfer, gpu, gpus, processes=processes)
+        if backend is not None:
+            self._sender = Sender(
+                backend,
+                Client(self._post_to_all, backend, worker_counts),
+                dtype=self._dtype,
+                device=device,
+                worker_count=len(gpus),
+                urls=self._urls,
+            )
+        log.info("Weights are sent to the servers by %s.", backend or "file")
+
     def answers(self, asks: Sequence[Ask]) -> Iterator[tuple[int, Answer]]:
         threads = min(len(asks), self._threads) or 1
         pool = ThreadPoolExecutor(threads)
@@ -128,6 +178,12 @@ class ServerEngine:
     def push(
         self, weights: Weights | None, tag: str, temperature: float, adapter: Save | None = None
     ) -> None:
+        pushed = self._pushed
+        self._pushed = None
+        sender = self._sender
+        if weights is not None and sender is not None and self._connected(sender, weights, pushed):
+            self._send(sender, weights, tag, temperature)
+            weights = None
         tensors = {}
         for name, weight in weights or ():
             tensors[name] = weight.detach().to("cpu", self._dtype, copy=True)
@@ -150,6 +206,56 @@ class ServerEngine:
             calls["/reset_prefix_cache"] = {}
             for url in self._urls:
                 self._patiently(partial(self._load, url, calls))
+        self._pushed = tag
+
+    def _connected(self, sender: Sender, weights: Weights, pushed: str | None) -> bool:
+        """Connect to the servers if they do not have the last push; tell whether that worked.
+
+        Args:
+            sender: to connect.
+            weights: to be sent next.
+            pushed: the tag of the last push.
+        """
+        if pushed is not None and self.tag() == pushed:
+            return True
+        # At the first push, and after a server has started again.
+        try:
+            sender.connect(weights)
+        except Exception as error:  # of vLLM, PyTorch or NCCL: any class
+            if self._transfer != "auto":
+                raise
+            backend = sender.backend
+            reason = first_line(error)
+            log.warning("Weights go through a file: %s does not connect (%s).", backend, reason)
+            self._sender = None
+            return False
+        return True
+
+    def _send(self, sender: Sender, weights: Weights, tag: str, temperature: float) -> None:
+        """Send weights from GPU to GPU.
+
+        Raises:
+            ModelError: a server did not get every parameter.
+        """
+        sender.send(weights, tag, temperature)
+        for url in self._urls:
+            for missing in self._results(url, "grouper_missing_weights"):
+                if missing:
+                    raise ModelError(
+                        f"weights did not arrive: {', '.join(missing[:5])}",
+                        where=url,
+                        fix="Set sampling.vllm.transfer=file, and please report it.",
+                    )
+
+    def _results(self, url: str, method: str) -> list[Any]:
+        """Return the results of a method of the extension, one for each worker of a server."""
+        call = partial(self._call, url, "/collective_rpc", {"method": method})
+        return list(self._patiently(call)["results"])
+
+    def _post_to_all(self, path: str, bodies: Sequence[dict[str, Any]]) -> None:
+        """Send a body to each server, to all at once: they wait for each other in a broadcast."""
+        with ThreadPoolExecutor(len(self._urls)) as pool:
+            list(pool.map(lambda url, body: self._call(url, path, body), self._urls, bodies))
 
     def tag(self) -> str | None:
         versions = set()
@@ -248,6 +354,15 @@ class ServerEngine:
                     ) from error
             self._closed.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _has_vllm() -> bool:
+    """Tell whether a vLLM that is supported is installed; servers elsewhere need none here."""
+    try:
+        require_vllm()
+    except ConfigError:
+        return False
+    return True
 
 
 def _folder_for(size: int) -> str | Path | None:

@@ -7,6 +7,7 @@ Grouper is imported there, and nothing of vLLM is imported here if it is not ins
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import hmac
 import multiprocessing
@@ -15,8 +16,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -74,7 +76,28 @@ def _parent(pid: int) -> int:
 
 
 class Extension:
-    """An empty class that vLLM mixes into its worker by name, so that it imports this file."""
+    """Methods that vLLM mixes into its worker, for the trainer to call by name (`/collective_rpc`).
+
+    Because vLLM imports this class by name, it imports this file in the process of the model.
+    """
+
+    device: torch.device
+    weight_transfer_engine: Any
+
+    def grouper_gpu(self) -> dict[str, str | None]:
+        """Return the UUID of the worker's GPU; None: it computes on a CPU."""
+        return {"gpu": gpu_name(self.device)}
+
+    def grouper_missing_weights(self) -> list[str]:
+        """Return the parameters that the last update from a GPU has left as they were."""
+        return list(self.weight_transfer_engine.missing)
+
+
+def gpu_name(device: torch.device) -> str | None:
+    """Return the UUID of a GPU, which is the same in every process; None for another device."""
+    if device.type != "cuda":
+        return None
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 class RequireSecret:
@@ -122,37 +145,142 @@ def _plain_linear(layer: Any, remove_weight: bool) -> None:
     layer.cpu_linear = torch.nn.functional.linear
 
 
+# The types in a handle of CUDA IPC. Only these are made from what arrives.
+_HANDLE_TYPES = {
+    "Tensor": torch.Tensor,
+    "TypedStorage": torch.storage.TypedStorage,
+    "UntypedStorage": torch.UntypedStorage,
+}
+
+
+def encode_handle(handle: Sequence[Any]) -> list[Any]:
+    """Write a handle of CUDA IPC as JSON values, so that no pickle has to be loaded.
+
+    Args:
+        handle: the arguments of `rebuild_cuda_tensor`, from `torch.multiprocessing.reductions`.
+
+    >>> encode_handle((torch.Tensor, torch.Size([2]), torch.uint8, b"gpu", 0, None))
+    [{'type': 'Tensor'}, [2], {'dtype': 'uint8'}, {'bytes': 'Z3B1'}, 0, None]
+    """
+    values: list[Any] = []
+    for value in handle:
+        if isinstance(value, type):
+            values.append({"type": value.__name__})
+        elif isinstance(value, torch.dtype):
+            values.append({"dtype": str(value).removeprefix("torch.")})
+        elif isinstance(value, bytes):
+            values.append({"bytes": base64.b64encode(value).decode()})
+        elif isinstance(value, tuple):
+            values.append(list(value))
+        else:
+            values.append(value)
+    return values
+
+
+def decode_handle(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Read a handle that `encode_handle` has written.
+
+    >>> decode_handle([{"type": "Tensor"}, [2], {"dtype": "uint8"}, {"bytes": "Z3B1"}, 0, None])
+    (<class 'torch.Tensor'>, (2,), torch.uint8, b'gpu', 0, None)
+
+    Raises:
+        KeyError: it names a type that is in no handle.
+        TypeError: it names a dtype that PyTorch has not.
+    """
+    handle: list[Any] = []
+    for value in values:
+        match value:
+            case {"type": name}:
+                handle.append(_HANDLE_TYPES[name])
+            case {"dtype": name}:
+                dtype = getattr(torch, name, None)
+                if not isinstance(dtype, torch.dtype):
+                    raise TypeError(f"no dtype: {name}")
+                handle.append(dtype)
+            case {"bytes": text}:
+                handle.append(base64.b64decode(text))
+            case [*items]:
+                handle.append(tuple(items))
+            case _:
+                handle.append(value)
+    return tuple(handle)
+
+
 @dataclass
 class InitInfo:
-    """The beginning of a transfer: empty, since both sides need to agree on nothing."""
+    """The beginning of a transfer."""
+
+    transfer: str = "file"
+    """`file`, or the backend of vLLM that receives weights from the trainer's GPU."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What that backend needs to connect to the trainer."""
 
 
 @dataclass
 class UpdateInfo:
-    """One set of weights."""
+    """One set of weights, or a part of it from a GPU."""
 
     version: str
     temperature: float
     """Temperature of sampling: logits are divided by it."""
     path: str | None = None
     """A safetensors file; None: the weights are handed over within this process."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What vLLM's own backend needs to find the weights."""
 
 
 class Receiver:
-    """Our half of a `WeightTransferEngine`: loads all weights, by the names of transformers."""
+    """Our half of a `WeightTransferEngine`: loads all weights, by the names of transformers.
+
+    vLLM's own `ipc` and `nccl` receive what comes from a GPU. They neither check that every
+    parameter has arrived nor set a temperature, so this class stays around them.
+    """
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
+    vllm_config: Any
     model: Any
     device: torch.device
+    missing: Sequence[str] = ()
+    """The parameters that the last update by `_backend` has left as they were."""
+    _backend: Any = None
+    """vLLM's own engine; None: weights come as a file, or within this process."""
 
-    def init_transfer_engine(self, init_info: InitInfo) -> None: ...
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Connect to the trainer, after the end of an older connection."""
+        self.shutdown()
+        if init_info.transfer == "file":
+            return
+        from vllm.config.weight_transfer import WeightTransferConfig
+        from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    def start_weight_update(self) -> None: ...
+        config = WeightTransferConfig(backend=init_info.transfer)
+        backend = WeightTransferEngineFactory.create_engine(
+            config, self.vllm_config, self.device, self.model
+        )
+        backend.init_transfer_engine(backend.parse_init_info(init_info.settings))
+        self._backend = backend
 
-    def finish_weight_update(self) -> None: ...
+    def start_weight_update(self) -> None:
+        self._loaded: set[str] = set()
+        if self._backend is not None:
+            self._backend.start_weight_update()
 
-    def shutdown(self) -> None: ...
+    def finish_weight_update(self) -> None:
+        """Finish the update, and note which parameters did not arrive.
+
+        The trainer asks for them. An error here would leave vLLM's update open for good.
+        """
+        if self._backend is not None:
+            self._backend.finish_weight_update()
+            self.missing = self._missing()
+
+    def shutdown(self) -> None:
+        """End the connection to the trainer."""
+        backend = self._backend
+        self._backend = None
+        if backend is not None:
+            backend.shutdown()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load weights, and wait until the device has them."""
@@ -164,26 +292,57 @@ class Receiver:
         """Load weights and set the temperature.
 
         Raises:
-            ValueError: a parameter of the model is not among the weights.
+            ValueError: a parameter of the model is not among the weights of a file.
         """
-        weights = HANDED.pop(update_info.version, ())
-        if update_info.path is not None:
-            weights = _read(update_info.path)
-        loaded = set(self.model.load_weights(weights) or ())
-        missing = set()
-        for parameter_name, _ in self.model.named_parameters():
-            # A layer that can have an adapter keeps its weight in a layer below.
-            name = parameter_name.replace(".base_layer", "")
-            if name not in loaded:
-                missing.add(name)
-        if missing:
-            raise ValueError(f"weights did not arrive: {', '.join(sorted(missing)[:5])}")
+        if self._backend is not None:
+            settings = dict(update_info.settings)
+            handles = settings.get("ipc_handles")
+            if handles is not None:
+                settings["ipc_handles"] = {
+                    gpu: decode_handle(values) for gpu, values in handles.items()
+                }
+            with self._names_recorded():
+                self._backend.receive_weights(self._backend.parse_update_info(settings))
+        else:
+            weights = HANDED.pop(update_info.version, ())
+            if update_info.path is not None:
+                weights = _read(update_info.path)
+            self._loaded = set(self.model.load_weights(weights) or ())
+            missing = self._missing()
+            if missing:
+                raise ValueError(f"weights did not arrive: {', '.join(missing[:5])}")
         # vLLM reports log-probs either before the temperature or after all truncation. We need
         # them after the temperature and before truncation, so the logits themselves are scaled.
         for module in self.model.modules():
             if type(module).__name__ == "LogitsProcessor":
                 original_scale = vars(module).setdefault("plain_scale", module.scale)
                 module.scale = original_scale / update_info.temperature
+
+    @contextmanager
+    def _names_recorded(self) -> Iterator[None]:
+        """Note the parameters that the model loads in this block: its own method returns them."""
+        load_weights = self.model.load_weights
+
+        def recorded(weights: Iterable[tuple[str, Tensor]]) -> Any:
+            names = load_weights(weights)
+            self._loaded |= set(names or ())
+            return names
+
+        self.model.load_weights = recorded
+        try:
+            yield
+        finally:
+            del self.model.load_weights
+
+    def _missing(self) -> list[str]:
+        """Return the names of parameters that have not been loaded, in order."""
+        missing = set()
+        for parameter_name, _ in self.model.named_parameters():
+            # A layer that can have an adapter keeps its weight in a layer below.
+            name = parameter_name.replace(".base_layer", "")
+            if name not in self._loaded:
+                missing.add(name)
+        return sorted(missing)
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
