@@ -788,10 +788,11 @@ class Recipe(Section):
         vLLM's numbers differ from the trainer's, and samples of a step ahead are of older weights.
         """
         match {"grpo": {}, **data} if isinstance(data, dict) else data:
-            case {"sampling": {"engine": "vllm"}, "grpo": {**grpo}} | {
-                "grpo": {"max_staleness": 1} as grpo
-            }:
+            case {"sampling": {"engine": "vllm"}, "grpo": {**grpo}}:
                 return {**data, "grpo": {"importance": "truncate", **grpo}}
+            case {"grpo": {"max_staleness": 1, **others}}:
+                ahead = {"importance": "truncate", "max_staleness": 1}
+                return {**data, "grpo": {**ahead, **others}}
         return data
 
     def contradictions(self) -> Iterator[str]:
