@@ -152,9 +152,9 @@ def evaluate(
     RECIPE is a shipped name, a YAML file, or a run folder; with --on also a model folder or a Hub
     name. Prompts, sampling and grading are the recipe's, as in training. A benchmark has its own
     sampling settings, and its own prompts for a model without a recipe. Benchmarks: gsm8k, math,
-    math500, aime24, aime25, amc23, minerva, olympiad, svamp, asdiv, or a file; NAME=PATH reads a
-    local copy. An interrupted evaluation is continued by the same command, and one that is
-    complete is not repeated with the same settings.
+    math500, aime24, aime25, aime26, hmmt25, hmmt26, brumo25, amc23, minerva, olympiad, svamp,
+    gsm-plus, asdiv, or a file; NAME=PATH reads a local copy. An interrupted evaluation is
+    continued by the same command, and one that is complete is not repeated with the same settings.
     """
     from grouper.cli.recipe_args import sampled_by
     from grouper.evaluation.suites import SamplingChanges
