@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from grouper.evaluation.compare import Comparison
     from grouper.evaluation.result import EvaluationResult
     from grouper.evaluation.suites import SamplingChanges, Suite
+    from grouper.evaluation.twin_problems import TwinComparison
     from grouper.runs.progress import Progress
 
 EXAMPLES = """
@@ -32,6 +33,7 @@ grouper eval demo --model ./my-model               any model on the demo's probl
 grouper eval outputs/demo --samples 8 --temperature 0.8
 grouper eval ./my-model --on gsm8k,math500         public benchmarks
 grouper eval outputs/demo --on mine.jsonl --limit 200
+grouper eval outputs/demo --on gsm8k --twins       the same problems with other numbers
 """
 
 
@@ -103,6 +105,12 @@ grouper eval outputs/demo --on mine.jsonl --limit 200
 )
 @options.seed
 @click.option(
+    "--twins",
+    is_flag=True,
+    help="With --on, also evaluate on the problems' twins: the same with other numbers, where the "
+    "marked steps of the worked solution prove the new answer.",
+)
+@click.option(
     "--split",
     type=click.Choice(["test", "validation"]),
     default="test",
@@ -127,6 +135,7 @@ def evaluate(
     checkpoint: str | None,
     on: str | None,
     prompts: tuple[str, ...],
+    twins: bool,
     split: str,
     limit: int | None,
     with_base: bool | None,
@@ -165,6 +174,7 @@ def evaluate(
     )
     settings = [] if seed is None else [f"seed={seed}"]
     if on is None:
+        _require_no_suites(prompts, twins=twins)
         # A suite has its own problems and sampling.
         settings += _as_overrides(split, limit, prompts, max_new_tokens, sampling)
     opened, run, model = _open_first_argument(
@@ -200,6 +210,7 @@ def evaluate(
             tokens=max_new_tokens,
             sampling=sampling,
         )
+    plans += [_twin_plan(plan) for plan in plans if twins]
     to_do = _pairs(subjects, plans, base)
     if dry_run:
         _show_sizes(to_do, target)
@@ -210,11 +221,17 @@ def evaluate(
     if as_json:
         _show_numbers(comparisons)
         return
+    _show_comparisons(comparisons, named=on is not None)
+    show(*(f"Items: {target / label / 'evaluations'}" for label in subjects))
+
+
+def _show_comparisons(comparisons: Mapping[str, Comparison], *, named: bool) -> None:
+    """Print comparisons, each below the name of its problems if `named`."""
     for name, comparison in comparisons.items():
-        if on is not None:
+        if named:
             click.echo(click.style(f"\n{name}", bold=True))
         show_results(comparison)
-    show(*(f"Items: {target / label / 'evaluations'}" for label in subjects))
+    show(*(comparison.sentence for comparison in _twin_comparisons(comparisons)))
 
 
 def _show_numbers(comparisons: Mapping[str, Comparison]) -> None:
@@ -222,7 +239,52 @@ def _show_numbers(comparisons: Mapping[str, Comparison]) -> None:
     rows = []
     for name, comparison in comparisons.items():
         rows.append({"problems": name, **comparison.numbers})
-    show_json({"evaluations": rows})
+    numbers: dict[str, Any] = {"evaluations": rows}
+    beside_twins = _twin_comparisons(comparisons)
+    if beside_twins:
+        numbers["twins"] = [dataclasses.asdict(comparison) for comparison in beside_twins]
+    show_json(numbers)
+
+
+# The end of the name of a suite of twins.
+_TWINS = "-twins"
+
+
+def _twin_plan(plan: _Plan) -> _Plan:
+    """Return the plan to evaluate on the twins of a suite's problems, in the same way."""
+    assert plan.suite is not None
+    suite = dataclasses.replace(plan.suite, name=f"{plan.suite.name}{_TWINS}")
+    return dataclasses.replace(plan, name=f"{plan.name}{_TWINS}", suite=suite, twins=True)
+
+
+def _twin_comparisons(comparisons: Mapping[str, Comparison]) -> list[TwinComparison]:
+    """Compare each result on twins with that of the same model on their originals."""
+    from grouper.evaluation.twin_problems import compare_twins
+
+    found = []
+    for name, comparison in comparisons.items():
+        if not name.endswith(_TWINS):
+            continue
+        originals = {
+            result.name: result for result in comparisons[name.removesuffix(_TWINS)].results
+        }
+        found += [
+            compare_twins(result.name, originals[result.name], result)
+            for result in comparison.results
+        ]
+    return found
+
+
+def _require_no_suites(prompts: Sequence[str], *, twins: bool) -> None:
+    """Refuse what is for suites alone.
+
+    Raises:
+        UsageError: there are several prompts, or twins are requested.
+    """
+    if len(prompts) > 1:
+        raise click.UsageError("several prompts are tried on suites: add --on.")
+    if twins:
+        raise click.UsageError("--twins are of the problems of a suite or a file: add --on.")
 
 
 def _as_overrides(
@@ -233,8 +295,6 @@ def _as_overrides(
     sampling: SamplingChanges,
 ) -> list[str]:
     """Return the flags about problems, prompt and sampling as overrides of the recipe."""
-    if len(prompts) > 1:
-        raise click.UsageError("several prompts are tried on suites: add --on.")
     settings = sampling.set_values
     if tokens is not None:
         settings["max_new_tokens"] = tokens
@@ -302,13 +362,17 @@ class _Plan:
     prompt: str | None
     """The format, where there are several; None: the recipe's own, or the only one."""
     only_base: bool = False
+    twins: bool = False
+    """Whether the problems have other numbers."""
 
     @functools.cached_property
     def problems(self) -> ProblemSet:
         """The problems, loaded once for all models."""
+        from grouper.evaluation.twin_problems import twins_of
         from grouper.training.problem_sets import require_part
 
-        return require_part(self.recipe, self.name if self.suite is None else "test")
+        problems = require_part(self.recipe, self.name if self.suite is None else "test")
+        return twins_of(problems, self.recipe.seed) if self.twins else problems
 
 
 def _open_first_argument(

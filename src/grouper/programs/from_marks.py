@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, TypeVar
 
-_MARK = re.compile(r"<<([^<>=]*)=([^<>]*)>>")
+MARK = re.compile(r"<<([^<>=]*)=([^<>]*)>>")
 # A mark in a sentence, with an equals sign that leads to it and the value that it repeats.
 _VALUE = re.compile(r"(?P<equals>\s*=\s*[$€£]?\s*)?<<[^<>=]*=[^<>]*>>(?:[$€£]?-?[\d,]*\.?\d+%?)?")
-_NUMBER = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?|\.\d+)(?!\w|\.\d)")
-_NAME = re.compile(r"step_\d+")
+NUMBER = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?|\.\d+)(?!\w|\.\d)")
+_NAME = re.compile(r"(?:step|given)_\d+")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)%")
 # What an expression is made of once it is tidy, and how long it may be.
 _PLAIN = re.compile(r"[\d.+\-*/() ]{1,100}")
@@ -52,7 +52,7 @@ def program_from_marks(solution: str, question: str, answer: str) -> str | None:
     step_2 = 48+step_1
     print(step_2)
     """
-    given = {Fraction(digits) for digits in _NUMBER.findall(question.replace(",", ""))}
+    given = {Fraction(digits) for digits in NUMBER.findall(question.replace(",", ""))}
     named: dict[Fraction, str] = {}
     exact: dict[str, Fraction] = {}
     floating: dict[str, float] = {}
@@ -63,21 +63,21 @@ def program_from_marks(solution: str, question: str, answer: str) -> str | None:
         return number[0] if value in given else named.get(value, number[0])
 
     for sentence in solution.split("\n"):
-        marks = _MARK.findall(sentence)
+        marks = MARK.findall(sentence)
         if marks:
-            lines.append(f"# {_NUMBER.sub(as_name, _comment(sentence, len(exact)))}")
+            lines.append(f"# {NUMBER.sub(as_name, _comment(sentence, len(exact)))}")
         for written, stated in marks:
-            expression = _NUMBER.sub(as_name, _tidy(written))
+            expression = NUMBER.sub(as_name, tidy_expression(written))
             name = f"step_{len(exact) + 1}"
-            value = _evaluate(expression, exact, Fraction)
-            claimed = _evaluate(_tidy(stated), {}, Fraction)
-            if value is None or claimed is None or not _is_rounded(value, claimed):
+            value = evaluate_expression(expression, exact, Fraction)
+            claimed = evaluate_expression(tidy_expression(stated), {}, Fraction)
+            if value is None or claimed is None or not is_rounded(value, claimed):
                 return None
             exact[name] = value
-            floating[name] = _evaluate(expression, floating, float) or 0.0
+            floating[name] = evaluate_expression(expression, floating, float) or 0.0
             named[claimed] = name
             lines.append(f"{name} = {expression}")
-    wanted = _evaluate(_tidy(answer), {}, Fraction)
+    wanted = evaluate_expression(tidy_expression(answer), {}, Fraction)
     if not exact or list(exact.values())[-1] != wanted:
         return None
     # Floating point may miss the last digit.
@@ -105,14 +105,14 @@ def _comment(sentence: str, steps: int) -> str:
     return _VALUE.sub(shortened, sentence).strip()
 
 
-def _tidy(text: str) -> str:
+def tidy_expression(text: str) -> str:
     """Return an expression as Python would have it: no commas, currencies or per cent signs."""
     for sign, replacement in ((",", ""), ("$", ""), ("x", "*"), ("\u00d7", "*"), ("\u00f7", "/")):
         text = text.replace(sign, replacement)
     return _PERCENT.sub(r"(\1/100)", text).strip()
 
 
-def _evaluate(
+def evaluate_expression(
     expression: str, names: Mapping[str, Number], kind: Callable[[str], Number]
 ) -> Number | None:
     """Compute an expression of numbers, names, four operations and brackets; None: it is not one.
@@ -147,6 +147,6 @@ def _evaluate(
         return None
 
 
-def _is_rounded(value: Fraction, claimed: Fraction) -> bool:
+def is_rounded(value: Fraction, claimed: Fraction) -> bool:
     """Tell whether a stated value is the computed one, or that rounded."""
     return abs(value - claimed) <= _ROUNDED * abs(value)
