@@ -40,6 +40,7 @@ from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.data import ProblemSet
 from grouper.errors import DataError, RunFolderError
+from grouper.evaluation.contamination import Probe, probe_questions
 from grouper.evaluation.evaluate import Measurement, few_at_a_time, measure, settings_name
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.suites import Suite
@@ -432,6 +433,38 @@ def preview(
             ).groups
     signal = tuple(any(values) for values in advantages_of(groups, recipe.grpo))
     return Samples(groups=groups, signal=signal, prepared=prepared)
+
+
+def probe(
+    recipe: Recipe, model: str, sets: Sequence[ProblemSet], *, display: Progress | None = None
+) -> list[Probe]:
+    """Have a model complete the questions of problems from their first 60 %, as plain text.
+
+    Args:
+        recipe: sets how the model is loaded and sampled.
+        model: a model or adapter folder, or a Hub name.
+        sets: the problems; a control set among them shows how much can be guessed.
+        display: where to show progress; nowhere by default.
+
+    Raises:
+        GrouperError: the model cannot be loaded.
+    """
+    display = display or Progress(quiet=True)
+    probes = []
+    with Generator(recipe, model) as generator:
+        tokenizer = generator.prepared.tokenizer
+        for problems in sets:
+            questions = [(problem.id, problem.question) for problem in problems.problems]
+            with display.within(problems.name, len(questions)) as task:
+                found = probe_questions(
+                    problems.name,
+                    questions,
+                    sampler=generator.sampler,
+                    encode=tokenizer.encode,
+                    progress=task,
+                )
+            probes.append(found)
+    return probes
 
 
 # --- answers of a trained model ------------------------------------------------------------------

@@ -70,6 +70,9 @@ COMMANDS = {
     "compare": Row(
         "Evaluate", "compare.compare", "Compare runs or models by their recorded evaluations."
     ),
+    "probe": Row(
+        "Evaluate", "probe.probe", "Check whether a model has seen the questions of benchmarks."
+    ),
     "grade": Row("Evaluate", "grade.grade", "Grade a text or a file, or grade a run again."),
     "generate": Row(
         "Evaluate", "generate.generate", "Answer one question, a file, or a conversation."
