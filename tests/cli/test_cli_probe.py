@@ -28,9 +28,9 @@ def test_a_run_is_probed_beside_a_control(grouper, finished_run, questions, tmp_
     called = grouper("probe", finished_run, "--on", questions, "--output", out, "--quiet")
     assert called.code == 0, called.err
     assert "control (made now)" in called.out
-    assert "mine.jsonl: no more than can be guessed" in called.out
+    assert "mine: no more than can be guessed" in called.out
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    mine = [row for row in rows if row["set"] == "mine.jsonl"]
+    mine = [row for row in rows if row["set"] == "mine"]
     assert len(mine) == 4, "the short question is left out"
     assert all(row["shown"] + row["ending"] for row in mine)
     assert len(rows) - len(mine) >= 4, "and the control's"
