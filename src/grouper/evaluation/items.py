@@ -139,7 +139,8 @@ def _mean_logprob(completion: Completion) -> float:
         for logprob, is_sampled in zip(completion.logprobs, completion.sampled, strict=True)
         if is_sampled
     ]
-    return math.fsum(sampled) / max(1, len(sampled))
+    # Rounded: in another batch the same completion may differ in its last digits.
+    return round(math.fsum(sampled) / max(1, len(sampled)), 4)
 
 
 def _place_of(line: bytes, count: int, *, check: bool) -> int | None:
