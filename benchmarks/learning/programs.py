@@ -148,7 +148,7 @@ def page(records: dict[str, Record]) -> str:
         "settings are in [`programs.yaml`](../../benchmarks/learning/programs.yaml); nothing was",
         "tuned for any way. The weights come from an 8-bit file (`make real-models`).",
         "",
-        "| way | seed | accuracy | change | steps | tokens generated | tokens | cut off, % |",
+        "| way | seed | accuracy | change | steps | tokens in all | of a completion | cut off, % |",
         "|---|---|---|---|---|---|---|---|",
         *rows(records),
         "",
