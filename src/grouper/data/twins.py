@@ -238,9 +238,10 @@ def _written(
     original = {name: Fraction(number.value) for name, number in numbers.items()}
     original |= {step.name: step.value for step in steps}
     # Numbers of the question that stay as they are keep their places in the order, too.
-    for number, value in enumerate(_values_in(question)):
+    for place, value in enumerate(_values_in(question)):
         if value not in original.values():
-            original[f"fixed_{number}"] = computed[f"fixed_{number}"] = value
+            original[f"fixed_{place}"] = value
+            computed[f"fixed_{place}"] = value
     last = computed[steps[-1].name]
     is_decimal = last.denominator in _DECIMAL
     if not _same_order(original, computed) or not is_decimal or _digits(last) == answer.strip():
