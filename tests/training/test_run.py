@@ -28,9 +28,15 @@ from grouper.rewards import RewardStack
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.sampling.native import NativeSampler
+from grouper.sampling.step_ahead import require_step_ahead
 from grouper.training import run as running
 from grouper.training.measure import measure_policy
-from grouper.training.run import Run, _as_trained, check_models, require_shareable
+from grouper.training.run import (
+    Run,
+    _as_trained,
+    check_models,
+    require_shareable,
+)
 
 
 @pytest.fixture
@@ -288,9 +294,15 @@ def test_a_machine_with_other_files_or_another_disk_is_refused(
 
 def test_the_native_sampler_is_one_step_ahead_in_one_process_only() -> None:
     recipe = load_recipe("demo").override("grpo.max_staleness=1")
-    with pytest.raises(ConfigError, match=r"^grpo.max_staleness: .* there are 2. .* --nproc out"):
-        require_shareable(recipe, 2)
-    require_shareable(recipe.override("skip_grpo=true"), 2)
+    with pytest.raises(ConfigError, match=r"^grpo.max_staleness: .* the run has 2 processes"):
+        require_step_ahead(recipe, 2)
+    require_step_ahead(recipe, 1)
+    require_step_ahead(recipe.override("skip_grpo=true"), 2)
+    turns = recipe.override("prompt.format=python-tool")
+    with pytest.raises(ConfigError, match="completions have turns"):
+        require_step_ahead(turns, 1)
+    server = "sampling.vllm.mode=server"
+    require_step_ahead(turns.override("sampling.engine=vllm", server), 1)
 
 
 def test_what_cannot_be_split_is_refused_before_anything_is_loaded() -> None:

@@ -19,6 +19,7 @@ from grouper.prompts.rendering import right_completion
 from grouper.rewards import build_rewards
 from grouper.rewards.attacks import example_prompt
 from grouper.runs.folder import Intent, RunFolder
+from grouper.sampling.step_ahead import require_step_ahead
 from grouper.training.problem_sets import (
     ProblemSets,
     data_warnings,
@@ -88,6 +89,8 @@ def make_plan(recipe: Recipe, **intent: Unpack[Intent]) -> Plan:
             from grouper.training.save_path import check_save_path
 
             check_save_path(recipe, recipe.run_folder)
+    with collected(problems):
+        require_step_ahead(recipe, 1)
     with collected(problems):
         _check_programs(recipe)
     with collected(problems):

@@ -50,6 +50,7 @@ from grouper.sampling.kv_cache import (
     slots_for,
     slots_that_fit,
 )
+from grouper.sampling.step_ahead import require_step_ahead
 from grouper.sampling.weights import (
     SamplingWeights,
     copy_dtype,
@@ -387,6 +388,7 @@ def plan_run(
         ConfigError: several processes cannot share the run, or have too little to share.
         ModelError: the configuration of the model is not on this machine.
     """
+    require_step_ahead(recipe, processes)
     if processes > 1:
         require_shareable(recipe, processes)
         _require_rows(recipe, processes)

@@ -47,13 +47,6 @@ def toolbox_of(recipe: Recipe, fmt: AnswerFormat) -> Toolbox | None:
     """
     tools = recipe.sampling.tools
     if fmt.tools:
-        if recipe.grpo.max_staleness and recipe.sampling.engine == "native":
-            raise ConfigError(
-                "the native sampler cannot begin the rollouts of the next step where completions "
-                "have turns",
-                where="grpo.max_staleness",
-                fix="Set it to 0, or use sampling.engine=vllm with sampling.vllm.mode=server.",
-            )
         return Toolbox(tools, recipe.grading.programs)
     if tools.functions:
         names = ", ".join(tools.functions)

@@ -45,6 +45,7 @@ from grouper.runs.folder import ANSWERS_FILE, RunFolder
 from grouper.runs.progress import Progress, end_logging, setup_logging
 from grouper.runs.recorder import Recorder
 from grouper.runs.records import RunEnd, RunInfo, describe_changes, host, that_differ
+from grouper.sampling.step_ahead import require_step_ahead
 from grouper.sampling.weights import describe_dtypes
 from grouper.training.background import Background
 from grouper.training.models_in_memory import ModelsInMemory
@@ -93,6 +94,7 @@ class Run:
         self.processes = join_processes()
         self.hash = recipe_hash(recipe)
         find_device(recipe.device)
+        require_step_ahead(recipe, self.processes.size)
         if self.processes.size > 1:
             require_shareable(recipe, self.processes.size)
         check_models(recipe, recipe.run_folder, resume=resume)
@@ -299,8 +301,7 @@ def require_shareable(recipe: Recipe, size: int) -> None:
 
     Raises:
         ConfigError: each would start a vLLM of its own, or cannot reach the other's; or weights are
-            to be split that are quantized, or whose optimizer cannot step a part of them; or
-            rollouts are to begin one step ahead.
+            to be split that are quantized, or whose optimizer cannot step a part of them.
     """
     vllm = recipe.sampling.vllm
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
@@ -317,14 +318,6 @@ def require_shareable(recipe: Recipe, size: int) -> None:
             "the run is on several machines, and a server that it starts is seen by one alone",
             where="sampling.vllm.servers",
             fix="Start servers with grouper serve-rollouts, and give their addresses.",
-        )
-    if recipe.grpo.max_staleness and recipe.sampling.engine == "native" and not recipe.skip_grpo:
-        raise ConfigError(
-            "the native sampler begins the next step's rollouts in one process, and there are "
-            f"{size}",
-            where="grpo.max_staleness",
-            fix="Set it to 0, leave --nproc out, or use sampling.engine=vllm with "
-            "sampling.vllm.mode=server.",
         )
     unsplittable = [
         f"{phase}.optimizer.name"
