@@ -152,7 +152,9 @@ class Candidates:
         while idle and not self.complete():
             wanted = self.wanted()
             if min(self._sizes[:wanted]) < self._group_size:
-                return max(wanted * self._group_size, self._fills_slots(wanted))
+                if self._ahead:
+                    return max(wanted * self._group_size, self._filling_slots(wanted))
+                return wanted * self._group_size
             started = time.perf_counter()
             self._group(self._ungraded[0])
             self.wait_seconds += time.perf_counter() - started
@@ -160,23 +162,25 @@ class Candidates:
             return None
         return min(len(self.requests), (self.wanted() + self._ahead) * self._group_size)
 
-    def _fills_slots(self, wanted: int) -> int:
-        """Return how many requests may begin at first, so that there are as many as in every step.
+    def _filling_slots(self, wanted: int) -> int:
+        """Return how many requests may begin at first.
 
-        Of a step that has begun in the one before, few may be left.
+        They are as many as in a step that nothing has begun of, since the sampler makes slots for
+        the first ones: of a step that has begun in the one before, few may be left.
 
         Args:
             wanted: candidates of the step.
         """
-        if not self._ahead:
-            return 0
         limit = (wanted + self._ahead) * self._group_size
         open_requests = [number for number in self.unanswered() if number < limit]
         first_ones = open_requests[: self._count * self._group_size]
         return first_ones[-1] + 1
 
     def complete(self) -> bool:
-        """Tell whether it is known of every needed candidate whether it is flat."""
+        """Tell whether all is known of what belongs to the step."""
+        if self._rounds == 0:
+            # Nothing is replaced, whatever the grades are.
+            return min(self._sizes[: self._count]) == self._group_size
         needed, _ = self.needed()
         return None not in self._flat[:needed]
 
@@ -221,16 +225,18 @@ class Candidates:
     def _look(self) -> None:
         """Find out which groups are flat by now.
 
-        Where nothing is drawn early, the grades of a whole group are waited for, which are a matter
-        of milliseconds: what is drawn at the same time then never depends on how fast they were,
-        and the log-probs of a repeated run are the same to the last bit.
+        Where flat groups are replaced and nothing is drawn early, the grades of a whole group are
+        waited for, which are a matter of milliseconds: what is drawn at the same time then never
+        depends on how fast they were, and the log-probs of a repeated run are the same to the last
+        bit.
         """
+        waits = self._rounds > 0 and self._mixed_share is None
         still = []
         for candidate in self._ungraded:
             first = candidate * self._group_size
             requests = range(first, first + self._group_size)
             graded = all(self._grades[request].done() for request in requests)
-            if self._mixed_share is None and not graded:
+            if waits and not graded:
                 started = time.perf_counter()
                 self._group(candidate)
                 self.wait_seconds += time.perf_counter() - started

@@ -311,9 +311,8 @@ def _candidates_of(
     most = config.prompts_per_step * (1 + config.dynamic_sampling_rounds) + ahead
     taken = [TakenProblem(group.index, group.position) for group in place.begun]
     position = taken[-1].position if taken else place.position
-    for index, after in stream.each(position, _allowed_by(place.band, run)):
-        if len(taken) == most:
-            break
+    following = stream.each(position, _allowed_by(place.band, run))
+    for index, after in itertools.islice(following, most - len(taken)):
         taken.append(TakenProblem(index, after))
     items = [run.prepared.train[problem.index] for problem in taken]
     begun_items = items[: len(place.begun)]
