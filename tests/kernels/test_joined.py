@@ -42,7 +42,7 @@ def joined(family: str) -> tuple[Any, Any]:
     model = tiny_model(family)
     model.requires_grad_(False)
     other = copy.deepcopy(model)
-    join_products(other)
+    join_products(other, [])
     return model, other
 
 
@@ -115,10 +115,12 @@ def test_other_layers_are_left_alone() -> None:
         (nn.Linear(4, 6), nn.Linear(4, 6).double()),
     ]
     for parts in pairs:
-        join_products(Block(*parts))
+        join_products(Block(*parts), [])
         assert not any("forward" in vars(part) for part in parts)
     both = nn.Linear(4, 6), nn.Linear(4, 5)
-    join_products(Block(*both))
+    join_products(Block(*both), [both[0].weight])
+    assert not any("forward" in vars(part) for part in both), "one of them is read elsewhere"
+    join_products(Block(*both), [])
     assert all("forward" in vars(part) for part in both)
 
 

@@ -7,7 +7,7 @@ whole product, and each returns its columns of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -20,16 +20,24 @@ from torch.nn.functional import linear
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-def join_products(model: nn.Module) -> None:
+def join_products(model: nn.Module, shared: Collection[nn.Parameter]) -> None:
     """Let the weights of such layers be parts of one tensor, and their products one product.
 
     They stay parameters of their own with their names. Nothing may be trained or moved afterwards:
     the model is a copy that weights are written into.
+
+    Args:
+        model: its layers are changed.
+        shared: parameters that another model reads as well. They stay where they are: joined, they
+            would exist twice.
     """
+    elsewhere = {id(parameter) for parameter in shared}
     for module in model.modules():
         for names in TOGETHER:
             parts: list[Any] = [getattr(module, name, None) for name in names]
-            if all(_is_plain(part) for part in parts) and _is_joinable(parts):
+            if not all(_is_plain(part) for part in parts) or not _is_joinable(parts):
+                continue
+            if all(id(part.weight) not in elsewhere for part in parts):
                 _Product(parts).attach()
 
 

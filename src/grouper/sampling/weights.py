@@ -129,11 +129,6 @@ class SamplingWeights:
         """Whether adapters are added to the weights of the copy."""
         return self._policy.adapter is not None and not keeps_adapter(self._dtype)
 
-    @property
-    def _owns_products(self) -> bool:
-        """Whether the copy reads no weights of the policy, which would then exist twice."""
-        return self._policy.adapter is None or self._merges
-
     def copied(self) -> list[nn.Parameter]:
         """Return the parameters that exist beside those of the training policy."""
         if self._rounds:
@@ -155,8 +150,12 @@ class SamplingWeights:
             require_sums(self._policy)
         # `deepcopy` takes the parameters from here, so it copies only buffers and settings.
         memo = {}
+        shared = []
         for parameter in self._policy.model.parameters():
-            memo[id(parameter)] = self._copied(parameter)
+            copied = self._copied(parameter)
+            memo[id(parameter)] = copied
+            if is_shared(parameter, self._dtype):
+                shared.append(copied)
         model: Any
         if self._merges:
             model = copy.deepcopy(self._policy.adapter, memo).unload()
@@ -167,8 +166,8 @@ class SamplingWeights:
         if self._dtype is None:
             compute_dtype = self._policy.compute_dtype
         model.requires_grad_(False)
-        if device_type(next(model.parameters())) == "cuda" and self._owns_products:
-            join_products(model)
+        if device_type(next(model.parameters())) == "cuda":
+            join_products(model, shared)
         policy = Policy(model, native=self._policy.native, compute_dtype=compute_dtype)
         policy.version = self._policy.version
         # Merged by the same code as after an update, so that a resumed run samples from the same

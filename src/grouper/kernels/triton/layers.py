@@ -51,11 +51,13 @@ def gated_serves(gate: Tensor, up: Tensor) -> bool:
 
 
 def _steps(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """A tensor [..., D] whose last two dimensions but one may have any strides, for a norm.
+    """How a norm finds the rows of a tensor [..., D]: in groups of evenly spaced rows.
+
+    Heads that are columns of a joined product are such groups, one for each token.
 
     Returns:
-        The tensor, copied where its rows are spaced in more ways than two; rows of an inner group;
-        strides of a group and of a row in it.
+        The tensor, or a dense copy of one that has no such groups; the rows of a group; the steps
+        from group to group and from row to row.
     """
     if x.stride(-1) == 1 and x.dim() == 4 and x.shape[0] == 1:
         return x, x.shape[2], x.stride(1), x.stride(2)
