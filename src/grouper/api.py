@@ -61,7 +61,7 @@ from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
 from grouper.sampling.base import SampleRequest, StopStrings, draw_seed
 from grouper.sampling.native import NativeSampler
-from grouper.sampling.turns import TurnSampler
+from grouper.sampling.turns import TurnSampler, innermost
 from grouper.training import pipeline
 from grouper.training.assemble import advantages_of
 from grouper.training.collect import collect
@@ -459,7 +459,8 @@ def probe(
                 found = probe_questions(
                     problems.name,
                     questions,
-                    sampler=generator.sampler,
+                    # A question is continued as it is: nothing in it calls a tool.
+                    sampler=innermost(generator.sampler),
                     encode=tokenizer.encode,
                     progress=task,
                 )

@@ -219,9 +219,10 @@ def evaluate(
     with display.within("eval"):
         comparisons = _measured(to_do, target, display)
     if as_json:
-        _show_numbers(comparisons)
+        _show_numbers(comparisons, _twin_comparisons(comparisons, plans))
         return
     _show_comparisons(comparisons, named=on is not None)
+    show(*(comparison.sentence for comparison in _twin_comparisons(comparisons, plans)))
     show(*(f"Items: {target / label / 'evaluations'}" for label in subjects))
 
 
@@ -231,48 +232,44 @@ def _show_comparisons(comparisons: Mapping[str, Comparison], *, named: bool) -> 
         if named:
             click.echo(click.style(f"\n{name}", bold=True))
         show_results(comparison)
-    show(*(comparison.sentence for comparison in _twin_comparisons(comparisons)))
 
 
-def _show_numbers(comparisons: Mapping[str, Comparison]) -> None:
+def _show_numbers(
+    comparisons: Mapping[str, Comparison], beside_twins: Sequence[TwinComparison]
+) -> None:
     """Print comparisons as JSON."""
     rows = []
     for name, comparison in comparisons.items():
         rows.append({"problems": name, **comparison.numbers})
     numbers: dict[str, Any] = {"evaluations": rows}
-    beside_twins = _twin_comparisons(comparisons)
     if beside_twins:
         numbers["twins"] = [dataclasses.asdict(comparison) for comparison in beside_twins]
     show_json(numbers)
 
 
-# The end of the name of a suite of twins.
-_TWINS = "-twins"
-
-
 def _twin_plan(plan: _Plan) -> _Plan:
     """Return the plan to evaluate on the twins of a suite's problems, in the same way."""
     assert plan.suite is not None
-    suite = dataclasses.replace(plan.suite, name=f"{plan.suite.name}{_TWINS}")
-    return dataclasses.replace(plan, name=f"{plan.name}{_TWINS}", suite=suite, twins=True)
+    name = f"{plan.name} with other numbers"
+    suite = dataclasses.replace(plan.suite, name=f"{plan.suite.name}-twins")
+    return dataclasses.replace(plan, name=name, suite=suite, twins_of=plan.name)
 
 
-def _twin_comparisons(comparisons: Mapping[str, Comparison]) -> list[TwinComparison]:
+def _twin_comparisons(
+    comparisons: Mapping[str, Comparison], plans: Sequence[_Plan]
+) -> list[TwinComparison]:
     """Compare each result on twins with that of the same model on their originals."""
     from grouper.evaluation.twin_problems import compare_twins
 
-    found = []
-    for name, comparison in comparisons.items():
-        if not name.endswith(_TWINS):
+    twin_comparisons = []
+    for plan in plans:
+        if plan.twins_of is None:
             continue
-        originals = {
-            result.name: result for result in comparisons[name.removesuffix(_TWINS)].results
-        }
-        found += [
-            compare_twins(result.name, originals[result.name], result)
-            for result in comparison.results
-        ]
-    return found
+        originals = {result.name: result for result in comparisons[plan.twins_of].results}
+        for result in comparisons[plan.name].results:
+            original = originals[result.name]
+            twin_comparisons.append(compare_twins(result.name, original, result))
+    return twin_comparisons
 
 
 def _require_no_suites(prompts: Sequence[str], *, twins: bool) -> None:
@@ -362,8 +359,8 @@ class _Plan:
     prompt: str | None
     """The format, where there are several; None: the recipe's own, or the only one."""
     only_base: bool = False
-    twins: bool = False
-    """Whether the problems have other numbers."""
+    twins_of: str | None = None
+    """The name of another plan, of whose problems these are the twins."""
 
     @functools.cached_property
     def problems(self) -> ProblemSet:
@@ -372,7 +369,9 @@ class _Plan:
         from grouper.training.problem_sets import require_part
 
         problems = require_part(self.recipe, self.name if self.suite is None else "test")
-        return twins_of(problems, self.recipe.seed) if self.twins else problems
+        if self.twins_of is not None:
+            return twins_of(problems, self.recipe.seed)
+        return problems
 
 
 def _open_first_argument(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from grouper import files
 from grouper.cli import options
 from grouper.cli.commands import Command
 from grouper.cli.text import progress, show, show_json, table, warn, write_rows
@@ -23,8 +24,8 @@ grouper probe outputs/demo --on gsm8k=./gsm8k/test.jsonl --limit 200
 grouper probe ./my-model --on train.jsonl --output probe.json
 """
 
-# Problems of the control set: as many as of each other set, unless there are fewer.
-_CONTROLS = 200
+# Problems of the control set at most; it has as many as each other set may have.
+_MOST_CONTROLS = 200
 
 
 @click.command("probe", cls=Command, examples=EXAMPLES)
@@ -66,9 +67,11 @@ def probe(
     """
     from grouper import api
 
+    if output is not None:
+        files.require_writable(output.parent)
     recipe, subject = _model_of(model)
     sets = [_problems_of(name.strip(), limit) for name in on.split(",")]
-    control = _control(min(limit, _CONTROLS))
+    control = _control(min(limit, _MOST_CONTROLS))
     probes = api.probe(recipe, subject, [*sets, control], display=progress(quiet=quiet))
     if output is not None:
         write_rows([row for found in probes for row in found.rows], output)
@@ -106,8 +109,8 @@ def _control(count: int) -> ProblemSet:
     from grouper.config.schema import SourceConfig
     from grouper.data import load_problems
 
-    options_ = {"count": count, "seed": secrets.randbelow(2**31), "high": 900, "max_value": 9_000}
-    return load_problems(SourceConfig(source="stories", split="test", options=options_), seed=0)
+    settings = {"count": count, "seed": secrets.randbelow(2**31), "high": 900, "max_value": 9_000}
+    return load_problems(SourceConfig(source="stories", split="test", options=settings), seed=0)
 
 
 def _show(probes: list[Probe]) -> None:

@@ -71,7 +71,7 @@ def program_from_marks(solution: str, question: str, answer: str) -> str | None:
             name = f"step_{len(exact) + 1}"
             value = evaluate_expression(expression, exact, Fraction)
             claimed = evaluate_expression(tidy_expression(stated), {}, Fraction)
-            if value is None or claimed is None or not is_rounded(value, claimed):
+            if value is None or claimed is None or not _is_rounded(value, claimed):
                 return None
             exact[name] = value
             floating[name] = evaluate_expression(expression, floating, float) or 0.0
@@ -147,6 +147,6 @@ def evaluate_expression(
         return None
 
 
-def is_rounded(value: Fraction, claimed: Fraction) -> bool:
+def _is_rounded(value: Fraction, claimed: Fraction) -> bool:
     """Tell whether a stated value is the computed one, or that rounded."""
     return abs(value - claimed) <= _ROUNDED * abs(value)
