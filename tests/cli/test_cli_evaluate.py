@@ -206,6 +206,41 @@ def test_a_dry_run_lists_what_is_measured_and_nothing_else(grouper, run, suite_f
 
 
 @pytest.mark.slow
+def test_a_suite_is_measured_beside_its_twins(grouper, run, tmp_path):
+    """Of a file whose own name ends like that of a set of twins, too."""
+    rows = []
+    for n in (31, 42, 53):
+        solution = f"{n}+17 = <<{n}+17={n + 17}>>{n + 17}\n#### {n + 17}"
+        question = f"Ann has {n} eggs and gets 17 more. How many has she?"
+        rows.append({"question": question, "answer": solution})
+    rows.append({"question": "1+1?", "answer": "#### 2"})
+    path = tmp_path / "mine-twins.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["eval", run, "--on", path, "--prompt", "boxed", "--no-base", "--twins", "--quiet"]
+    called = grouper(*words, "--json")
+    assert called.code == 0, called.err
+    found = json.loads(called.out)
+    problems = {row["problems"]: row["results"][0]["problems"] for row in found["evaluations"]}
+    assert problems == {"mine-twins": 4, "mine-twins with other numbers": 3}
+    (twins,) = found["twins"]
+    assert (twins["problems"], twins["paired"]["problems"]) == ("mine-twins", 3)
+    # A finished evaluation is not repeated.
+    again = grouper(*words)
+    assert "of 3 problems with a twin, 0.0 % right as they are and 0.0 % with other" in again.out
+    several = grouper(*words, "--prompt", "compact")
+    assert several.out.count("of 3 problems with a twin") == 2
+
+
+def test_twins_are_of_suites(grouper, run, suite_file):
+    called = grouper("eval", run, "--twins")
+    assert called.code == 2
+    assert "add --on" in called.err
+    grouper("eval", run, "--on", suite_file, "--twins", "--dry-run").refused(
+        "no problem has a twin"
+    )
+
+
+@pytest.mark.slow
 def test_a_run_is_measured_on_a_suite_beside_its_base(grouper, run, suite_file):
     called = grouper("eval", run, "--on", f"{suite_file},svamp={suite_file}", "--json", "--quiet")
     assert called.code == 0, called.err

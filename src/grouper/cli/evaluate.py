@@ -262,11 +262,11 @@ def _twin_comparisons(
     from grouper.evaluation.twin_problems import compare_twins
 
     twin_comparisons = []
-    for plan in plans:
-        if plan.twins_of is None:
-            continue
-        originals = {result.name: result for result in comparisons[plan.twins_of].results}
-        for result in comparisons[plan.name].results:
+    # Plans in several prompts have one name, and one comparison.
+    names = {plan.name: plan.twins_of for plan in plans if plan.twins_of is not None}
+    for name, name_of_originals in names.items():
+        originals = {result.name: result for result in comparisons[name_of_originals].results}
+        for result in comparisons[name].results:
             original = originals[result.name]
             twin_comparisons.append(compare_twins(result.name, original, result))
     return twin_comparisons
