@@ -12,6 +12,7 @@ members: FSDP2 itself runs, gathers layers of the right shape and frees them aga
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -181,7 +182,10 @@ class Tracer:
                 parameter.grad = torch.zeros_like(parameter) if accumulated else None
             base = live.bytes
             targets = torch.empty(rows.count * rows.completion, dtype=torch.int64)
-            logprobs, _ = self.policy(targets)
+            with warnings.catch_warnings():
+                # It warns of views among the outputs, which nothing here changes in place.
+                warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
+                logprobs, _ = self.policy(targets)
             for_backward = live.bytes - base
             loss = (logprobs * torch.empty_like(logprobs)).sum()
             loss.backward()
