@@ -18,15 +18,15 @@ from fractions import Fraction
 
 from grouper.programs.from_marks import MARK, NUMBER, evaluate_expression, tidy_expression
 
-# A number as it stands in a question, with its thousands.
-_WRITTEN = re.compile(r"(?<![\w.,/])\d{1,3}(?:,\d{3})+(?![\w.])|(?<![\w.,/])\d+(?![\w.]*\d|\w)")
+# A whole number as it stands in a question, perhaps with commas between thousands.
+_WRITTEN = re.compile(r"(?<![\w.,/])(?:\d{1,3}(?:,\d{3})+|\d+)(?![.,]?\d|\w)")
 # What makes a number in a question stand for another one in the solution: a share, an ordinal, a
 # time of day, a part of a fraction or of a date.
 _SPECIAL_AFTER = re.compile(
     r"\s*(?:%|percent|per cent|/|:|th\b|st\b|nd\b|rd\b|a\.?m\.?\b|p\.?m\.?\b|times\b)",
     re.IGNORECASE,
 )
-# Values of units, which a solution uses although they are in no question: they are never changed,
+# Values of units, which a solution uses although they are in no question. They are never changed,
 # so that it does not matter where they come from.
 _UNITS = frozenset(map(Fraction, (7, 10, 12, 24, 30, 52, 60, 100, 365, 1000)))
 # Words in a question that stand for a constant in the solution.
@@ -39,6 +39,10 @@ _WORDS: Mapping[Fraction, str] = {
     Fraction(8): "eight|eighth",
     Fraction(9): "nine",
 }
+# A number of the question, or the result of a step, in an expression.
+_NAME = re.compile(r"(?:given|step)_\d+")
+# Denominators of numbers that decimals write exactly, and shortly.
+_DECIMAL = frozenset((1, 2, 4, 5, 10, 20, 25, 50, 100))
 # Tries to find numbers with which everything stays whole and positive.
 _TRIES = 200
 
@@ -55,13 +59,25 @@ class Twin:
     """Number in the original -> number in the twin."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A line of the solution: an expression over names, and its value in the original."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Number:
+    """A number of the question that may be changed."""
 
-    expression: str
-    name: str
+    start: int
+    """Its first character in the question."""
+    end: int
     value: Fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A step of the solution."""
+
+    name: str
+    expression: str
+    """Over the names of numbers and of earlier steps."""
+    value: Fraction
+    """In the original."""
 
 
 def make_twin(question: str, solution: str, answer: str, key: int) -> Twin | None:
@@ -78,49 +94,54 @@ def make_twin(question: str, solution: str, answer: str, key: int) -> Twin | Non
     >>> twin.question, twin.answer
     ('Ann has 15 pens and buys 6 boxes of 10 pens. How many has she?', '75')
     """
-    numbers = _changeable(question)
-    steps = _steps(question, solution, answer, numbers)
+    numbers = _changeable_numbers(question)
+    steps = _read_steps(question, solution, answer, numbers)
     if steps is None:
         return None
-    used = {name for step in steps for name in re.findall(r"given_\d+", step.expression)}
-    changed_names = [name for name in numbers if name in used]
-    if not changed_names:
+    used_names = set()
+    for step in steps:
+        used_names.update(_NAME.findall(step.expression))
+    names_to_change = [name for name in numbers if name in used_names]
+    if not names_to_change:
         return None
     generator = random.Random(f"twin/{key}/{question}")
     for _ in range(_TRIES):
-        values = {name: Fraction(numbers[name].value) for name in numbers}
-        for name in changed_names:
-            values[name] = _near(values[name], generator)
-        twin = _written(question, steps, numbers, values, answer)
+        values = {name: number.value for name, number in numbers.items()}
+        for name in names_to_change:
+            values[name] = _similar_number(values[name], generator)
+        twin = _write_twin(question, steps, numbers, values, answer)
         if twin is not None:
             return twin
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Number:
-    """A number of the question that may be changed."""
-
-    start: int
-    end: int
-    value: int
+# --- reading the original ------------------------------------------------------------------------
 
 
-def _changeable(question: str) -> dict[str, _Number]:
+def _changeable_numbers(question: str) -> dict[str, _Number]:
     """Return name -> number, of whole numbers that occur once and stand for themselves."""
     all_values = _values_in(question)
     numbers: dict[str, _Number] = {}
     for match in _WRITTEN.finditer(question):
-        value = int(match[0].replace(",", ""))
-        stands_for_itself = _SPECIAL_AFTER.match(question, match.end()) is None
-        is_alone = all_values.count(Fraction(value)) == 1
-        if stands_for_itself and is_alone and value > 1 and Fraction(value) not in _UNITS:
-            numbers[f"given_{len(numbers)}"] = _Number(match.start(), match.end(), value)
+        value = Fraction(match[0].replace(",", ""))
+        if all_values.count(value) > 1 or value <= 1 or value in _UNITS:
+            continue
+        if _SPECIAL_AFTER.match(question, match.end()):
+            continue
+        name = f"given_{len(numbers)}"
+        numbers[name] = _Number(start=match.start(), end=match.end(), value=value)
     return numbers
 
 
 def _values_in(question: str) -> list[Fraction]:
     return [Fraction(digits) for digits in NUMBER.findall(question.replace(",", ""))]
+
+
+def _is_in_words(value: Fraction, question: str) -> bool:
+    words = _WORDS.get(value)
+    if words is None:
+        return False
+    return re.search(rf"\b(?:{words})\b", question, re.IGNORECASE) is not None
 
 
 class _Meanings:
@@ -132,67 +153,36 @@ class _Meanings:
     """
 
     def __init__(self, question: str, numbers: Mapping[str, _Number]) -> None:
-        self._given = {Fraction(number.value): name for name, number in numbers.items()}
-        self._by_head = _computed_by_head(self._given)
+        self._numbers = {number.value: name for name, number in numbers.items()}
         self._results: dict[Fraction, str] = {}
-        self._constants = {*_values_in(question), *_UNITS}
-        for value, words in _WORDS.items():
-            if re.search(rf"\b(?:{words})\b", question, re.IGNORECASE):
-                self._constants.add(value)
+        constants = {*_values_in(question), *_UNITS}
+        constants.update(value for value in _WORDS if _is_in_words(value, question))
+        self._constants = constants - self._numbers.keys()
         # Of a number that the question also has in words, it is not known which is meant.
-        self._doubtful = {value for value in self._given if self._is_in_words(value, question)}
-        self._constants -= self._given.keys()
-
-    @staticmethod
-    def _is_in_words(value: Fraction, question: str) -> bool:
-        words = _WORDS.get(value)
-        return words is not None and bool(re.search(rf"\b(?:{words})\b", question, re.IGNORECASE))
+        self._doubtful = {value for value in self._numbers if _is_in_words(value, question)}
+        self._computed_by_head = _computed_by_head(self._numbers)
 
     def name(self, digits: str) -> str | None:
         """Return the one name of a number, or its digits where it is a constant; None: doubtful."""
         value = Fraction(digits)
         if value in self._doubtful:
             return None
-        names = [known[value] for known in (self._given, self._results) if value in known]
+        if value in self._computed_by_head and value not in self._results:
+            return None
+        names = []
+        if value in self._numbers:
+            names.append(self._numbers[value])
+        if value in self._results:
+            names.append(self._results[value])
         if value in self._constants:
             names.append(digits)
-        if len(names) != 1 or (value in self._by_head and value not in self._results):
-            return None
-        return names[0]
+        return names[0] if len(names) == 1 else None
 
     def add_result(self, value: Fraction, name: str) -> None:
         """Give the result of a step a name; an operand of a value that had one is doubtful now."""
-        known = {*self._given, *self._results, *self._constants}
-        if value in known:
+        if value in {*self._numbers, *self._results, *self._constants}:
             self._doubtful.add(value)
         self._results[value] = name
-
-
-def _steps(
-    question: str, solution: str, answer: str, numbers: Mapping[str, _Number]
-) -> list[_Step] | None:
-    """Return the steps of a solution over names, or None where an operand is not explained."""
-    meanings = _Meanings(question, numbers)
-    steps: list[_Step] = []
-    for written, stated in MARK.findall(solution):
-        expression = tidy_expression(written)
-        names = {digits: meanings.name(digits) for digits in NUMBER.findall(expression)}
-        value = evaluate_expression(expression, {}, Fraction)
-        # Rounded values would be rounded otherwise with other numbers.
-        is_exact = value == evaluate_expression(tidy_expression(stated), {}, Fraction)
-        if value is None or not is_exact or None in names.values():
-            return None
-        step = _Step(_over_names(expression, names), f"step_{len(steps) + 1}", value)
-        meanings.add_result(value, step.name)
-        steps.append(step)
-    wanted = evaluate_expression(tidy_expression(answer), {}, Fraction)
-    if not steps or steps[-1].value != wanted or not _all_lead_to_the_last(steps):
-        return None
-    return steps
-
-
-def _over_names(expression: str, names: Mapping[str, str | None]) -> str:
-    return NUMBER.sub(lambda match: names[match[0]] or "", expression)
 
 
 def _computed_by_head(values: Collection[Fraction]) -> set[Fraction]:
@@ -200,23 +190,60 @@ def _computed_by_head(values: Collection[Fraction]) -> set[Fraction]:
 
     An operand of such a value could be that result, also where the question has the number.
     """
-    found = set()
+    results = set()
     for first in values:
         # "3 times as many" makes four parts in all.
-        found |= {first + 1, first - 1}
+        results |= {first + 1, first - 1}
         for second in values:
             if first != second:
-                found |= {first + second, first - second, first * second, first / second}
-    return found
+                results |= {first + second, first - second, first * second, first / second}
+    return results
+
+
+def _read_steps(
+    question: str, solution: str, answer: str, numbers: Mapping[str, _Number]
+) -> list[_Step] | None:
+    """Return the steps of a solution over names, or None where an operand is not explained."""
+    meanings = _Meanings(question, numbers)
+    steps: list[_Step] = []
+    for written, stated in MARK.findall(solution):
+        expression = tidy_expression(written)
+        value = evaluate_expression(expression, {}, Fraction)
+        # Rounded values would be rounded otherwise with other numbers.
+        if value is None or value != evaluate_expression(tidy_expression(stated), {}, Fraction):
+            return None
+        names: dict[str, str] = {}
+        for digits in NUMBER.findall(expression):
+            name = meanings.name(digits)
+            if name is None:
+                return None
+            names[digits] = name
+        over_names = _with_names(expression, names)
+        step = _Step(name=f"step_{len(steps) + 1}", expression=over_names, value=value)
+        meanings.add_result(value, step.name)
+        steps.append(step)
+    reference = evaluate_expression(tidy_expression(answer), {}, Fraction)
+    if not steps or steps[-1].value != reference:
+        return None
+    return steps if _all_lead_to_the_last(steps) else None
+
+
+def _with_names(expression: str, names: Mapping[str, str]) -> str:
+    return NUMBER.sub(lambda match: names[match[0]], expression)
 
 
 def _all_lead_to_the_last(steps: Sequence[_Step]) -> bool:
     """Tell whether the result of every step is used, so that none was left unmarked."""
-    used = {name for step in steps for name in re.findall(r"step_\d+", step.expression)}
-    return all(step.name in used for step in steps[:-1])
+    used_names = set()
+    for step in steps:
+        used_names.update(_NAME.findall(step.expression))
+    return all(step.name in used_names for step in steps[:-1])
 
 
-def _near(value: Fraction, generator: random.Random) -> Fraction:
+# --- writing the twin ----------------------------------------------------------------------------
+
+
+def _similar_number(value: Fraction, generator: random.Random) -> Fraction:
     """Return another whole number of about the same size, two at least."""
     low = max(2, int(value * 7 / 10))
     high = max(low + 3, int(value * 14 / 10))
@@ -224,71 +251,89 @@ def _near(value: Fraction, generator: random.Random) -> Fraction:
     return Fraction(low + int(generator.random() * (high - low + 1)))
 
 
-def _written(
+def _write_twin(
     question: str,
     steps: Sequence[_Step],
     numbers: Mapping[str, _Number],
     values: Mapping[str, Fraction],
     answer: str,
 ) -> Twin | None:
-    """Write the twin with these numbers, or return None where they do not fit the story."""
-    computed = _computed(steps, values)
+    """Write the twin with these numbers, or return None where they do not fit the story.
+
+    Args:
+        question: of the original.
+        steps: of the original.
+        numbers: of the original that may be changed.
+        values: those in their places, by name.
+        answer: of the original, which the twin must not have.
+    """
+    computed = _compute(steps, values)
     if computed is None:
         return None
-    original = {name: Fraction(number.value) for name, number in numbers.items()}
-    original |= {step.name: step.value for step in steps}
+    original = {name: number.value for name, number in numbers.items()}
+    for step in steps:
+        original[step.name] = step.value
     # Numbers of the question that stay as they are keep their places in the order, too.
     for place, value in enumerate(_values_in(question)):
         if value not in original.values():
             original[f"fixed_{place}"] = value
             computed[f"fixed_{place}"] = value
-    last = computed[steps[-1].name]
-    is_decimal = last.denominator in _DECIMAL
-    if not _same_order(original, computed) or not is_decimal or _digits(last) == answer.strip():
+    result = computed[steps[-1].name]
+    if result.denominator not in _DECIMAL or _digits(result) == answer.strip():
         return None
-    text = question
-    changed = {}
-    for name, number in sorted(numbers.items(), key=lambda item: -item[1].start):
-        before = question[number.start : number.end]
-        after = str(int(values[name]))
-        if "," in before:
-            after = f"{int(values[name]):,}"
-        if after != before:
-            changed[before] = after
-            text = text[: number.start] + after + text[number.end :]
-    lines = [_line(step, computed) for step in steps]
-    return Twin(question=text, answer=_digits(last), solution="\n".join(lines), changed=changed)
+    if not _same_order(original, computed):
+        return None
+    text, changed = _replace_numbers(question, numbers, values)
+    lines = [_write_step(step, computed) for step in steps]
+    return Twin(question=text, answer=_digits(result), solution="\n".join(lines), changed=changed)
 
 
-# Denominators of numbers that decimals write exactly, and shortly.
-_DECIMAL = frozenset((1, 2, 4, 5, 10, 20, 25, 50, 100))
-
-
-def _computed(steps: Sequence[_Step], values: Mapping[str, Fraction]) -> dict[str, Fraction] | None:
+def _compute(steps: Sequence[_Step], values: Mapping[str, Fraction]) -> dict[str, Fraction] | None:
     """Return the value of every name; None: a step is no longer positive, or whole as it was."""
-    known = dict(values)
+    computed = dict(values)
     for step in steps:
-        result = evaluate_expression(step.expression, known, Fraction)
-        was_whole = step.value.denominator == 1
-        if result is None or result <= 0 or (result.denominator == 1) != was_whole:
+        result = evaluate_expression(step.expression, computed, Fraction)
+        if result is None or result <= 0:
             return None
-        known[step.name] = result
-    return known
+        was_whole = step.value.denominator == 1
+        is_whole = result.denominator == 1
+        if is_whole != was_whole:
+            return None
+        computed[step.name] = result
+    return computed
 
 
 def _same_order(before: Mapping[str, Fraction], after: Mapping[str, Fraction]) -> bool:
     """Tell whether each number is above, below or equal to each other one as it was."""
-    names = [*before]
-    return all(
-        (before[first] < before[second]) == (after[first] < after[second])
-        for first in names
-        for second in names
-    )
+    for first in before:
+        for second in before:
+            was_below = before[first] < before[second]
+            is_below = after[first] < after[second]
+            if is_below != was_below:
+                return False
+    return True
 
 
-def _line(step: _Step, values: Mapping[str, Fraction]) -> str:
+def _replace_numbers(
+    question: str, numbers: Mapping[str, _Number], values: Mapping[str, Fraction]
+) -> tuple[str, dict[str, str]]:
+    """Return the question with these values, and number before -> number after."""
+    text = question
+    changed = {}
+    last_first = sorted(numbers.items(), key=lambda item: -item[1].start)
+    for name, number in last_first:
+        before = question[number.start : number.end]
+        value = int(values[name])
+        after = f"{value:,}" if "," in before else str(value)
+        if after != before:
+            changed[before] = after
+            text = text[: number.start] + after + text[number.end :]
+    return text, changed
+
+
+def _write_step(step: _Step, values: Mapping[str, Fraction]) -> str:
     """Write a step with its numbers, marked as the original's are."""
-    shown = re.sub(r"[a-z]+_\d+", lambda match: _digits(values[match[0]]), step.expression)
+    shown = _NAME.sub(lambda match: _digits(values[match[0]]), step.expression)
     result = _digits(values[step.name])
     return f"{shown} = <<{shown}={result}>>{result}"
 
