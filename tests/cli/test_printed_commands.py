@@ -77,7 +77,7 @@ def needs_hub(command: str) -> bool:
     kinds = {"run", "sft", "grpo", "eval", "preview", "plan", "bench", "generate"}
     hub = {"openmath-mini", "gsm8k", "numina-tir", "hub"}
     from_source = words[1:3] == ["data", "prepare"] and words[3] in hub
-    suites = "--on" in words and words[1] == "eval"
+    suites = "--on" in words and words[1] in {"eval", "probe"}
     on_hub = suites and not any(word.endswith(".jsonl") for word in words)
     return (
         bool(named and words[1] in kinds) or from_source or "./qwen-gsm8k.yaml" in words or on_hub
@@ -111,6 +111,7 @@ def named_files(small: str) -> dict[str, str]:
         "my_config.yaml": "sft_training: {learning_rate: 1e-4}\ngrpo_training: {max_steps: 9}\n",
         "in.jsonl": _lines(ROWS[:2]),
         "mine.jsonl": _lines(ROWS),
+        "train.jsonl": _lines(ROWS),
         "sft.jsonl": demonstrations,
         "completions.jsonl": _lines([{"completion": "so \\boxed{4}", "answer": "4"}]),
         "ready/cot.jsonl": _lines(ROWS),
@@ -204,11 +205,11 @@ def shell(grouper: Grouper, line: str) -> Called:
 def test_a_printed_command_does_what_is_said(
     grouper: Grouper, place: Callable[[str], None], command: str
 ) -> None:
-    named = re.search(r"\./(gsm8k|math) |sft\.jsonl", command)
+    named = re.search(r"\./(gsm8k|math)[ /]|sft\.jsonl", command)
     if named and not SHARED_DATA.is_dir():
         missing("the shared problem sets are not beside this checkout")
     place(command)
-    for folder in re.findall(r"\./(gsm8k|math) ", command):
+    for folder in re.findall(r"\./(gsm8k|math)[ /]", command):
         Path(folder).symlink_to(SHARED_DATA / folder)
     called = shell(grouper, command)
     # These answer with 1 where they have found something, which tiny runs give them to find.

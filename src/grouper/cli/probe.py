@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 grouper probe ./my-model --on gsm8k,math500
 grouper probe outputs/demo --on gsm8k=./gsm8k/test.jsonl --limit 200
-grouper probe ./my-model --on train.jsonl --output probe.json
+grouper probe ./my-model --on ./train.jsonl --output probe.json
 """
 
 # Problems of the control set at most; it has as many as each other set may have.
