@@ -181,6 +181,7 @@ def evaluate(
     split: str = "test",
     problems: ProblemSet | None = None,
     suite: Suite | None = None,
+    are_twins: bool = False,
     name: str | None = None,
     folder: Path | None = None,
     display: Progress | None = None,
@@ -193,6 +194,7 @@ def evaluate(
         split: `test` or `validation`.
         problems: the problems of the split, if they are loaded already.
         suite: the benchmark suite of the test problems, for the record (see `recipe_on`).
+        are_twins: the problems are twins of those of the split or suite, which the record says.
         name: name of the result; by default its settings, such as `test-greedy-500x1`.
         folder: folder for the result, its items and the recipe; by default nothing is written. An
             evaluation with the same settings is not repeated, and an interrupted one is continued.
@@ -217,10 +219,13 @@ def evaluate(
         items = prepared.test if split == "test" else prepared.validation
         params = prepared.evaluation_params()
         samples = recipe.evaluation.samples
-        label = split if suite is None else suite.name
-        set_name = split if suite is None else f"{suite.name}-{prepared.format.name}"
-        result_name = name or settings_name(set_name, params, len(items), samples)
         facts = _facts(recipe, model, problems, left_out=len(problems) - len(items), suite=suite)
+        label = split if suite is None else suite.name
+        if are_twins:
+            facts["twins_of"] = label
+            label = f"{label}-twins"
+        set_name = label if suite is None else f"{label}-{prepared.format.name}"
+        result_name = name or settings_name(set_name, params, len(items), samples)
         measurement = prepared.measurement(
             name=result_name,
             phase=str(state["phase"]),

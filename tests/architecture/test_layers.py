@@ -36,7 +36,7 @@ MACHINERY = (
     ("report",),
     ("publish",),
     ("api",),
-    ("stages",),
+    ("stages", "certificate"),
     ("cli", "__main__"),
 )
 """The order within layer 3, lowest first: a room uses itself and the ones below."""

@@ -10,7 +10,7 @@ import click
 
 from grouper.cli import options
 from grouper.cli.commands import Command
-from grouper.cli.results import pooled, show_results, stages
+from grouper.cli.results import show_results, stages
 from grouper.cli.text import short, show, show_json, table, warn, warn_of_losses
 from grouper.errors import ConfigError, plural
 from grouper.runs.lock import is_running
@@ -54,6 +54,8 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
     separated by commas are seeds of one recipe: one arm, with an interval over the seeds. A
     single run, or the seeds of a single recipe, are compared phase by phase.
     """
+    from grouper.evaluation.compare import compare_arms
+
     places = []
     for arm in arms:
         names = [name for name in arm.split(",") if name]
@@ -77,7 +79,7 @@ def compare(arms: tuple[str, ...], *, on: str, items: int, as_json: bool) -> Non
             text = ", ".join(f"{run} after {phase}" for run, phase in phases.items())
             warn(f"these runs were not measured after the same phase: {text}.")
         results = [[recorded[place] for place in arm_places] for arm_places in places]
-        comparison = pooled(dict(zip(_arm_names(places), results, strict=True)))
+        comparison = compare_arms(dict(zip(_arm_names(places), results, strict=True)))
     if as_json:
         show_json(comparison.numbers)
         return

@@ -33,7 +33,7 @@ grouper eval demo --model ./my-model               any model on the demo's probl
 grouper eval outputs/demo --samples 8 --temperature 0.8
 grouper eval ./my-model --on gsm8k,math500         public benchmarks
 grouper eval outputs/demo --on mine.jsonl --limit 200
-grouper eval outputs/demo --on gsm8k --twins       the same problems with other numbers
+grouper eval outputs/demo --on gsm8k --twins       also on the same problems with other numbers
 """
 
 
@@ -107,8 +107,8 @@ grouper eval outputs/demo --on gsm8k --twins       the same problems with other 
 @click.option(
     "--twins",
     is_flag=True,
-    help="With --on, also evaluate on the problems' twins: the same with other numbers, where the "
-    "marked steps of the worked solution prove the new answer.",
+    help="Also evaluate on the problems' twins: the same with other numbers, where the marked "
+    "steps of the worked solution prove the new answer.",
 )
 @click.option(
     "--split",
@@ -174,7 +174,7 @@ def evaluate(
     )
     settings = [] if seed is None else [f"seed={seed}"]
     if on is None:
-        _require_no_suites(prompts, twins=twins)
+        _require_one_prompt(prompts)
         # A suite has its own problems and sampling.
         settings += _as_overrides(split, limit, prompts, max_new_tokens, sampling)
     opened, run, model = _open_first_argument(
@@ -248,11 +248,9 @@ def _show_numbers(
 
 
 def _twin_plan(plan: _Plan) -> _Plan:
-    """Return the plan to evaluate on the twins of a suite's problems, in the same way."""
-    assert plan.suite is not None
+    """Return the plan to evaluate on the twins of a plan's problems, in the same way."""
     name = f"{plan.name} with other numbers"
-    suite = dataclasses.replace(plan.suite, name=f"{plan.suite.name}-twins")
-    return dataclasses.replace(plan, name=name, suite=suite, twins_of=plan.name)
+    return dataclasses.replace(plan, name=name, twins_of=plan.name)
 
 
 def _twin_comparisons(
@@ -272,16 +270,10 @@ def _twin_comparisons(
     return twin_comparisons
 
 
-def _require_no_suites(prompts: Sequence[str], *, twins: bool) -> None:
-    """Refuse what is for suites alone.
-
-    Raises:
-        UsageError: there are several prompts, or twins are requested.
-    """
+def _require_one_prompt(prompts: Sequence[str]) -> None:
+    """Raise `UsageError` if there are several prompts, which are for suites alone."""
     if len(prompts) > 1:
         raise click.UsageError("several prompts are tried on suites: add --on.")
-    if twins:
-        raise click.UsageError("--twins are of the problems of a suite or a file: add --on.")
 
 
 def _as_overrides(
@@ -338,9 +330,10 @@ def _measured(
         result = api.evaluate(
             plan.recipe,
             model,
-            split=plan.name if plan.suite is None else "test",
+            split=plan.part,
             problems=plan.problems,
             suite=plan.suite,
+            are_twins=plan.twins_of is not None,
             folder=target / label,
             display=display,
         )
@@ -362,13 +355,20 @@ class _Plan:
     twins_of: str | None = None
     """The name of another plan, of whose problems these are the twins."""
 
+    @property
+    def part(self) -> str:
+        """The part of the recipe's data that the problems are."""
+        if self.suite is not None:
+            return "test"
+        return self.twins_of or self.name
+
     @functools.cached_property
     def problems(self) -> ProblemSet:
         """The problems, loaded once for all models."""
         from grouper.evaluation.twin_problems import twins_of
         from grouper.training.problem_sets import require_part
 
-        problems = require_part(self.recipe, self.name if self.suite is None else "test")
+        problems = require_part(self.recipe, self.part)
         if self.twins_of is not None:
             return twins_of(problems, self.recipe.seed)
         return problems

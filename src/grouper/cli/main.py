@@ -73,6 +73,7 @@ COMMANDS = {
     "probe": Row(
         "Evaluate", "probe.probe", "Check whether a model has seen the questions of benchmarks."
     ),
+    "certify": Row("Evaluate", "certify.certify", "Certify what the record of runs proves."),
     "grade": Row("Evaluate", "grade.grade", "Grade a text or a file, or grade a run again."),
     "generate": Row(
         "Evaluate", "generate.generate", "Answer one question, a file, or a conversation."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,14 +12,14 @@ import click
 from grouper import files
 from grouper.cli import options
 from grouper.cli.commands import Command
-from grouper.cli.text import progress, show, show_json, table, warn, write_rows
+from grouper.cli.text import progress, show, show_json, warn, write_rows
 
 if TYPE_CHECKING:
     from grouper.config.schema import Recipe
     from grouper.data import ProblemSet
-    from grouper.evaluation.contamination import Probe
 
 EXAMPLES = """
+grouper probe outputs/demo                         its own test and training problems
 grouper probe ./my-model --on gsm8k,math500
 grouper probe outputs/demo --on gsm8k=./gsm8k/test.jsonl --limit 200
 grouper probe ./my-model --on ./train.jsonl --output probe.json
@@ -32,9 +33,9 @@ _MOST_CONTROLS = 200
 @click.argument("model", metavar="MODEL")
 @click.option(
     "--on",
-    metavar="SUITES",
-    required=True,
-    help="Benchmark suites or files of problems, separated by commas.",
+    metavar="SETS",
+    help="Benchmark suites or files of problems, separated by commas; of a run also test, "
+    "validation, train and sft.  [default: test and train of a run]",
 )
 @click.option(
     "--limit",
@@ -52,7 +53,7 @@ _MOST_CONTROLS = 200
 def probe(
     model: str,
     *,
-    on: str,
+    on: str | None,
     limit: int,
     output: Path | None,
     as_json: bool,
@@ -63,26 +64,49 @@ def probe(
     MODEL is a run folder, a model or adapter folder, or a Hub name. It is given 60 % of each
     question as plain text and continues it greedily. A model that completes the questions word
     for word has read them, so that its accuracy on them says little. A control set of story
-    problems that are made up now shows how many endings it can guess.
+    problems that are made up now shows how many endings it can guess. What a run's model completes
+    is recorded in RUN/probes, for the report, the model card and `grouper certify`.
     """
     from grouper import api
+    from grouper.models.folders import identity_of
+    from grouper.runs.probes import (
+        PROBES_FOLDER,
+        RecordedProbe,
+        probe_lines,
+        probe_table,
+        write_probe,
+    )
 
     if output is not None:
         files.require_writable(output.parent)
-    recipe, subject = _model_of(model)
-    sets = [_problems_of(name.strip(), limit) for name in on.split(",")]
+    recipe, run, subject = _model_of(model)
+    names = _names(on, recipe, run)
+    if run is not None:
+        files.require_writable(run)
+    sets = [_problems_of(name, recipe if run else None, limit) for name in names]
     control = _control(min(limit, _MOST_CONTROLS))
     probes = api.probe(recipe, subject, [*sets, control], display=progress(quiet=quiet))
+    *probes_of_sets, probe_of_control = probes
+    identity = identity_of(subject, recipe.model.revision)
+    recorded = [
+        RecordedProbe(model=subject, model_hash=identity, probe=found, control=probe_of_control)
+        for found in probes_of_sets
+    ]
     if output is not None:
         write_rows([row for found in probes for row in found.rows], output)
+    if run is not None:
+        for one in recorded:
+            write_probe(run, one)
     if as_json:
         show_json({"probes": [found.numbers for found in probes]})
         return
-    _show(probes)
+    show(probe_table(recorded), *probe_lines(recorded))
+    if run is not None:
+        show(f"Recorded: {run / PROBES_FOLDER}")
 
 
-def _model_of(name: str) -> tuple[Recipe, str]:
-    """Return how to load a model, and its folder; of a run, the model that it has trained."""
+def _model_of(name: str) -> tuple[Recipe, Path | None, str]:
+    """Return how to load a model, its run if MODEL is one, and its folder."""
     from grouper.cli.recipe_args import open_recipe
     from grouper.models.folders import RECIPE_FILE, is_model, recipe_for, require_model_folder
     from grouper.models.trained import trained_model
@@ -90,16 +114,35 @@ def _model_of(name: str) -> tuple[Recipe, str]:
     folder = Path(name).expanduser()
     if (folder / RECIPE_FILE).is_file() and not is_model(folder):
         recipe = open_recipe(name, ())
-        return recipe, trained_model(recipe, folder, say=warn)
+        return recipe, folder, trained_model(recipe, folder, say=warn)
     require_model_folder(name, where="MODEL")
-    return recipe_for(name, None, "boxed"), name
+    return recipe_for(name, None, "boxed"), None, name
 
 
-def _problems_of(name: str, limit: int) -> ProblemSet:
-    """Return the first problems of a suite or a file."""
+def _names(on: str | None, recipe: Recipe, run: Path | None) -> list[str]:
+    """Return the names of the sets.
+
+    Raises:
+        UsageError: none are named, and the model is of no run.
+    """
+    if on is not None:
+        return [name.strip() for name in on.split(",")]
+    parts = ["test", "train"] if run is not None else []
+    names = [name for name in parts if getattr(recipe.data, name) is not None]
+    if not names:
+        raise click.UsageError("name the problems with --on: a suite (gsm8k, math500) or a file.")
+    return names
+
+
+def _problems_of(name: str, recipe: Recipe | None, limit: int) -> ProblemSet:
+    """Return the first problems of a part of a run's data, of a suite or of a file."""
     from grouper.data import load_problems
     from grouper.evaluation.suites import suite_named
+    from grouper.training.problem_sets import PARTS, require_part
 
+    if recipe is not None and name in PARTS:
+        problems = require_part(recipe, name)
+        return replace(problems, name=name, problems=problems.problems[:limit])
     data = suite_named(name).data.model_copy(update={"limit": limit})
     return load_problems(data, seed=0, keep_unreadable=True)
 
@@ -111,26 +154,3 @@ def _control(count: int) -> ProblemSet:
 
     settings = {"count": count, "seed": secrets.randbelow(2**31), "high": 900, "max_value": 9_000}
     return load_problems(SourceConfig(source="stories", split="test", options=settings), seed=0)
-
-
-def _show(probes: list[Probe]) -> None:
-    """Print the share of endings of each set, and which of them cannot have been guessed."""
-    from grouper.evaluation.contamination import is_suspicious
-
-    *sets, control = probes
-    rows = []
-    for found in probes:
-        low, high = 100 * found.interval.low, 100 * found.interval.high
-        name = "control (made now)" if found is control else found.name
-        exact = f"{100 * found.exact:.1f} [{low:.1f}, {high:.1f}]"
-        rows.append((name, str(len(found.completed)), exact, f"{100 * found.similarity:.0f}"))
-    table(("problems", "questions", "completed word for word %", "ROUGE-L %"), rows)
-    for found in sets:
-        if is_suspicious(found, control):
-            show(
-                f"{found.name}: the model completes more of these questions than can be guessed, "
-                "so it has probably read them. Its accuracy on them is no measure of what it can; "
-                "`grouper eval --twins` measures on the same problems with other numbers."
-            )
-        else:
-            show(f"{found.name}: no more than can be guessed. No evidence that it has read them.")

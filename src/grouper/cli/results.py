@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from grouper.errors import ConfigError
 
 if TYPE_CHECKING:
     from grouper.evaluation.compare import Comparison
-    from grouper.evaluation.result import EvaluationResult
     from grouper.tables import Table
 
 
@@ -53,6 +51,7 @@ def stages(runs: Sequence[Path], *, on: str = "test", most_seeds: int | None = N
     Raises:
         ConfigError: nothing was measured on them in one of the runs.
     """
+    from grouper.evaluation.compare import compare_arms
     from grouper.runs.folder import PHASES, RunFolder
 
     by_run = []
@@ -67,21 +66,4 @@ def stages(runs: Sequence[Path], *, on: str = "test", most_seeds: int | None = N
             fix="Finish the runs (--resume), or name their evaluations.",
         )
     arms = {name: [by_phase[name] for by_phase in by_run] for name in names}
-    return pooled(arms, most_seeds=most_seeds)
-
-
-def pooled(
-    arms: Mapping[str, Sequence[EvaluationResult]], *, most_seeds: int | None = None
-) -> Comparison:
-    """Compare arms, each the mean of its seeds."""
-    from grouper.evaluation.compare import compare, pool
-
-    seeds = {}
-    results = []
-    for name, arm_results in arms.items():
-        if len(arm_results) > 1:
-            seeds[name] = arm_results
-            results.append(pool(name, arm_results))
-        else:
-            results.append(dataclasses.replace(arm_results[0], name=name))
-    return compare(results, seeds=seeds, most_seeds=most_seeds)
+    return compare_arms(arms, most_seeds=most_seeds)

@@ -270,7 +270,7 @@ def _run_phases(
     finished: list[Path] = []
     for folder in _run_all(_seeds(opened, seeds), intent, nproc=nproc, **switches):
         finished.append(folder)
-        if until is not None and len(finished) > 1 and _is_settled(finished, until, seeds):
+        if until is not None and _is_settled(finished, until, seeds):
             break
     click.echo(click.style(f"\n{len(finished)} seeds of {opened.name}", bold=True))
     most_seeds = None if until is None else seeds
@@ -299,13 +299,19 @@ def _require_consistent(intent: Mapping[str, bool], seeds: int, until: float | N
 def _is_settled(runs: Sequence[Path], until: float, most: int) -> bool:
     """Say how far the seeds so far decide the last phase's gain, and whether that is enough.
 
+    The newest run records how many seeds there may be: its intervals have to allow for that.
+
     Args:
-        runs: their folders, two at least.
+        runs: their folders.
         until: as of `_run_phases`.
         most: seeds that there may be.
     """
     from grouper.evaluation.compare import label
+    from grouper.runs.folder import RunFolder
 
+    RunFolder(runs[-1]).record_planned_seeds(most)
+    if len(runs) < 2:
+        return False
     comparison = stages(runs, most_seeds=most)
     if not comparison.differences or comparison.last_stage.seeds is None:
         warn("--until needs two phases measured on the same problems: there is nothing to decide.")

@@ -201,6 +201,29 @@ def _shared_problems(
     return shared, len(all_ids) - len(shared)
 
 
+def compare_arms(
+    arms: Mapping[str, Sequence[EvaluationResult]], *, most_seeds: int | None = None
+) -> Comparison:
+    """Compare arms by name, each the mean of its seeds.
+
+    Args:
+        arms: the result of each seed.
+        most_seeds: as of `Difference`.
+
+    Raises:
+        DataError: as of `compare`.
+    """
+    seeds = {}
+    results = []
+    for name, arm_results in arms.items():
+        if len(arm_results) > 1:
+            seeds[name] = arm_results
+            results.append(pool(name, arm_results))
+        else:
+            results.append(replace(arm_results[0], name=name))
+    return compare(results, seeds=seeds, most_seeds=most_seeds)
+
+
 def pool(name: str, seeds: Sequence[EvaluationResult]) -> EvaluationResult:
     """Combine several seeds of one recipe, as further samples of the same problems.
 

@@ -110,7 +110,7 @@ def trained_model(
         if checkpoint is not None:
             raise _no_run(str(run))
         return str(run)
-    saved = [*_saved(run)]
+    saved = [*saved_models(run)]
     if not saved:
         # Without it, the folder holds only evaluations of a model before training.
         started = (run / RECIPE_FILE).is_file()
@@ -169,7 +169,7 @@ def _no_run(path: str) -> ConfigError:
     )
 
 
-def _saved(run: Path) -> Iterator[Saved]:
+def saved_models(run: Path) -> Iterator[Saved]:
     """Yield every complete model: later phases and steps first, results before checkpoints."""
     for phase in _PHASES:
         folders = [run / phase / "final", *(run / phase).glob("checkpoint-*")]

@@ -12,6 +12,7 @@
                    {sft,grpo}/checkpoint-<step>/   and final/ (written by training, like base/)
                    nan_dump/<phase>-<step>/        evidence of why a run stopped by itself
                    eval_runs/<model>/              later results of `grouper eval`
+                   probes/<set>.json               later results of `grouper probe`
                    trackers/                       files of TensorBoard or W&B, if they are used
 
 Two equal runs leave equal bytes in everything but `training.log`, the pictures, `trackers/`, the
@@ -85,8 +86,18 @@ PHASES = records.PHASES
 
 PICTURES = ("report.html", "curves.png")
 END_FILE = "ended.json"
+# Entry of a run's `host`: the seeds that there might have been (`run --until`).
+PLANNED_SEEDS = "planned seeds"
 _FILES = ("recipe.yaml", "metrics.jsonl", "training.log", *PICTURES, ANSWERS_FILE, END_FILE)
-OUR_FOLDERS = (*PHASES, "rollouts", "evaluations", "eval_runs", "nan_dump", "trackers")
+OUR_FOLDERS = (
+    *PHASES,
+    "rollouts",
+    "evaluations",
+    "eval_runs",
+    "probes",
+    "nan_dump",
+    "trackers",
+)
 # Allowed in a folder without a `run.json`: the run was killed at its very start, or a model was
 # measured before anything was trained.
 _LEFTOVERS = {"recipe.yaml", "training.log", "eval_runs", LOCK_FILE}
@@ -430,6 +441,12 @@ class RunFolder:
         info = self.read_info()
         info.resolved = dict(numbers)
         self._write_info(info)
+
+    def record_planned_seeds(self, seeds: int) -> None:
+        """Record that results decided after each seed whether there was another, up to a number."""
+        info = self.read_info()
+        host = {**info.host, PLANNED_SEEDS: seeds}
+        self._write_info(info.model_copy(update={"host": host}))
 
     def changes_begin_at(self, phase: str, step: int) -> Changes:
         """Record that the changes allowed since the last step take effect here; return them."""

@@ -276,7 +276,7 @@ def find_leaks(recipe: Recipe, sets: ProblemSets) -> list[Leak]:
     Returns:
         One leak for each pair of parts that share problems.
     """
-    trained = _trained_problems(recipe, sets)
+    trained = trained_problems(recipe, sets)
     leaks = []
     for name, problem_set in sets.parts.items():
         if name not in MEASURED:
@@ -305,7 +305,7 @@ def find_leaks(recipe: Recipe, sets: ProblemSets) -> list[Leak]:
     return leaks
 
 
-def _trained_problems(recipe: Recipe, sets: ProblemSets) -> list[Problem]:
+def trained_problems(recipe: Recipe, sets: ProblemSets) -> list[Problem]:
     """Return the problems of all phases that run; those of a set that both share only once."""
     problems: list[Problem] = []
     if sets.sft is not None and not recipe.skip_sft:

@@ -181,7 +181,7 @@ def numbered(phase: Path) -> list[tuple[int, Path]]:
     return sorted(checkpoints)
 
 
-def _is_resumable(folder: Path) -> bool:
+def is_resumable(folder: Path) -> bool:
     """Return whether a folder holds an optimizer state; the best one loses it after a while.
 
     True if the state cannot be read: a damaged checkpoint is reported, not passed over.
@@ -212,7 +212,7 @@ def latest_checkpoint(
     """
     first_problem = None
     for _, folder in reversed(numbered(run / phase)):
-        if not _is_resumable(folder):
+        if not is_resumable(folder):
             continue
         problem = find_damage(folder)
         if problem is None:
@@ -299,4 +299,4 @@ def last_good(phase: Path, step: int) -> str:
 
 def is_usable(folder: Path) -> bool:
     """Return whether training can continue from a folder."""
-    return is_complete(folder) and _is_resumable(folder)
+    return is_complete(folder) and is_resumable(folder)

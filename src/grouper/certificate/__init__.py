@@ -1,0 +1,1 @@
+"""Certificates: what the record of a run proves, in a form that others can check."""

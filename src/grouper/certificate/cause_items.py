@@ -1,0 +1,212 @@
+"""Items about the cause of a gain: mathematics, not format, tokens, or a cheated reward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from grouper.certificate.evidence import Evidence, RunEvidence
+from grouper.certificate.finding import (
+    Finding,
+    accuracy_before,
+    failed,
+    judged,
+    missing,
+    not_measured,
+    paired_numbers,
+    points,
+)
+from grouper.errors import GrouperError
+from grouper.evaluation.budgets import budget_curve
+from grouper.evaluation.compare import compare, compare_arms
+from grouper.evaluation.result import EvaluationResult
+from grouper.evaluation.statistics import paired_comparison
+from grouper.grading import Grader
+from grouper.prompts import make_format
+from grouper.rewards import build_rewards
+from grouper.rewards import probe as attack
+from grouper.runs.folder import PHASES
+from grouper.types import Verdict
+
+# Share of the wrong completions that may earn as much as right ones to the same problem.
+MOST_PAID = 0.05
+# Tokens that are rounding and no difference.
+_ROUNDING = 1e-9
+
+
+def judge_reasoning(evidence: Evidence) -> Finding:
+    """Tell whether the model does more math right, in whatever format."""
+    gain = evidence.gain
+    if gain is None or evidence.comparison is None:
+        return not_measured(evidence)
+    before, after = evidence.comparison.results
+    if before.lenient is None or after.lenient is None:
+        return missing("Answers in other formats were not graded.")
+    first = _lenient_scores(before)
+    second = _lenient_scores(after)
+    shared = [problem for problem in first if problem in second]
+    paired = paired_comparison(
+        [first[problem] for problem in shared],
+        [second[problem] for problem in shared],
+        samples=round(len(before.slim) / len(before.problems)),
+    )
+    return judged(
+        paired.verdict == "better",
+        f"With answers read from any format: {100 * accuracy_before(paired):.1f} -> "
+        f"{100 * paired.after:.1f} %, {points(paired)}, {paired.verdict}.",
+        **paired_numbers(paired),
+        causes=dict(gain.causes),
+    )
+
+
+def _lenient_scores(result: EvaluationResult) -> dict[str, float]:
+    """Return problem -> share of its samples that are right in any format."""
+    scores: dict[str, list[float]] = {}
+    for item in result.scored_items:
+        scores.setdefault(item.problem_id, []).append(float(bool(item.lenient)))
+    return {problem: math.fsum(values) / len(values) for problem, values in scores.items()}
+
+
+def judge_tokens(evidence: Evidence) -> Finding:
+    """Tell whether the model is better than its base with no more tokens than that used."""
+    if evidence.comparison is None:
+        return not_measured(evidence)
+    before, after = evidence.comparison.results
+    allowed = before.mean_tokens
+    whole_curve = budget_curve(after)
+    affordable = [
+        point for point in whole_curve if _tokens_within(after, point.tokens) <= allowed + _ROUNDING
+    ]
+    curve = [
+        {"tokens": point.tokens, "accuracy": point.accuracy.mean, "precision": point.precision}
+        for point in whole_curve
+    ]
+    if not affordable:
+        return failed(
+            f"The base used {allowed:.0f} tokens a completion; the trained model ends none within "
+            "as many on average.",
+            base_tokens=allowed,
+            curve=curve,
+        )
+    best = affordable[-1]
+    cut = _cut_to(after, best.tokens)
+    (difference,) = compare([before, cut]).differences
+    paired = difference.paired
+    return judged(
+        paired.verdict == "better",
+        f"With at most {best.tokens} tokens a completion, {_tokens_within(after, best.tokens):.0f} "
+        f"on average where the base used {allowed:.0f}: {points(paired)}, {paired.verdict}.",
+        **paired_numbers(paired),
+        base_tokens=allowed,
+        limit=best.tokens,
+        curve=curve,
+    )
+
+
+def _tokens_within(result: EvaluationResult, limit: int) -> float:
+    """Return the mean tokens of completions that are cut off at a limit."""
+    tokens = [min(item.tokens, limit) for item in result.slim]
+    return math.fsum(tokens) / len(tokens)
+
+
+def _cut_to(result: EvaluationResult, limit: int) -> EvaluationResult:
+    """Return a result in which no completion that is longer counts as correct."""
+    items = []
+    for item in result.slim:
+        if item.tokens > limit and item.correct:
+            items.append(replace(item, verdict=Verdict.INCORRECT))
+        else:
+            items.append(item)
+    return replace(result, name=f"{result.name} within {limit}", items=tuple(items))
+
+
+def judge_control(evidence: Evidence) -> Finding:
+    """Tell whether the gain is gone where the rewards are shuffled."""
+    if PHASES[-1] not in evidence.runs[0].recipe.phases:
+        return missing("Nothing was trained with rewards, so there is no control.")
+    if not evidence.controls:
+        run = evidence.runs[0]
+        return missing(
+            "No control run was named. `grouper run RECIPE grpo.shuffle_rewards=true "
+            f"name={run.path.name}-control` trains one; name it with --control."
+        )
+    before = [control.before_grpo for control in evidence.controls]
+    after = [control.last for control in evidence.controls]
+    lasts = [run.last for run in evidence.runs]
+    if None in before or None in after or None in lasts:
+        return missing("The control was not measured before and after GRPO.")
+    arms = {
+        "before": [result for result in before if result is not None],
+        "control": [result for result in after if result is not None],
+        "trained": [result for result in lasts if result is not None],
+    }
+    if len(arms["control"]) != len(arms["trained"]):
+        arms["trained"] = arms["trained"][: len(arms["control"])]
+        arms["before"] = arms["before"][: len(arms["trained"])]
+        arms["control"] = arms["control"][: len(arms["trained"])]
+    helped, taught, _ = compare_arms(arms).differences
+    ok = helped.verdict != "better" and taught.verdict == "better"
+    return judged(
+        ok,
+        f"GRPO with shuffled rewards: {points(helped.paired)}, {helped.verdict}. With the true "
+        f"ones against it: {points(taught.paired)}, {taught.verdict}.",
+        control=paired_numbers(helped.paired),
+        against_control=paired_numbers(taught.paired),
+    )
+
+
+def judge_attacks(evidence: Evidence) -> Finding:
+    """Attack the rewards with completions that deserve nothing."""
+    recipe = evidence.runs[0].recipe
+    if PHASES[-1] not in recipe.phases:
+        return missing("Nothing was trained with rewards.")
+    fmt = make_format(recipe.prompt)
+    try:
+        with Grader(fmt.contract, recipe.grading) as grader:
+            results = attack(build_rewards(recipe.rewards, fmt), fmt, grader)
+    except GrouperError as error:
+        return missing(f"The rewards cannot be attacked here: {error.what}.")
+    paid = [result.name for result in results if not result.passed]
+    names = f" ({', '.join(paid)})" if paid else ""
+    return judged(
+        not paid,
+        f"Of {len(results)} attacks on the rewards, {len(paid)} are paid{names}.",
+        attacks=len(results),
+        paid=paid,
+    )
+
+
+def judge_payment(evidence: Evidence) -> Finding:
+    """Tell whether wrong completions earned as much as right ones to the same problem do."""
+    wrong = 0
+    overpaid = 0
+    for run in evidence.runs:
+        for rows in _groups(run):
+            right = [row["reward"] for row in rows if row["verdict"] == Verdict.CORRECT.value]
+            others = [row["reward"] for row in rows if row["verdict"] != Verdict.CORRECT.value]
+            if not right:
+                continue
+            usual = math.fsum(right) / len(right)
+            wrong += len(others)
+            overpaid += sum(reward >= usual for reward in others)
+    if not wrong:
+        return missing("No group of rollouts holds right and wrong completions.")
+    share = overpaid / wrong
+    return judged(
+        share <= MOST_PAID,
+        f"Of {wrong:,} wrong completions in training, {100 * share:.1f} % earned as much as "
+        "right ones to the same problem do.",
+        share=share,
+        wrong=wrong,
+    )
+
+
+def _groups(run: RunEvidence) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rewarded rollouts of each group."""
+    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in run.folder.read_rollouts():
+        if row["reward"] is not None:
+            groups.setdefault((row["step"], row["group"]), []).append(row)
+    yield from groups.values()

@@ -1,0 +1,236 @@
+"""Items about the comparison: a gain that is no luck, measured fairly, of the last model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from grouper.certificate.evidence import SPLIT, Evidence, RunEvidence
+from grouper.certificate.finding import (
+    Finding,
+    accuracy_before,
+    failed,
+    judged,
+    missing,
+    not_measured,
+    paired_numbers,
+    passed,
+    points,
+)
+from grouper.errors import plural
+from grouper.evaluation.compare import Difference, compare, label
+from grouper.evaluation.result import EvaluationResult
+from grouper.runs.folder import PHASES
+
+# Seeds from which an interval over seeds says something.
+FEWEST_SEEDS = 3
+
+
+def judge_gain(evidence: Evidence) -> Finding:
+    """Tell whether the trained model is better than the one before training."""
+    gain = evidence.gain
+    if gain is None:
+        return not_measured(evidence)
+    stages = _stage_differences(evidence)
+    numbers = {**paired_numbers(gain.paired), "verdict": gain.verdict, "stages": stages}
+    return judged(gain.verdict == "better", _gain_sentence(gain), **numbers)
+
+
+def _gain_sentence(gain: Difference) -> str:
+    paired = gain.paired
+    before = f"{100 * accuracy_before(paired):.1f} %"
+    after = f"{100 * paired.after:.1f} %"
+    return (
+        f"{label(gain.after)} solves {after} of {plural(paired.problems, 'problem')}, "
+        f"{label(gain.before)} {before}: {points(paired)}, {gain.verdict}."
+    )
+
+
+def _stage_differences(evidence: Evidence) -> list[dict[str, Any]]:
+    """Return the gain of each phase of the first run, by cause."""
+    results = [*evidence.runs[0].results]
+    if len(results) < 2:
+        return []
+    differences = compare(results).differences[: len(results) - 1]
+    return [
+        {
+            "from": difference.before,
+            "to": difference.after,
+            "difference": difference.paired.difference,
+            "causes": dict(difference.causes),
+        }
+        for difference in differences
+    ]
+
+
+def judge_seeds(evidence: Evidence) -> Finding:
+    """Tell whether the gain is there over several seeds, of which none was left out."""
+    if evidence.left_out:
+        names = ", ".join(path.name for path in evidence.left_out)
+        return failed(
+            f"Beside these lie finished runs of the same recipe that are not named: {names}. A "
+            "seed that is left out may be one that did worse.",
+            left_out=[path.name for path in evidence.left_out],
+        )
+    count = len(evidence.runs)
+    gain = evidence.gain
+    if gain is None:
+        return not_measured(evidence)
+    if count < FEWEST_SEEDS or gain.seeds is None:
+        return missing(
+            f"Measured on {plural(count, 'seed')}: luck cannot be told from skill by fewer than "
+            f"{FEWEST_SEEDS}. `grouper run RECIPE --seeds {FEWEST_SEEDS}` trains more.",
+            seeds=count,
+        )
+    interval = gain.seeds
+    looks = ""
+    if evidence.planned_seeds is not None:
+        looks = f", which allows for a look after each of up to {evidence.planned_seeds}"
+    sentence = (
+        f"Over {count} seeds the gain is {100 * gain.paired.difference:+.1f} points "
+        f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]{looks}."
+    )
+    accuracies = [run.last.accuracy for run in evidence.runs if run.last is not None]
+    return judged(
+        interval.low > 0,
+        sentence,
+        seeds=count,
+        low=interval.low,
+        high=interval.high,
+        accuracies=accuracies,
+    )
+
+
+# Entries of a card that both evaluations must have alike.
+_CONDITIONS = ("sampling", "k", "n", "seed", "prompt")
+
+
+def judge_conditions(evidence: Evidence) -> Finding:
+    """Tell whether both models had the same problems, prompts, tokens and samples."""
+    if not evidence.measured:
+        return not_measured(evidence)
+    for run in evidence.runs:
+        assert run.base is not None
+        assert run.last is not None
+        difference = _other_condition(run.base, run.last)
+        if difference is not None:
+            return failed(f"{run.path.name}: {difference}")
+    base = evidence.runs[0].base
+    assert base is not None
+    sampling = base.card.get("sampling", {})
+    tokens = sampling.get("max_new_tokens")
+    return passed(
+        f"The same {plural(len(base.problems), 'problem')}, prompts and sampling, "
+        f"{plural(base.samples, 'sample')} of at most {tokens} tokens.",
+        problems=len(base.problems),
+        samples=base.samples,
+        sampling=sampling,
+    )
+
+
+def _other_condition(base: EvaluationResult, last: EvaluationResult) -> str | None:
+    """Describe the first condition in which two evaluations differ; None: there is none."""
+    for name in _CONDITIONS:
+        before = base.card.get(name)
+        after = last.card.get(name)
+        if before != after:
+            return f"{name} was {before} for {base.name} and {after} for {last.name}."
+    if base.problems != last.problems:
+        return f"{base.name} and {last.name} were measured on different problems."
+    prompts = prompts_of(base)
+    others = [problem for problem, prompt in prompts_of(last).items() if prompts[problem] != prompt]
+    if others:
+        return (
+            f"{plural(len(others), 'problem')} had another prompt for {last.name} than for "
+            f"{base.name}, the first is {others[0]}."
+        )
+    for result in (base, last):
+        limit = result.card.get("sampling", {}).get("max_new_tokens", math.inf)
+        longest = max(item.tokens for item in result.slim)
+        if longest > limit:
+            return f"a completion of {result.name} has {longest} tokens, above its limit {limit}."
+    return None
+
+
+def prompts_of(result: EvaluationResult) -> dict[str, str]:
+    """Return problem -> its prompt."""
+    return {item.problem_id: item.prompt for item in result.items}
+
+
+def judge_base_prompt(evidence: Evidence) -> Finding:
+    """Tell whether the trained model is also better than its base in a prompt that suits this."""
+    if not evidence.measured:
+        return not_measured(evidence)
+    findings = []
+    for run in evidence.runs:
+        assert run.last is not None
+        others = [result for result in run.later_results if _is_base_otherwise(result, run)]
+        findings += [(run, result) for result in others]
+    if not findings:
+        run = evidence.runs[0]
+        return missing(
+            "The model before training was measured in the prompt of training alone, which it has "
+            f"never seen. `grouper eval {run.path} --model {run.base_model} --prompt FORMAT` "
+            "measures it in another one, such as a few-shot prompt."
+        )
+    worst: tuple[float, Finding] | None = None
+    for run, result in findings:
+        assert run.last is not None
+        (difference,) = compare([result, run.last]).differences
+        paired = difference.paired
+        prompt = result.card.get("prompt")
+        finding = judged(
+            paired.verdict == "better",
+            f"Against its base in the prompt {prompt}, which solves "
+            f"{100 * accuracy_before(paired):.1f} %: {points(paired)}, {paired.verdict}.",
+            **paired_numbers(paired),
+            prompt=prompt,
+        )
+        if worst is None or paired.difference < worst[0]:
+            worst = (paired.difference, finding)
+    assert worst is not None
+    return worst[1]
+
+
+def _is_base_otherwise(result: EvaluationResult, run: RunEvidence) -> bool:
+    """Tell whether a later result is the run's base on its test problems in another prompt."""
+    assert run.last is not None
+    if result.phase != PHASES[0] or result.split != SPLIT:
+        return False
+    if result.card.get("model_hash") != run.base_hash:
+        return False
+    is_other = result.card.get("prompt") != run.last.card.get("prompt")
+    return is_other and bool(result.problems & run.last.problems)
+
+
+def judge_checkpoint(evidence: Evidence) -> Finding:
+    """Tell whether the measured model is the last one, and not chosen by its test result."""
+    if not evidence.measured:
+        return not_measured(evidence)
+    for run in evidence.runs:
+        chosen = _chosen_by_result(run)
+        if chosen is not None:
+            return failed(f"{run.path.name}: {chosen}")
+    lasts = [run.last for run in evidence.runs if run.last is not None]
+    steps = sorted({result.step for result in lasts})
+    text = " and ".join(f"{step:,}" for step in steps)
+    return passed(
+        f"Measured after the last step ({text}) of {label(lasts[0].phase)}.",
+        steps=[result.step for result in lasts],
+    )
+
+
+def _chosen_by_result(run: RunEvidence) -> str | None:
+    """Describe why the measured model is not the last one; None: it is."""
+    last = run.last
+    assert last is not None
+    phases = run.recipe.phases
+    if phases and last.phase != phases[-1]:
+        return f"it was measured after {label(last.phase)}, and {label(phases[-1])} has no result."
+    taken = run.steps_taken(last.phase)
+    if taken is not None and last.step != taken:
+        return (
+            f"it was measured at step {last.step} of {label(last.phase)}, which went on to step "
+            f"{taken}. A checkpoint that is chosen by its test result looks better than it is."
+        )
+    return None

@@ -1,0 +1,286 @@
+"""What a certificate is made of: the records of one or several runs, and of control runs.
+
+Everything is read from run folders. A record that is damaged does not stop a certificate; it is
+kept as `damage`, and the item `records` names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from grouper.config.loading import load_recipe
+from grouper.config.schema import Recipe
+from grouper.errors import ConfigError, GrouperError, RunFolderError
+from grouper.evaluation.compare import Comparison, Difference, compare_arms
+from grouper.evaluation.result import EvaluationResult
+from grouper.models.folders import RECIPE_FILE, identity_of
+from grouper.models.trained import Saved, saved_models
+from grouper.runs.folder import PHASES, PLANNED_SEEDS, RunFolder
+from grouper.runs.probes import RecordedProbe, read_probes
+from grouper.runs.records import RunInfo, recipe_changes
+from grouper.runs.twin_results import RecordedTwins, read_twins
+
+# The problems that a certificate is about.
+SPLIT = "test"
+# Settings that may differ between two seeds of one recipe.
+_OF_A_SEED = {"name", "seed"}
+# Settings that may differ between a run and its control.
+_OF_A_CONTROL = {"name", "seed", "grpo.shuffle_rewards"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvidence:
+    """The record of one run."""
+
+    path: Path
+    recipe: Recipe
+    recipe_yaml: str
+    info: RunInfo
+    results: tuple[EvaluationResult, ...]
+    """Its evaluations on test problems, by phase and step."""
+    later_results: tuple[EvaluationResult, ...]
+    """What `grouper eval` has measured afterwards, on any problems."""
+    models: tuple[Saved, ...]
+    """The models that it has saved."""
+    probes: tuple[RecordedProbe, ...]
+    twins: tuple[RecordedTwins, ...]
+    damage: tuple[str, ...] = ()
+    """Records that could not be read, each with its file."""
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.path)
+
+    @property
+    def base(self) -> EvaluationResult | None:
+        """The model before training; None where it was not measured."""
+        return next((result for result in self.results if result.phase == PHASES[0]), None)
+
+    @property
+    def last(self) -> EvaluationResult | None:
+        """The model of the last phase; None where no trained model was measured."""
+        trained = [result for result in self.results if result.phase != PHASES[0]]
+        return trained[-1] if trained else None
+
+    @property
+    def before_grpo(self) -> EvaluationResult | None:
+        """The model that GRPO began with; None where it was not measured."""
+        earlier = [result for result in self.results if result.phase != PHASES[-1]]
+        return earlier[-1] if earlier else None
+
+    def steps_taken(self, phase: str) -> int | None:
+        """Return the last step of a phase that the metrics record; None: they record none."""
+        steps = [row.step for row in self.folder.read_metrics_rows() if row.phase == phase]
+        return max(steps, default=None)
+
+    @property
+    def model(self) -> Saved | None:
+        """The saved model that `last` has measured; None where it is no longer there."""
+        last = self.last
+        if last is None:
+            return None
+        for saved in self.models:
+            if (saved.phase, saved.step) == (last.phase, last.step) and saved.is_final:
+                return saved
+        return None
+
+    @property
+    def base_model(self) -> str:
+        """The folder or Hub name of the model before training."""
+        return self.recipe.model.path or str(self.path / PHASES[0])
+
+    @property
+    def base_hash(self) -> str | None:
+        """The identity of its weights."""
+        return identity_of(self.base_model, self.recipe.model.revision)
+
+    @property
+    def model_hash(self) -> str | None:
+        """The identity of the weights of that model."""
+        return None if self.model is None else identity_of(str(self.model.folder))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The records that a certificate judges."""
+
+    runs: tuple[RunEvidence, ...]
+    """Seeds of one recipe."""
+    controls: tuple[RunEvidence, ...] = ()
+    """Runs of the same recipe with shuffled rewards."""
+    left_out: tuple[Path, ...] = field(default=())
+    """Finished runs of the same recipe that lie beside these and were not named."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether the model before training and the last one were measured in every run."""
+        return all(run.base is not None and run.last is not None for run in self.runs)
+
+    @property
+    def planned_seeds(self) -> int | None:
+        """Seeds that there might have been, where results decided after each about another."""
+        planned = [run.info.host.get(PLANNED_SEEDS) for run in self.runs]
+        numbers = [number for number in planned if isinstance(number, int)]
+        return max(numbers, default=None)
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """The base against the last model, over all seeds; None where one was not measured."""
+        if not self.measured:
+            return None
+        bases = [run.base for run in self.runs if run.base is not None]
+        lasts = [run.last for run in self.runs if run.last is not None]
+        arms = {bases[0].phase: bases, lasts[0].phase: lasts}
+        return compare_arms(arms, most_seeds=self.planned_seeds)
+
+    @property
+    def gain(self) -> Difference | None:
+        """From the base to the last model."""
+        return None if self.comparison is None else self.comparison.last_stage
+
+
+def gather(runs: Sequence[Path], controls: Sequence[Path] = ()) -> Evidence:
+    """Read the records of runs and of control runs.
+
+    Raises:
+        ConfigError: a folder is named twice, or the runs are not seeds of one recipe.
+        RunFolderError: a folder is no run.
+    """
+    every = [*runs, *controls]
+    if len({path.resolve() for path in every}) < len(every):
+        raise ConfigError(
+            "the same run is named twice",
+            where=", ".join(map(str, every)),
+            fix="Name every run once; a control is a run of its own.",
+        )
+    read_runs = tuple(_read(path) for path in runs)
+    read_controls = tuple(_read(path) for path in controls)
+    first = read_runs[0]
+    for run in read_runs:
+        _require_same_recipe(first, run, _OF_A_SEED, "they are not seeds of one recipe")
+        if run.recipe.grpo.shuffle_rewards:
+            raise ConfigError(
+                "this is a control run, with shuffled rewards",
+                where=str(run.path),
+                fix=f"Name it with --control {run.path}.",
+            )
+    for control in read_controls:
+        _require_same_recipe(first, control, _OF_A_CONTROL, "it is no control of this recipe")
+        if not control.recipe.grpo.shuffle_rewards:
+            raise ConfigError(
+                "the rewards of this run were not shuffled",
+                where=f"--control {control.path}",
+                fix="A control has grpo.shuffle_rewards=true, and is otherwise the same.",
+            )
+    left_out = tuple(_other_seeds(first, [run.path for run in read_runs]))
+    return Evidence(runs=read_runs, controls=read_controls, left_out=left_out)
+
+
+def _read(path: Path) -> RunEvidence:
+    folder = RunFolder(path)
+    info = folder.read_info()
+    damage: list[str] = []
+
+    def results_in(record: RunFolder) -> list[EvaluationResult]:
+        try:
+            return record.read_evaluations()
+        except RunFolderError as error:
+            damage.append(error.paragraph())
+            return []
+
+    own = [result for result in results_in(folder) if result.split == SPLIT]
+    later: list[EvaluationResult] = []
+    for later_folder in sorted((path / "eval_runs").glob("*")):
+        later += results_in(RunFolder(later_folder))
+    probes: list[RecordedProbe] = []
+    twins: list[RecordedTwins] = []
+    models: tuple[Saved, ...] = ()
+    try:
+        models = tuple(saved_models(path))
+        probes = read_probes(path)
+        twins = read_twins(path)
+    except RunFolderError as error:
+        if error.paragraph() not in damage:
+            damage.append(error.paragraph())
+    recipe_file = path / RECIPE_FILE
+    return RunEvidence(
+        path=path,
+        recipe=load_recipe(recipe_file),
+        recipe_yaml=recipe_file.read_text(encoding="utf-8"),
+        info=info,
+        results=tuple(own),
+        later_results=tuple(later),
+        models=models,
+        probes=tuple(probes),
+        twins=tuple(twins),
+        damage=tuple(damage),
+    )
+
+
+def _require_same_recipe(
+    first: RunEvidence, other: RunEvidence, allowed: Iterable[str], problem: str
+) -> None:
+    changes = recipe_changes(first.recipe_yaml, other.recipe_yaml)
+    different = [key for key in changes if key not in allowed]
+    if different:
+        key = different[0]
+        old, new = changes[key]
+        raise ConfigError(
+            f"{problem}: {key} is {old} in {first.path} and {new} in {other.path}",
+            where=str(other.path),
+            fix="Certify runs of one recipe; `grouper compare` compares those of several.",
+        )
+
+
+def _other_seeds(first: RunEvidence, named: Sequence[Path]) -> Iterator[Path]:
+    """Yield the finished runs of the same recipe in the same folder that were not named."""
+    known = {path.resolve() for path in named}
+    for recipe_file in sorted(first.path.resolve().parent.glob(f"*/{RECIPE_FILE}")):
+        path = recipe_file.parent
+        if path in known or not (path / "run.json").is_file():
+            continue
+        try:
+            text = recipe_file.read_text(encoding="utf-8")
+            changes = recipe_changes(first.recipe_yaml, text)
+            results = [] if changes.keys() - _OF_A_SEED else RunFolder(path).read_evaluations()
+        except (GrouperError, OSError, ValueError):
+            # What cannot be read is no seed of this recipe that anyone could choose.
+            continue
+        if any(result.split == SPLIT and result.phase != PHASES[0] for result in results):
+            yield path
+
+
+# --- digests -------------------------------------------------------------------------------------
+
+
+def digests(run: RunEvidence) -> dict[str, str]:
+    """Return relative path -> SHA-256 of every file that a certificate depends on.
+
+    They are the recipe, the record of the steps, the rollouts, the evaluations, the probes, and
+    the model that was measured.
+    """
+    root = run.path
+    files = [root / name for name in ("recipe.yaml", "run.json", "metrics.jsonl")]
+    for pattern in (
+        "rollouts/*.jsonl.gz",
+        "evaluations/*",
+        "eval_runs/*/evaluations/*",
+        "probes/*.json",
+    ):
+        files += sorted(root.glob(pattern))
+    if run.model is not None:
+        files += sorted(path for path in run.model.folder.rglob("*") if path.is_file())
+    found = {}
+    for file in files:
+        if file.is_file():
+            found[file.relative_to(root).as_posix()] = _sha256(file)
+    return found
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,0 +1,76 @@
+"""What a certificate says of one item, and how numbers are put in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from grouper.certificate.evidence import Evidence
+from grouper.evaluation.statistics import PairedComparison
+
+Status = Literal["pass", "fail", "missing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What the record says of one item."""
+
+    status: Status
+    sentence: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+
+def passed(sentence: str, **numbers: Any) -> Finding:
+    """Return the finding that the record answers an objection."""
+    return Finding(status="pass", sentence=sentence, numbers=numbers)
+
+
+def failed(sentence: str, **numbers: Any) -> Finding:
+    """Return the finding that the record confirms an objection."""
+    return Finding(status="fail", sentence=sentence, numbers=numbers)
+
+
+def missing(sentence: str, **numbers: Any) -> Finding:
+    """Return the finding that the record does not say."""
+    return Finding(status="missing", sentence=sentence, numbers=numbers)
+
+
+def judged(ok: bool, sentence: str, **numbers: Any) -> Finding:
+    """Return the finding that an objection is answered, or else confirmed."""
+    return Finding(status="pass" if ok else "fail", sentence=sentence, numbers=numbers)
+
+
+def not_measured(evidence: Evidence) -> Finding:
+    """Return the finding that there is nothing to compare, with the runs that lack it."""
+    runs = [run for run in evidence.runs if run.base is None or run.last is None]
+    names = ", ".join(str(run.path) for run in runs)
+    return missing(
+        f"{names}: the model before training and the trained one were not both measured on test "
+        "problems. A recipe with `data.test` measures both."
+    )
+
+
+def accuracy_before(paired: PairedComparison) -> float:
+    """Return the accuracy before: the difference is from that one."""
+    return paired.after - paired.difference
+
+
+def points(paired: PairedComparison) -> str:
+    """Write a difference with its interval, in points."""
+    low = 100 * paired.interval.low
+    high = 100 * paired.interval.high
+    return f"{100 * paired.difference:+.1f} points [{low:+.1f}, {high:+.1f}]"
+
+
+def paired_numbers(paired: PairedComparison) -> dict[str, Any]:
+    """Return a comparison's numbers by name."""
+    return {
+        "before": accuracy_before(paired),
+        "after": paired.after,
+        "difference": paired.difference,
+        "low": paired.interval.low,
+        "high": paired.interval.high,
+        "p": paired.p_value,
+        "problems": paired.problems,
+    }
