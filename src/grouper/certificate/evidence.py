@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from grouper.config.loading import load_recipe
+from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
 from grouper.errors import ConfigError, GrouperError, RunFolderError
 from grouper.evaluation.compare import Comparison, Difference, compare_arms
@@ -21,7 +21,7 @@ from grouper.models.folders import RECIPE_FILE, identity_of
 from grouper.models.trained import Saved, saved_models
 from grouper.runs.folder import PHASES, PLANNED_SEEDS, RunFolder
 from grouper.runs.probes import RecordedProbe, read_probes
-from grouper.runs.records import RunInfo, recipe_changes
+from grouper.runs.records import Changes, RunInfo, recipe_changes
 from grouper.runs.twin_results import RecordedTwins, read_twins
 
 # The problems that a certificate is about.
@@ -38,7 +38,6 @@ class RunEvidence:
 
     path: Path
     recipe: Recipe
-    recipe_yaml: str
     info: RunInfo
     results: tuple[EvaluationResult, ...]
     """Its evaluations on test problems, by phase and step."""
@@ -206,11 +205,9 @@ def _read(path: Path) -> RunEvidence:
     except RunFolderError as error:
         if error.paragraph() not in damage:
             damage.append(error.paragraph())
-    recipe_file = path / RECIPE_FILE
     return RunEvidence(
         path=path,
-        recipe=load_recipe(recipe_file),
-        recipe_yaml=recipe_file.read_text(encoding="utf-8"),
+        recipe=load_recipe(path / RECIPE_FILE),
         info=info,
         results=tuple(own),
         later_results=tuple(later),
@@ -224,7 +221,7 @@ def _read(path: Path) -> RunEvidence:
 def _require_same_recipe(
     first: RunEvidence, other: RunEvidence, allowed: Iterable[str], problem: str
 ) -> None:
-    changes = recipe_changes(first.recipe_yaml, other.recipe_yaml)
+    changes = _changes(first.recipe, other.recipe)
     different = [key for key in changes if key not in allowed]
     if different:
         key = different[0]
@@ -236,6 +233,11 @@ def _require_same_recipe(
         )
 
 
+def _changes(one: Recipe, other: Recipe) -> Changes:
+    """Return the settings that differ; one that an older file does not have is as by default."""
+    return recipe_changes(resolved_yaml(one), resolved_yaml(other))
+
+
 def _other_seeds(first: RunEvidence, named: Sequence[Path]) -> Iterator[Path]:
     """Yield the finished runs of the same recipe in the same folder that were not named."""
     known = {path.resolve() for path in named}
@@ -244,10 +246,9 @@ def _other_seeds(first: RunEvidence, named: Sequence[Path]) -> Iterator[Path]:
         if path in known or not (path / "run.json").is_file():
             continue
         try:
-            text = recipe_file.read_text(encoding="utf-8")
-            changes = recipe_changes(first.recipe_yaml, text)
+            changes = _changes(first.recipe, load_recipe(recipe_file))
             results = [] if changes.keys() - _OF_A_SEED else RunFolder(path).read_evaluations()
-        except (GrouperError, OSError, ValueError):
+        except (GrouperError, OSError):
             # What cannot be read is no seed of this recipe that anyone could choose.
             continue
         if any(result.split == SPLIT and result.phase != PHASES[0] for result in results):
