@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from grouper.certificate.evidence import Evidence, RunEvidence
@@ -132,20 +133,15 @@ def judge_control(evidence: Evidence) -> Finding:
             "No control run was named. `grouper run RECIPE grpo.shuffle_rewards=true "
             f"name={run.path.name}-control` trains one; name it with --control."
         )
-    before = [control.before_grpo for control in evidence.controls]
-    after = [control.last for control in evidence.controls]
-    lasts = [run.last for run in evidence.runs]
-    if None in before or None in after or None in lasts:
-        return missing("The control was not measured before and after GRPO.")
-    arms = {
-        "before": [result for result in before if result is not None],
-        "control": [result for result in after if result is not None],
-        "trained": [result for result in lasts if result is not None],
-    }
-    if len(arms["control"]) != len(arms["trained"]):
-        arms["trained"] = arms["trained"][: len(arms["control"])]
-        arms["before"] = arms["before"][: len(arms["trained"])]
-        arms["control"] = arms["control"][: len(arms["trained"])]
+    arms: dict[str, list[EvaluationResult]] = {"before": [], "control": [], "trained": []}
+    for control in evidence.controls:
+        run = _run_of_control(control, evidence)
+        before = _before_grpo(control, evidence)
+        if before is None or control.last is None or run.last is None:
+            return missing(f"{control.path.name} was not measured before and after GRPO.")
+        arms["before"].append(before)
+        arms["control"].append(control.last)
+        arms["trained"].append(run.last)
     helped, taught, _ = compare_arms(arms).differences
     ok = helped.verdict != "better" and taught.verdict == "better"
     return judged(
@@ -155,6 +151,26 @@ def judge_control(evidence: Evidence) -> Finding:
         control=paired_numbers(helped.paired),
         against_control=paired_numbers(taught.paired),
     )
+
+
+def _run_of_control(control: RunEvidence, evidence: Evidence) -> RunEvidence:
+    """Return the run that a control belongs to: that of its seed, else the first."""
+    for run in evidence.runs:
+        if run.recipe.seed == control.recipe.seed:
+            return run
+    return evidence.runs[0]
+
+
+def _before_grpo(control: RunEvidence, evidence: Evidence) -> EvaluationResult | None:
+    """Return what the model that a control's GRPO began with can do; None: not measured."""
+    start = control.recipe.grpo.start_from
+    if start is None:
+        return control.before_grpo
+    # It began with the SFT of one of the runs, which this one has measured.
+    for run in evidence.runs:
+        if Path(start).expanduser().resolve() == (run.path / "sft" / "final").resolve():
+            return run.before_grpo
+    return None
 
 
 def judge_attacks(evidence: Evidence) -> Finding:

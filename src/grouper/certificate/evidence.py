@@ -29,7 +29,7 @@ SPLIT = "test"
 # Settings that may differ between two seeds of one recipe.
 _OF_A_SEED = {"name", "seed"}
 # Settings that may differ between a run and its control.
-_OF_A_CONTROL = {"name", "seed", "grpo.shuffle_rewards"}
+_OF_A_CONTROL = {*_OF_A_SEED, "skip_sft", "grpo.start_from", "grpo.shuffle_rewards"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
