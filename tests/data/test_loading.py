@@ -282,6 +282,11 @@ def test_sets_that_give_no_problem(tmp_path, rows, config, message):
         ({"source": "gsm8k", "options": {"count": 3}}, "has no options"),
         ({"source": "arithmetic", "options": {"cuont": 3}}, "Did you mean count=3"),
         ({"source": "arithmetic", "path": "mine.jsonl"}, "data.path: .* reads no file.* file"),
+        ({"source": "calculation", "options": {"cuont": 3}}, "Did you mean count=3"),
+        (
+            {"source": "calculation", "path": "mine.jsonl"},
+            "data.path: calculation .* no file",
+        ),
         ({"source": "stories", "options": {"cuont": 3}}, "Did you mean count=3"),
         ({"source": "stories", "path": "mine.jsonl"}, "data.path: stories .* reads no file"),
     ],

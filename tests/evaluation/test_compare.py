@@ -366,6 +366,14 @@ def test_what_is_left_out_of_a_long_table_is_counted():
     assert "and 3 more" in plain(table)
 
 
+def test_levels_are_in_the_order_of_their_numbers():
+    levels = ["10 steps", "2 steps", "algebra", "Level 3", "Level 12", "1 step"]
+    result = make_result("grpo", "+" * len(levels))
+    items = [replace(item, level=lv) for item, lv in zip(result.items, levels, strict=True)]
+    by_level = replace(result, items=tuple(items)).by_level
+    assert list(by_level) == ["1 step", "2 steps", "10 steps", "Level 3", "Level 12", "algebra"]
+
+
 def test_by_subject_or_nothing():
     assert [by for by, _ in part_tables([SFT])] == ["length"]
     both = [

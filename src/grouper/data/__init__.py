@@ -4,9 +4,9 @@
 
 `sources.py` is the table of sources and of the meaning of a row's columns; `reading.py` reads rows,
 streamed or in full; `generated.py` is the table of sources that generate problems
-(`arithmetic.py`, `stories.py`); `references.py` checks the reference answers; `problems.py`
-filters, splits, mixes and writes; `loading.py` calls them in order. `audit.py` and `overlap.py`
-look for errors and leaks.
+(`arithmetic.py`, `calculation.py`, `stories.py`); `references.py` checks the reference answers;
+`problems.py` filters, splits, mixes and writes; `loading.py` calls them in order. `audit.py` and
+`overlap.py` look for errors and leaks.
 """
 
 from grouper.data.loading import check_source as check_source

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from grouper.data.arithmetic import arithmetic_options
 from grouper.data.arithmetic import generate as generate_arithmetic
+from grouper.data.calculation import calculation_options
+from grouper.data.calculation import generate as generate_calculation
 from grouper.data.stories import generate as generate_stories
 from grouper.data.stories import stories_options
 from grouper.types import Problem
@@ -26,5 +28,6 @@ class GeneratedSource(NamedTuple):
 
 GENERATED = {
     "arithmetic": GeneratedSource(arithmetic_options, generate_arithmetic),
+    "calculation": GeneratedSource(calculation_options, generate_calculation),
     "stories": GeneratedSource(stories_options, generate_stories),
 }

@@ -1,4 +1,4 @@
-"""Parts that the generated sources share: splits by the hash of a question, and random choices.
+"""Parts that the sources share: options, splits by the hash of a question, random choices.
 
 Only `random.Random(text).random()` is used for choices: its stream for a text seed is the same in
 every Python 3 release.
@@ -8,17 +8,46 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
+
+from pydantic import BeforeValidator
 
 from grouper.errors import ConfigError, DataError, did_you_mean
 
 SPLITS = ("train", "sft", "validation", "test")
 # Attempts without a new question after which the space of questions counts as exhausted.
 PATIENCE = 20_000
+# The signs that a step may have.
+SIGNS = "+-*/"
+
+_RANGE = re.compile(r"(\d{1,6})\.\.(\d{1,6})(?: by ([1-9]\d*))?")
 
 Choice = TypeVar("Choice")
+
+
+def _possible_values(text: object) -> object:
+    """Read `2..12`, `10..90 by 5` or a list as the numbers it stands for."""
+    match = _RANGE.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return text
+    low, high, step = match.groups()
+    return tuple(range(int(low), int(high) + 1, int(step or 1)))
+
+
+Numbers = Annotated[tuple[int, ...], BeforeValidator(_possible_values)]
+
+
+def require_signs(operations: str) -> None:
+    """Raise `ValueError` where the option `operations` is empty or has more than signs."""
+    if not operations:
+        raise ValueError("operations is empty")
+    for sign in operations:
+        if sign not in SIGNS:
+            names = ", ".join(SIGNS)
+            raise ValueError(f"there is no operation {sign!r}, only {names}")
 
 
 class Draft(Protocol):

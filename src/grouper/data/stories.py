@@ -18,25 +18,26 @@ import random
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from grouper.config.checks import validate_json
 from grouper.config.schema import Fraction, Positive, Section, Seed
 from grouper.data.generation import (
+    SIGNS,
+    Numbers,
     distinct_drafts,
     first_drafts,
     pick,
     pick_distinct,
+    require_signs,
     require_split,
 )
 from grouper.errors import DataError
 from grouper.files import load_table
 from grouper.types import Problem
 
-# The signs that a step may have.
-SIGNS = "+-*/"
 # The splits that held-out stories are for, and the share of their problems that use one.
 HELD_OUT_SPLITS = ("validation", "test")
 HELD_OUT_SHARE = 0.5
@@ -44,23 +45,10 @@ HELD_OUT_SHARE = 0.5
 # options.
 TRIALS = 1000
 
-_RANGE = re.compile(r"(\d+)\.\.(\d+)(?: by (\d+))?")
 _EQUATION = re.compile(r"([a-z])=(\w+)([-+*/])(\w+)")
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _PLACE = re.compile(r"\{(\w+)(?::([^{}]+))?\}")
 _SENTENCE_START = re.compile(r"(^|[.?!] )([a-z])")
-
-
-def _possible_values(text: object) -> object:
-    """Read `2..12`, `10..90 by 5` or a list as the numbers it stands for."""
-    match = _RANGE.fullmatch(text) if isinstance(text, str) else None
-    if match is None:
-        return text
-    low, high, step = match.groups()
-    return tuple(range(int(low), int(high) + 1, int(step or 1)))
-
-
-Numbers = Annotated[tuple[int, ...], BeforeValidator(_possible_values)]
 
 
 class Step(BaseModel, frozen=True, extra="forbid"):
@@ -135,12 +123,7 @@ class StoriesOptions(Section):
             if count not in available:
                 names = ", ".join(map(str, available))
                 raise ValueError(f"there is no story of {count} steps, only of {names}")
-        if not self.operations:
-            raise ValueError("operations is empty")
-        for sign in self.operations:
-            if sign not in SIGNS:
-                names = ", ".join(SIGNS)
-                raise ValueError(f"there is no operation {sign!r}, only {names}")
+        require_signs(self.operations)
         return self
 
 

@@ -7,6 +7,7 @@ the items on construction, so that a summary can never disagree with its items.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, KeysView, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -401,7 +402,8 @@ class EvaluationResult:
         with_rewards = [item for item in self.slim if item.rewards is not None]
         groups = group_by(with_rewards, name_of)
         means = {}
-        for name, items in sorted(groups.items()):
+        for name in sorted(groups, key=_number_order):
+            items = groups[name]
             total = mean_of(item.reward for item in items)
             means[name] = {**_mean_rewards(items), "total": total}
         return means
@@ -411,10 +413,21 @@ class EvaluationResult:
         names = {item.problem_id: name_of(item) for item in self.slim}
         groups = group_by(self._scored, names.__getitem__)
         accuracies = {}
-        for name, problem_ids in sorted(groups.items()):
-            scores = [self._scored[problem_id] for problem_id in problem_ids]
+        for name in sorted(groups, key=_number_order):
+            scores = [self._scored[problem_id] for problem_id in groups[name]]
             accuracies[name] = Accuracy.of(scores)
         return accuracies
+
+
+def _number_order(name: str) -> list[tuple[int, int, str]]:
+    """Return a sort key by which `2 steps` comes before `10 steps`."""
+    key = []
+    for piece in re.findall(r"[0-9]{1,18}|[^0-9]+", name):
+        if piece.isascii() and piece.isdigit():
+            key.append((0, int(piece), ""))
+        else:
+            key.append((1, 0, piece))
+    return key
 
 
 def _numbers_of(accuracies: Mapping[str, Accuracy]) -> dict[str, dict[str, float]]:
