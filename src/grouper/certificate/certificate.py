@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from grouper.certificate.evidence import RunEvidence, digests, gather
-from grouper.certificate.finding import Finding, Status
-from grouper.certificate.items import ITEMS
+from grouper.certificate.evidence import Evidence, RunEvidence, digests, gather
+from grouper.certificate.finding import Finding, Status, failed
+from grouper.certificate.items import ITEMS, Item
 from grouper.certificate.record_items import judge_replay
 from grouper.certificate.replay import replay
 from grouper.errors import RunFolderError, plural
@@ -114,7 +114,7 @@ def certify(
     items = []
     with display.within("certify", len(ITEMS)) as task:
         for number, (name, item) in enumerate(ITEMS.items(), start=1):
-            items.append(_item(name, item.question, item.judge(evidence)))
+            items.append(_item(name, item.question, _judge(item, evidence)))
             task(number, len(ITEMS))
     replays = [replay(run, display) for run in evidence.runs] if with_replay else []
     items.append(_item(REPLAY, REPLAY_QUESTION, judge_replay(replays)))
@@ -125,6 +125,14 @@ def certify(
         controls=_certified(evidence.controls, folder),
         items=items,
     )
+
+
+def _judge(item: Item, evidence: Evidence) -> Finding:
+    """Return the finding of an item; a record that cannot be read fails it."""
+    try:
+        return item.judge(evidence)
+    except RunFolderError as error:
+        return failed(f"{error.where}: {error.what}.")
 
 
 def _item(name: str, question: str, finding: Finding) -> CertifiedItem:

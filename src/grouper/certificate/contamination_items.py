@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from grouper.certificate.comparison_items import prompts_of
-from grouper.certificate.evidence import SPLIT, Evidence
+from grouper.certificate.evidence import SPLIT, Evidence, RunEvidence
 from grouper.certificate.finding import (
     Finding,
+    Status,
     failed,
     judged,
     missing,
@@ -21,7 +22,6 @@ MOST_LEAKED = 0.01
 
 def judge_leaks(evidence: Evidence) -> Finding:
     """Tell whether the test problems are in the training data."""
-    run = evidence.runs[0]
     seen = _trained_prompts_in_test(evidence)
     if seen:
         return failed(
@@ -29,6 +29,18 @@ def judge_leaks(evidence: Evidence) -> Finding:
             f"{seen[0]}.",
             same_prompt=len(seen),
         )
+    findings: dict[tuple[tuple[str, str], ...], Finding] = {}
+    for run in evidence.runs:
+        # Seeds often read the same data.
+        data = tuple(run.info.fingerprints.items())
+        if data not in findings:
+            findings[data] = _overlap(run)
+    statuses: tuple[Status, ...] = ("fail", "missing", "pass")
+    return min(findings.values(), key=lambda finding: statuses.index(finding.status))
+
+
+def _overlap(run: RunEvidence) -> Finding:
+    """Tell how many test problems of a run are in its training data."""
     try:
         sets = load_problem_sets(run.recipe)
     except GrouperError as error:
@@ -38,7 +50,7 @@ def judge_leaks(evidence: Evidence) -> Finding:
         )
     for name, fingerprint in run.info.fingerprints.items():
         if name in sets.fingerprints and sets.fingerprints[name] != fingerprint:
-            return missing(f"data.{name} is no longer what the run has read.")
+            return missing(f"{run.path.name}: data.{name} is no longer what the run has read.")
     if sets.test is None:
         return missing("The recipe has no test problems (`data.test`).")
     trained = trained_problems(run.recipe, sets)

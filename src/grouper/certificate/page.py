@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader
 
 from grouper.certificate.certificate import Certificate
+from grouper.evaluation.compare import label
 from grouper.files import write_atomic
 from grouper.printable import printable
 from grouper.tables import Cell, Table, Tone, table
@@ -77,7 +78,7 @@ def _stages_table(certificate: Certificate) -> Table | None:
     rows = []
     for stage in stages:
         points = [stage["difference"], *stage["causes"].values()]
-        row = [f"{stage['from']} to {stage['to']}"]
+        row = [f"{label(stage['from'])} to {label(stage['to'])}"]
         row += [f"{100 * value:+.1f}" for value in points]
         rows.append(row)
     return table(("phase", "points", *causes), rows)

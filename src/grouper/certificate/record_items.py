@@ -31,7 +31,9 @@ def judge_records(evidence: Evidence) -> Finding:
     """Tell whether every record is there, and agrees with the others."""
     checked = 0
     for run in evidence.runs:
-        problems = [*run.damage, *run.folder.losses(run.recipe), *_contradictions(run)]
+        problems = [*run.damage, *run.folder.losses(run.recipe)]
+        if not problems:
+            problems = [*_contradictions(run)]
         if problems:
             more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
             return failed(f"{run.path.name}: {problems[0]}{more}", problems=problems)
