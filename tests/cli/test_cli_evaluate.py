@@ -12,8 +12,10 @@ import pytest
 import yaml
 
 from grouper.errors import DataError
+from grouper.models.folders import identity_of
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
+from grouper.runs.twin_results import read_twins
 
 
 @pytest.fixture
@@ -231,13 +233,35 @@ def test_a_suite_is_measured_beside_its_twins(grouper, run, tmp_path):
     assert several.out.count("of 3 problems with a twin") == 2
 
 
-def test_twins_are_of_suites(grouper, run, suite_file):
-    called = grouper("eval", run, "--twins")
-    assert called.code == 2
-    assert "add --on" in called.err
-    grouper("eval", run, "--on", suite_file, "--twins", "--dry-run").refused(
-        "no problem has a twin"
-    )
+def test_problems_without_twins_are_refused_before_anything_is_measured(grouper, run, suite_file):
+    for words in ([], ["--on", suite_file]):
+        called = grouper("eval", run, *words, "--twins")
+        called.refused("no problem has a twin")
+        assert "evaluating" not in called.err
+    assert not (run / "eval_runs").exists()
+
+
+@pytest.mark.slow
+def test_a_run_is_measured_on_twins_of_its_own_problems(grouper, finished_run, tmp_path):
+    """They are recorded for the report, the card and a certificate."""
+    rows = [
+        {
+            "question": f"{n} boxes hold 30 eggs each. How many?",
+            "answer": f"<<{n}*30={n * 30}>>\n#### {n * 30}",
+        }
+        for n in (14, 15, 16)
+    ]
+    (tmp_path / "marked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tmp_path / "demo"
+    shutil.copytree(finished_run, path)
+    test = f"data.test={{source: gsm8k, path: {tmp_path / 'marked.jsonl'}}}"
+    called = grouper("eval", path, test, "--twins", "--no-base", "--json", "--quiet")
+    assert called.code == 0, called.err
+    (twins,) = json.loads(called.out)["twins"]
+    assert (twins["problems"], twins["paired"]["problems"]) == ("test", 3)
+    (recorded,) = read_twins(path)
+    assert (recorded.phase, recorded.split) == ("grpo", "test")
+    assert recorded.model_hash == identity_of(str(path / "grpo" / "final"))
 
 
 @pytest.mark.slow

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+
+from grouper.models.folders import identity_of
+from grouper.runs.probes import read_probes
 
 
 @pytest.fixture
@@ -23,11 +27,18 @@ def questions(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_is_probed_beside_a_control(grouper, finished_run, questions, tmp_path):
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy, in which probes are recorded."""
+    shutil.copytree(finished_run, tmp_path / "demo")
+    return tmp_path / "demo"
+
+
+def test_a_run_is_probed_beside_a_control(grouper, run, questions, tmp_path):
     out = tmp_path / "probe.jsonl"
-    called = grouper("probe", finished_run, "--on", questions, "--output", out, "--quiet")
+    called = grouper("probe", run, "--on", questions, "--output", out, "--quiet")
     assert called.code == 0, called.err
-    assert "control (made now)" in called.out
+    assert "control (new problems)" in called.out
     assert "mine: no more than can be guessed" in called.out
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     mine = [row for row in rows if row["set"] == "mine"]
@@ -36,8 +47,8 @@ def test_a_run_is_probed_beside_a_control(grouper, finished_run, questions, tmp_
     assert len(rows) - len(mine) >= 4, "and the control's"
 
 
-def test_as_json(grouper, finished_run, questions):
-    called = grouper("probe", finished_run, "--on", questions, "--limit", 2, "--json", "--quiet")
+def test_as_json(grouper, run, questions):
+    called = grouper("probe", run, "--on", questions, "--limit", 2, "--json", "--quiet")
     assert called.code == 0, called.err
     mine, control = json.loads(called.out)["probes"]
     assert mine["questions"] == control["questions"] == 2
@@ -45,7 +56,41 @@ def test_as_json(grouper, finished_run, questions):
     assert mine["high"] > 0.5
 
 
-def test_what_cannot_be_probed_is_refused(grouper, finished_run, tmp_path):
-    grouper("probe", finished_run, "--on", "gsm").refused("there is no suite 'gsm'")
+def test_what_cannot_be_probed_is_refused(grouper, run, tmp_path):
+    grouper("probe", run, "--on", "gsm").refused("there is no suite 'gsm'")
     grouper("probe", tmp_path, "--on", "gsm8k").refused("MODEL")
-    assert grouper("probe", finished_run).code == 2
+    called = grouper("probe", run / "grpo" / "final")
+    assert called.code == 2
+    assert "name the problems with --on" in called.err
+
+
+def test_a_run_is_probed_on_its_own_problems_and_keeps_what_was_found(grouper, run, tmp_path):
+    called = grouper("probe", run, "--limit", 3, "--quiet")
+    assert called.code == 0, called.err
+    assert grouper("probe", run, "--on", "validation", "--limit", 2, "--quiet").code == 0
+    found = {recorded.probe.name: recorded for recorded in read_probes(run)}
+    assert found.keys() == {"test", "train", "validation"}
+    assert len(found["test"].probe.completed) == len(found["test"].control.completed) == 3
+    assert found["test"].model_hash == identity_of(str(run / "grpo" / "final"))
+    assert grouper("report", run).code == 0
+    assert "Has the model read these problems before?" in (run / "report.html").read_text()
+    assert grouper("export", run, tmp_path / "out", "--license", "mit").code == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| validation | 2 | 0.0 [0.0, 65.8] |" in card
+    assert "- train: no more than can be guessed." in card
+    (run / "probes" / "test.json").write_text("{}")
+    assert (
+        "the record of this probe is damaged"
+        in grouper("report", run).err + (run / "report.html").read_text()
+    )
+
+
+def test_a_base_model_without_a_chat_template_is_probed_as_plain_text(
+    grouper, run, questions, tmp_path
+):
+    base = tmp_path / "base"
+    shutil.copytree(run / "base", base)
+    (base / "chat_template.jinja").unlink()
+    called = grouper("probe", base, "--on", questions, "--quiet")
+    assert called.code == 0, called.err
+    assert "mine: no more than can be guessed" in called.out

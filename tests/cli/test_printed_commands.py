@@ -151,6 +151,13 @@ def put(command: str, *, texts: dict[str, str], finished_run: Path) -> None:
             shutil.copytree(finished_run / "grpo" / "final", model)
     if by_name := re.search(r"run --resume ([\w-]+)$", command):
         call("run", "demo", f"name={by_name[1]}", "--quiet")
+    if control := re.search(r"--control (\S+)", command):
+        recipe = Path(control[1], "recipe.yaml")
+        text = recipe.read_text("utf-8")
+        recipe.write_text(text.replace("shuffle_rewards: false", "shuffle_rewards: true"))
+    if "--check certificate.json" in command:
+        shutil.copytree(finished_run, "outputs/demo")
+        call("certify", "outputs/demo", "--output", "certificate.json")
     if "pass_rates.jsonl" in command:
         call("data", "difficulty", "demo")
 
@@ -213,7 +220,9 @@ def test_a_printed_command_does_what_is_said(
         Path(folder).symlink_to(SHARED_DATA / folder)
     called = shell(grouper, command)
     # These answer with 1 where they have found something, which tiny runs give them to find.
-    finds = command.startswith(("grouper preview", "grouper diagnose", "grouper rewards probe"))
+    finds = command.startswith(
+        ("grouper preview", "grouper diagnose", "grouper rewards probe", "grouper certify")
+    )
     assert called.code in ((0, 1) if finds else (0,)), called.err
     assert "Traceback" not in called.err
     assert called.out or called.err or "--nproc" in command, "it says nothing"

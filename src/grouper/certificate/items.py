@@ -55,4 +55,4 @@ ITEMS: dict[str, Item] = {
     "attacks": Item(question="Can the reward be cheated?", judge=judge_attacks),
     "payment": Item(question="Was the reward cheated?", judge=judge_payment),
 }
-"""Name -> item, in the order of the page; `replay` follows where it was asked for."""
+"""Name -> item, in the order of the page; `replay`, which trains, follows them."""

@@ -210,7 +210,8 @@ def evaluate(
             tokens=max_new_tokens,
             sampling=sampling,
         )
-    plans += [_twin_plan(plan) for plan in plans if twins]
+    if twins:
+        plans += _twin_plans(plans)
     to_do = _pairs(subjects, plans, base)
     if dry_run:
         _show_sizes(to_do, target)
@@ -247,10 +248,20 @@ def _show_numbers(
     show_json(numbers)
 
 
-def _twin_plan(plan: _Plan) -> _Plan:
-    """Return the plan to evaluate on the twins of a plan's problems, in the same way."""
-    name = f"{plan.name} with other numbers"
-    return dataclasses.replace(plan, name=name, twins_of=plan.name)
+def _twin_plans(plans: Sequence[_Plan]) -> list[_Plan]:
+    """Return the plans to evaluate on the twins of the plans' problems, in the same way.
+
+    Raises:
+        DataError: the problems of a plan have no twins.
+    """
+    twin_plans = []
+    for plan in plans:
+        name = f"{plan.name} with other numbers"
+        twin_plan = dataclasses.replace(plan, name=name, twins_of=plan.name)
+        # They are made here, and kept, so that this fails before anything is measured.
+        twin_plan.problems  # noqa: B018 - computed for the sake of its error
+        twin_plans.append(twin_plan)
+    return twin_plans
 
 
 def _twin_comparisons(

@@ -17,6 +17,7 @@ from grouper.evaluation.result_tables import result_blocks
 from grouper.evaluation.statistics import CONFIDENCE
 from grouper.models.folders import base_of, looks_local
 from grouper.publish.portable import without_folder
+from grouper.runs.contamination_blocks import contamination_blocks
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.tables import as_markdown
 from grouper.training.saved_state import is_complete, read_state
@@ -94,6 +95,7 @@ def model_card(
         data=data,
         info=None if run is None else RunFolder(run).read_info(),
         results=result_blocks(test_results) if test_results else [],
+        checks=[] if run is None else contamination_blocks(run),
         curves=CURVES_FILE,
         version=version("grouper-rl"),
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from grouper.errors import RunFolderError
 from grouper.evaluation.compare import label
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.result_tables import (
@@ -19,6 +20,7 @@ from grouper.evaluation.result_tables import (
 from grouper.report.completions import cut
 from grouper.report.facts import held_out_results
 from grouper.report.panels import RunView
+from grouper.runs.contamination_blocks import contamination_blocks
 from grouper.runs.records import describe_changes, flat_settings, numbers_in_words
 from grouper.tables import Block, Cell, Line, Tone, table
 
@@ -62,9 +64,21 @@ def _results(views: Views) -> Iterator[Section]:
             if metrics is not None:
                 section.append(metrics)
             yield heading, section
+        yield from _contamination(name if len(views) > 1 else "", run)
     if measured_runs > 1:
         last_results = last_results_of(views)
         yield "The last models against each other", [*result_blocks(last_results)]
+
+
+def _contamination(name: str, run: RunView) -> Iterator[Section]:
+    """Yield what probes and twins say of a run, if there are any."""
+    try:
+        blocks = contamination_blocks(run.folder.path)
+    except RunFolderError as error:
+        blocks = [Line(f"Left out: {error.paragraph()}")]
+    if blocks:
+        title = "Has the model read these problems before?"
+        yield f"{name}: {title[0].lower()}{title[1:]}" if name else title, blocks
 
 
 def last_results_of(views: Views) -> list[EvaluationResult]:

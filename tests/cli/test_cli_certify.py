@@ -1,0 +1,83 @@
+"""`grouper certify`: a certificate of a run that was really trained, its page, and its check."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished_run, tmp_path / "demo")
+    return tmp_path / "demo"
+
+
+def statuses(file: Path) -> dict[str, str]:
+    content = json.loads(file.read_text())
+    return {item["name"]: item["status"] for item in content["items"]}
+
+
+def test_a_run_is_certified_and_its_last_steps_are_trained_again(grouper, run):
+    """Two steps teach nothing, so that there is no gain; everything else holds."""
+    called = grouper("certify", run, "--replay", "--quiet")
+    assert called.code == 1, called.err
+    found = statuses(run / "certificate.json")
+    assert {name for name, status in found.items() if status == "fail"} <= {
+        "gain",
+        "reasoning",
+        "tokens",
+    }
+    assert found["replay"] == found["records"] == found["grades"] == found["leaks"] == "pass"
+    page = (run / "certificate.html").read_text()
+    assert "Certificate of demo" in page
+    assert (
+        "Steps 1 to 2 of the last phase, trained again, give the same weights, to the bit" in page
+    )
+    assert "grouper certify --check certificate.json" in page
+    assert [path.name for path in run.parent.iterdir()] == ["demo"], "nothing else is left"
+
+
+def test_weights_that_the_recipe_does_not_give_are_found(grouper, run):
+    """Another model lies where the run's should be, with a record that does not show it."""
+    final = run / "grpo" / "final"
+    file = final / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(bytes(content))
+    called = grouper("certify", run, "--replay", "--quiet")
+    assert called.code == 1
+    assert statuses(run / "certificate.json")["replay"] == "fail"
+    assert "grpo/final/model.safetensors" in called.out
+
+
+def test_a_certificate_is_checked(grouper, run):
+    file = run / "certificate.json"
+    grouper("certify", run, "--quiet")
+    checked = grouper("certify", "--check", file, "--quiet")
+    assert checked.code == 0, checked.err
+    assert "says what its runs show" in checked.out
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write("\n")
+    changed = grouper("certify", "--check", file, "--quiet")
+    assert changed.code == 1
+    assert "metrics.jsonl has other content" in changed.out
+
+
+def test_mistakes_are_named(grouper, run, tmp_path):
+    usage = {
+        (): "name either the runs, or a certificate",
+        (run, "--check", "x.json"): "name either the runs",
+        ("--check", "x.json", "--replay"): "give it alone",
+        (run, "--output", "x.html"): "is a .json file",
+    }
+    for words, problem in usage.items():
+        called = grouper("certify", *words)
+        assert called.code == 2
+        assert problem in called.err
+    grouper("certify", tmp_path / "nothing").refused("nothing")
+    grouper("certify", run, "--control", run).refused("named twice")
