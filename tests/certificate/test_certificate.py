@@ -268,6 +268,21 @@ def test_a_damaged_record_fails_and_does_not_stop(own) -> None:
     assert "other items" in failures["records"]
 
 
+def test_lost_completions_are_named(own) -> None:
+    (run, *_), _ = own
+    (run / "evaluations" / "grpo.jsonl.gz").unlink()
+    certificate = certificate_of([run])
+    assert "the items of this evaluation are lost" in failed_items(certificate)["records"]
+    statuses = {item.name: item.status for item in certificate.items}
+    assert statuses["gain"] == statuses["grades"] == "missing"
+
+
+def test_a_run_in_progress_is_refused(honest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grouper.certificate.evidence.is_running", lambda _: True)
+    with pytest.raises(ConfigError, match="still in progress"):
+        certificate_of(honest[0][:1])
+
+
 def test_runs_of_other_recipes_are_refused(tmp_path: Path) -> None:
     run = HONEST.write(tmp_path / "run")
     other = replace(HONEST, settings=("grpo.clip_low=0.3",)).write(tmp_path / "other")

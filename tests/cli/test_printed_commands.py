@@ -151,6 +151,13 @@ def put(command: str, *, texts: dict[str, str], finished_run: Path) -> None:
             shutil.copytree(finished_run / "grpo" / "final", model)
     if by_name := re.search(r"run --resume ([\w-]+)$", command):
         call("run", "demo", f"name={by_name[1]}", "--quiet")
+    put_certified(command, finished_run)
+    if "pass_rates.jsonl" in command:
+        call("data", "difficulty", "demo")
+
+
+def put_certified(command: str, finished_run: Path) -> None:
+    """Make the control of a certificate one, or the certificate that is checked."""
     if control := re.search(r"--control (\S+)", command):
         recipe = Path(control[1], "recipe.yaml")
         text = recipe.read_text("utf-8")
@@ -158,8 +165,6 @@ def put(command: str, *, texts: dict[str, str], finished_run: Path) -> None:
     if "--check certificate.json" in command:
         shutil.copytree(finished_run, "outputs/demo")
         call("certify", "outputs/demo", "--output", "certificate.json")
-    if "pass_rates.jsonl" in command:
-        call("data", "difficulty", "demo")
 
 
 @pytest.fixture

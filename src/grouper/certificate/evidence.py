@@ -20,6 +20,7 @@ from grouper.evaluation.result import EvaluationResult
 from grouper.models.folders import RECIPE_FILE, identity_of
 from grouper.models.trained import Saved, saved_models
 from grouper.runs.folder import PHASES, PLANNED_SEEDS, RunFolder
+from grouper.runs.lock import is_running
 from grouper.runs.probes import RecordedProbe, read_probes
 from grouper.runs.records import Changes, RunInfo, recipe_changes
 from grouper.runs.twin_results import RecordedTwins, read_twins
@@ -146,7 +147,8 @@ def gather(runs: Sequence[Path], controls: Sequence[Path] = ()) -> Evidence:
     """Read the records of runs and of control runs.
 
     Raises:
-        ConfigError: a folder is named twice, or the runs are not seeds of one recipe.
+        ConfigError: a folder is named twice, a run is in progress, or the runs are not seeds of one
+            recipe.
         RunFolderError: a folder is no run.
     """
     every = [*runs, *controls]
@@ -156,6 +158,13 @@ def gather(runs: Sequence[Path], controls: Sequence[Path] = ()) -> Evidence:
             where=", ".join(map(str, every)),
             fix="Name every run once; a control is a run of its own.",
         )
+    for path in every:
+        if is_running(path):
+            raise ConfigError(
+                "this run is still in progress",
+                where=str(path),
+                fix="Wait for its end; `grouper compare` shows what there is so far.",
+            )
     read_runs = tuple(_read(path) for path in runs)
     read_controls = tuple(_read(path) for path in controls)
     first = read_runs[0]
