@@ -145,7 +145,11 @@ def test_an_adapter_on_problems_of_math(shared_data: Path, model: Path, tmp_path
     output_of(tmp_path, other, code=1)
 
 
-@pytest.mark.parametrize("case", [CASE, "gsm8k-1.5b", "math-1.5b"])
+# Each traces a model of 1.5B, which takes most of a minute.
+LONG_CASES = [pytest.param(case, marks=pytest.mark.long) for case in ("gsm8k-1.5b", "math-1.5b")]
+
+
+@pytest.mark.parametrize("case", [CASE, *LONG_CASES])
 def test_every_case_fits_the_card_and_passes_a_dry_run(
     case: str, shared_data: Path, tmp_path: Path
 ) -> None:

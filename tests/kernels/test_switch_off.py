@@ -12,7 +12,8 @@ import pytest
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.slow  # 90 s
+@pytest.mark.slow
+@pytest.mark.long  # 90 s
 @pytest.mark.timeout(900)
 def test_both_rooms_pass_in_plain_operations() -> None:
     done = subprocess.run(

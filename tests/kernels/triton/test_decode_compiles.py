@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.slow
+@pytest.mark.long  # a minute of compiling
 @pytest.mark.needs_package("triton", extra="triton")
 def test_decoding_with_wide_heads_fits_a_consumers_card(tmp_path: Path) -> None:
     """In a process of its own: where there is no GPU this one imported Triton's interpreter."""
