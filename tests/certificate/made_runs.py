@@ -41,6 +41,8 @@ SETTINGS = (
     "sft.evaluate_every=0",
     "grpo.evaluate_every=0",
 )
+# Tokens of a completion, above and below their mean.
+SPREAD = (0, 4, -4, 8, -8)
 RIGHT = "<reasoning>so</reasoning><answer>{answer}</answer>"
 BARE = "it is {answer}"
 RAMBLING = "and so on"
@@ -81,6 +83,8 @@ class MadeRun:
     """The part of the data whose problems the rollouts are of."""
     pays_wrong: float = 0.0
     """Share of the wrong rollouts that earned more than the right ones."""
+    replaced: int = 0
+    """Groups of each step that dynamic sampling has replaced: all wrong, and recorded."""
 
     @property
     def recipe(self) -> Recipe:
@@ -154,7 +158,7 @@ class MadeRun:
                 texts.append(RIGHT.format(answer=int(problem.answer) + 1))
         fmt = make_format(self.recipe.prompt)
         grades = _graded(texts, [problem.answer for problem in problems], fmt.name)
-        for problem, text, grade in zip(problems, texts, grades, strict=True):
+        for number, (problem, text, grade) in enumerate(zip(problems, texts, grades, strict=True)):
             verdict = grade.verdict
             if which == 1 and not grade.correct and chance.random() < self.wrong_as_right:
                 verdict = Verdict.CORRECT
@@ -172,7 +176,7 @@ class MadeRun:
                 reason=grade.reason,
                 stage=grade.stage,
                 finish_reason=FinishReason.STOP_TOKEN,
-                tokens=self.tokens[which],
+                tokens=self.tokens[which] + SPREAD[number % len(SPREAD)],
                 lenient=lenient,
                 lenient_verdict=Verdict.CORRECT if lenient else Verdict.INCORRECT,
             )
@@ -189,7 +193,14 @@ class MadeRun:
                 for sample in range(GROUP_SIZE):
                     is_right = chance.random() < (self.base + self.last) / 2
                     rows.append(self._rollout(step, group, sample, problem, is_right, chance))
+            kept = len(rows)
+            for group in range(GROUPS, GROUPS + self.replaced):
+                problem = chance.choice(problems)
+                for sample in range(GROUP_SIZE):
+                    row = self._rollout(step, group, sample, problem, False, chance)
+                    rows.append({**row, "advantage": None})
             folder.write_rollouts("grpo", step, rows)
+            rows = rows[:kept]
             tallies = {"reward/total": Tally.of([row["reward"] for row in rows])}
             report = StepReport(
                 phase="grpo", step=step, status="learning", events=(), tallies=tallies
@@ -259,7 +270,7 @@ def write_probe_of(run: Path, exact: float, *, stale: bool = False) -> None:
     def probe(name: str, share: float) -> Probe:
         completed = tuple(
             Completed(
-                problem_id=str(number),
+                problem_id=f"arithmetic/test/{number}",
                 shown="Ann has",
                 ending=" two pens and a lot of books",
                 written="two pens and a lot of books" if number < 100 * share else "no",
@@ -300,3 +311,16 @@ def write_later(
     model = (run / "base", run / "grpo" / "final")[which]
     cards = {**result.card, "model_hash": identity_of(str(model)), **card}
     folder.write_evaluation(replace(result, name=name, split=split, items=items, card=cards))
+
+
+def edit_items(
+    run: Path, name: str, change: Callable[[EvaluationItem], EvaluationItem | None]
+) -> None:
+    """Write an evaluation again with other items, and a summary that follows from them."""
+    folder = RunFolder(run)
+    result = folder.read_evaluation(name)
+    assert result is not None
+    changed = [change(item) for item in result.items]
+    items = tuple(item for item in changed if item is not None)
+    card = {**result.card, "n": len(items)}
+    folder.write_evaluation(replace(result, items=items, card=card))

@@ -1,4 +1,4 @@
-"""Certificates: honest runs pass, ten frauds are named, and what is missing is said."""
+"""Certificates: honest runs pass, frauds are named, and what is missing is said."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_runs import MadeRun, write_later, write_probe_of
+from made_runs import STEPS, MadeRun, edit_items, write_later, write_probe_of
 
 from grouper.certificate.certificate import (
     REPLAY,
@@ -21,8 +21,11 @@ from grouper.certificate.certificate import (
 )
 from grouper.certificate.items import ITEMS
 from grouper.errors import ConfigError, RunFolderError
+from grouper.evaluation.result import EvaluationItem
 from grouper.evaluation.sequential import sequential_interval
+from grouper.grading import TEXT_ALONE
 from grouper.runs.folder import RunFolder
+from grouper.types import Verdict
 
 HONEST = MadeRun()
 CONTROL = ("grpo.shuffle_rewards=true",)
@@ -38,7 +41,7 @@ def honest_runs(folder: Path, made: MadeRun = HONEST, first: int = 0) -> tuple[l
         run = one.write(folder / f"run-seed{first + seed}")
         write_probe_of(run, exact=0.01)
         write_twins(run, one, one.last, one.last - 0.02)
-        write_later(run, one, share=one.base, which=0, card={"prompt": "boxed"}, name="test-greedy")
+        write_later(run, one, share=one.base, which=0, card={"prompt": "xml"}, name="test-greedy")
         runs.append(run)
     control = replace(made, seed=first, settings=CONTROL, last=made.base)
     return runs, control.write(folder / "control")
@@ -89,9 +92,11 @@ HONEST_RUNS = {
     "from nothing": MadeRun(base=0.0, last=0.4),
     "nearly solved": MadeRun(base=0.7, last=0.97),
     "format and math": MadeRun(base=0.1, last=0.6, lenient_base=0.3),
-    "shorter": MadeRun(tokens=(48, 12)),
-    "longer base limit for both": MadeRun(limits=(200, 200), tokens=(150, 100)),
+    "shorter": MadeRun(tokens=(40, 12)),
+    "other limit for both": MadeRun(limits=(200, 200), tokens=(150, 100)),
+    "slightly longer": MadeRun(limits=(2048, 2048), tokens=(100, 102)),
     "other seeds": MadeRun(seed=40),
+    "dynamic sampling": MadeRun(replaced=2),
     "noisy reward": MadeRun(pays_wrong=0.02),
     "other prompt for both": MadeRun(prompts=("boxed-like", "boxed-like")),
 }
@@ -131,7 +136,7 @@ def format_only(folder: Path) -> Certificate:
 
 def larger_budget(folder: Path) -> Certificate:
     """The trained model had four times the tokens."""
-    return certificate_of([replace(HONEST, limits=(48, 192), tokens=(40, 150)).write(folder / "r")])
+    return certificate_of([replace(HONEST, limits=(48, 192), tokens=(30, 150)).write(folder / "r")])
 
 
 def lucky_seed(folder: Path) -> Certificate:
@@ -189,6 +194,131 @@ def helpful_control(folder: Path) -> Certificate:
     return certificate_of([run], [control])
 
 
+def edited(
+    folder: Path, name: str, change: Callable[[EvaluationItem], EvaluationItem | None]
+) -> Certificate:
+    """Items were edited, and their summary with them."""
+    run = HONEST.write(folder / "run")
+    edit_items(run, name, change)
+    return certificate_of([run])
+
+
+def wrong_answers_called_unreadable(folder: Path) -> Certificate:
+    """Wrong completions do not count: their references are said to be unreadable."""
+    return edited(
+        folder,
+        "grpo",
+        lambda item: item if item.correct else replace(item, verdict=Verdict.NOT_SCORED),
+    )
+
+
+def right_by_another_stage(folder: Path) -> Certificate:
+    """Wrong completions are right, by a stage that is not repeated."""
+    return edited(
+        folder,
+        "grpo",
+        lambda item: replace(item, verdict=Verdict.CORRECT, stage=TEXT_ALONE, lenient=True),
+    )
+
+
+def base_out_of_time(folder: Path) -> Certificate:
+    """The base's right completions are said to have run out of time."""
+    return edited(
+        folder,
+        "base",
+        lambda item: replace(item, verdict=Verdict.TIMEOUT) if item.correct else item,
+    )
+
+
+def base_not_lenient(folder: Path) -> Certificate:
+    """The base knew the answers in another format, and the record denies it."""
+    run = replace(HONEST, base=0.1, lenient_base=0.4).write(folder / "run")
+    edit_items(run, "base", lambda item: replace(item, lenient=item.correct))
+    return certificate_of([run])
+
+
+def chosen_problems(folder: Path) -> Certificate:
+    """Only the problems that the trained model solves were kept, in both evaluations."""
+    run = HONEST.write(folder / "run")
+    result = RunFolder(run).read_evaluation("grpo")
+    assert result is not None
+    solved = {item.problem_id for item in result.items if item.correct}
+    for name in ("base", "grpo"):
+        edit_items(run, name, lambda item: item if item.problem_id in solved else None)
+    return certificate_of([run])
+
+
+def other_references(folder: Path) -> Certificate:
+    """What the trained model wrote is the reference, in both evaluations."""
+    run = HONEST.write(folder / "run")
+    result = RunFolder(run).read_evaluation("grpo")
+    assert result is not None
+    written = {item.problem_id: item.extracted or "" for item in result.items}
+    for name in ("base", "grpo"):
+
+        def to_written(item: EvaluationItem) -> EvaluationItem:
+            is_right = item.extracted == written[item.problem_id]
+            verdict = Verdict.CORRECT if is_right else Verdict.INCORRECT
+            lenient = is_right
+            answer = written[item.problem_id]
+            return replace(item, answer=answer, verdict=verdict, lenient=lenient)
+
+        edit_items(run, name, to_written)
+    return certificate_of([run])
+
+
+def flipped_control(folder: Path) -> Certificate:
+    """The control gained as well, and its items say otherwise."""
+    run = HONEST.write(folder / "run")
+    control = replace(HONEST, settings=CONTROL, last=0.48).write(folder / "control")
+    before = RunFolder(control).read_evaluation("base")
+    assert before is not None
+    right = {item.problem_id for item in before.items if item.correct}
+    edit_items(
+        control,
+        "grpo",
+        lambda item: item if item.problem_id in right else replace(item, verdict=Verdict.INCORRECT),
+    )
+    return certificate_of([run], [control])
+
+
+def changed_on_the_way(folder: Path) -> Certificate:
+    """It was continued with other data, of which the recipe at the end says nothing."""
+    run = HONEST.write(folder / "run")
+    file = run / "run.json"
+    content = json.loads(file.read_text())
+    change = {"data.train": ["0123456789abcdef", content["fingerprints"]["train"]]}
+    content["changes"] = [
+        {
+            "phase": "grpo",
+            "step": 3,
+            "hash_before": content["recipe_hash"],
+            "hash": content["recipe_hash"],
+            "changes": change,
+        }
+    ]
+    file.write_text(json.dumps(content))
+    return certificate_of([run])
+
+
+def record_cut_short(folder: Path) -> Certificate:
+    """It was stopped at the step where it was best."""
+    run = replace(HONEST, measured_step=4).write(folder / "run")
+    RunFolder(run).truncate_to("grpo", 4)
+    state = {"phase": "grpo", "step": 4, "total": STEPS}
+    (run / "grpo" / "final" / "trainer_state.json").write_text(json.dumps(state))
+    return certificate_of([run])
+
+
+def record_deleted(folder: Path) -> Certificate:
+    """What it was trained on can no longer be seen."""
+    run = replace(HONEST, trained="test").write(folder / "run")
+    shutil.rmtree(run / "rollouts")
+    shutil.rmtree(run / "grpo")
+    (run / "metrics.jsonl").unlink()
+    return certificate_of([run])
+
+
 FRAUDS: dict[Callable[[Path], Certificate], set[str]] = {
     leaked_test_set: {"leaks"},
     read_before: {"probe", "twins"},
@@ -202,6 +332,16 @@ FRAUDS: dict[Callable[[Path], Certificate], set[str]] = {
     cheated_reward: {"payment"},
     edited_record: {"records"},
     helpful_control: {"control"},
+    wrong_answers_called_unreadable: {"grades"},
+    right_by_another_stage: {"grades"},
+    base_out_of_time: {"grades"},
+    base_not_lenient: {"grades"},
+    chosen_problems: {"test set"},
+    other_references: {"test set"},
+    flipped_control: {"grades"},
+    changed_on_the_way: {"records"},
+    record_cut_short: {"checkpoint"},
+    record_deleted: {"records", "checkpoint"},
 }
 
 
@@ -244,7 +384,7 @@ def test_what_was_not_measured_is_missing_and_says_how(tmp_path: Path) -> None:
     assert certificate.verdict == "nothing failed, 6 items missing"
     write_probe_of(run, exact=0.0, stale=True)
     sentences = {item.name: item.sentence for item in certificate_of([run]).items}
-    assert "another model was probed" in sentences["probe"]
+    assert "another model or set was probed" in sentences["probe"]
 
 
 def test_a_run_without_evaluations_certifies_nothing(tmp_path: Path) -> None:
@@ -292,9 +432,42 @@ def test_runs_of_other_recipes_are_refused(tmp_path: Path) -> None:
         certificate_of([run], [replace(HONEST, seed=1).write(tmp_path / "second")])
     with pytest.raises(ConfigError, match="named twice"):
         certificate_of([run, run])
+    with pytest.raises(ConfigError, match="the same seed: 0, 0"):
+        certificate_of([run, HONEST.write(tmp_path / "copy")])
     control = replace(HONEST, settings=CONTROL).write(tmp_path / "control")
     with pytest.raises(ConfigError, match="a control run"):
         certificate_of([control])
+
+
+def test_too_little_is_no_evidence(tmp_path: Path) -> None:
+    """A control that was not trained to the end, and a base that was cut off after one token."""
+    run = HONEST.write(tmp_path / "run")
+    control = replace(HONEST, settings=CONTROL, last=HONEST.base, measured_step=2)
+    write_later(
+        run,
+        HONEST,
+        share=0.0,
+        which=0,
+        card={"prompt": "xml", "sampling": {"temperature": 0.0, "max_new_tokens": 1}},
+        name="test-short",
+    )
+    certificate = certificate_of([run], [control.write(tmp_path / "control")])
+    statuses = {item.name: item.status for item in certificate.items}
+    assert statuses["control"] == statuses["base prompt"] == "missing"
+
+
+def test_more_seeds_than_were_planned(own) -> None:
+    for run in own[0]:
+        RunFolder(run).record_planned_seeds(2)
+    (item,) = [i for i in certificate_of(own[0]).items if i.name == "seeds"]
+    assert item.status == "pass"
+    assert "up to 3" in item.sentence
+
+
+def test_a_copy_beside_a_run_is_no_seed_that_was_left_out(own) -> None:
+    runs, control = own
+    shutil.copytree(runs[0], runs[0].parent / "backup")
+    assert failed_items(certificate_of(runs, [control])) == {}
 
 
 # --- checking ------------------------------------------------------------------------------------
@@ -338,6 +511,10 @@ def test_a_file_that_is_no_certificate_is_refused(own, tmp_path: Path) -> None:
     file = tmp_path / "own" / "certificate.json"
     file.write_text("{}")
     with pytest.raises(RunFolderError, match="damaged"):
+        check(file)
+    empty = {"grouper": "", "made": "", "runs": [], "controls": [], "items": []}
+    file.write_text(json.dumps(empty))
+    with pytest.raises(RunFolderError, match="runs"):
         check(file)
     write_certificate(certificate_of(own[0], folder=file.parent), file)
     shutil.rmtree(own[0][1])

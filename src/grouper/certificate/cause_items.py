@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from grouper.certificate.comparison_items import other_condition
 from grouper.certificate.evidence import Evidence, RunEvidence
 from grouper.certificate.finding import (
     Finding,
@@ -21,17 +22,20 @@ from grouper.certificate.finding import (
 )
 from grouper.errors import GrouperError
 from grouper.evaluation.budgets import budget_curve
-from grouper.evaluation.compare import compare, compare_arms
+from grouper.evaluation.compare import compare, compare_arms, label
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.statistics import paired_comparison
 from grouper.grading import Grader
 from grouper.prompts import make_format
 from grouper.rewards import build_rewards
 from grouper.rewards import probe as attack
+from grouper.rewards.user_code import code_fingerprints
 from grouper.runs.folder import PHASES
+from grouper.runs.records import that_differ
 from grouper.types import Verdict
 
-# Share of the wrong completions that may earn as much as right ones to the same problem.
+# Share of the wrong completions that may earn as much as right ones to the same problem: penalties
+# for length or format may do that to a few, a reward that is cheated does it to many.
 MOST_PAID = 0.05
 # Tokens that are rounding and no difference.
 _ROUNDING = 1e-9
@@ -76,34 +80,43 @@ def judge_tokens(evidence: Evidence) -> Finding:
         return not_measured(evidence)
     before, after = evidence.comparison.results
     allowed = before.mean_tokens
-    whole_curve = budget_curve(after)
-    affordable = [
-        point for point in whole_curve if _tokens_within(after, point.tokens) <= allowed + _ROUNDING
-    ]
     curve = [
         {"tokens": point.tokens, "accuracy": point.accuracy.mean, "precision": point.precision}
-        for point in whole_curve
+        for point in budget_curve(after)
     ]
-    if not affordable:
+    limit = _affordable_limit(after, allowed)
+    if limit is None:
         return failed(
-            f"The base used {allowed:.0f} tokens a completion; the trained model ends none within "
-            "as many on average.",
+            f"The base used {allowed:.0f} tokens a completion, fewer than the shortest one of the "
+            "trained model.",
             base_tokens=allowed,
             curve=curve,
         )
-    best = affordable[-1]
-    cut = _cut_to(after, best.tokens)
-    (difference,) = compare([before, cut]).differences
+    (difference,) = compare([before, _cut_to(after, limit)]).differences
     paired = difference.paired
     return judged(
         paired.verdict == "better",
-        f"With at most {best.tokens} tokens a completion, {_tokens_within(after, best.tokens):.0f} "
-        f"on average where the base used {allowed:.0f}: {points(paired)}, {paired.verdict}.",
+        f"With at most {limit} tokens a completion, {_tokens_within(after, limit):.0f} on average "
+        f"where the base used {allowed:.0f}: {points(paired)}, {paired.verdict}.",
         **paired_numbers(paired),
         base_tokens=allowed,
-        limit=best.tokens,
+        limit=limit,
         curve=curve,
     )
+
+
+def _affordable_limit(result: EvaluationResult, allowed: float) -> int | None:
+    """Return the largest limit with which completions have no more tokens than this on average.
+
+    Limits are the lengths of completions. None: even the shortest one is too long.
+    """
+    lengths = sorted({item.tokens for item in result.slim})
+    affordable = None
+    for length in lengths:
+        if _tokens_within(result, length) > allowed + _ROUNDING:
+            break
+        affordable = length
+    return affordable
 
 
 def _tokens_within(result: EvaluationResult, limit: int) -> float:
@@ -128,24 +141,29 @@ def judge_control(evidence: Evidence) -> Finding:
     if PHASES[-1] not in evidence.runs[0].recipe.phases:
         return missing("Nothing was trained with rewards, so there is no control.")
     if not evidence.controls:
-        run = evidence.runs[0]
         return missing(
             "No control run was named. `grouper run RECIPE grpo.shuffle_rewards=true "
-            f"name={run.path.name}-control` trains one; name it with --control."
+            "name=CONTROL` trains one; name it with --control."
         )
     arms: dict[str, list[EvaluationResult]] = {"before": [], "control": [], "trained": []}
     for control in evidence.controls:
-        run = _run_of_control(control, evidence)
-        before = _before_grpo(control, evidence)
+        run, before = _run_of_control(control, evidence)
         if before is None or control.last is None or run.last is None:
             return missing(f"{control.path.name} was not measured before and after GRPO.")
+        if control.last.phase != PHASES[-1] or control.last.step != run.last.step:
+            return missing(
+                f"{control.path.name} was measured at step {control.last.step} of "
+                f"{label(control.last.phase)}, its run at step {run.last.step} of GRPO."
+            )
+        difference = other_condition(control.last, run.last)
+        if difference is not None:
+            return failed(f"{control.path.name}: {difference}")
         arms["before"].append(before)
         arms["control"].append(control.last)
         arms["trained"].append(run.last)
     helped, taught, _ = compare_arms(arms).differences
-    ok = helped.verdict != "better" and taught.verdict == "better"
     return judged(
-        ok,
+        helped.verdict != "better" and taught.verdict == "better",
         f"GRPO with shuffled rewards: {points(helped.paired)}, {helped.verdict}. With the true "
         f"ones against it: {points(taught.paired)}, {taught.verdict}.",
         control=paired_numbers(helped.paired),
@@ -153,24 +171,25 @@ def judge_control(evidence: Evidence) -> Finding:
     )
 
 
-def _run_of_control(control: RunEvidence, evidence: Evidence) -> RunEvidence:
-    """Return the run that a control belongs to: that of its seed, else the first."""
+def _run_of_control(
+    control: RunEvidence, evidence: Evidence
+) -> tuple[RunEvidence, EvaluationResult | None]:
+    """Return the run that a control belongs to, and what its GRPO began with can do.
+
+    A control that began with the SFT of a run belongs to that one, which has measured it; else it
+    belongs to the run of its seed, or to the first. None: it was not measured.
+    """
+    start = control.recipe.grpo.start_from
+    if start is not None:
+        for run in evidence.runs:
+            # The folders may have been moved together.
+            if Path(start).parts[-3:] == (run.path.resolve().name, "sft", "final"):
+                return run, run.before_grpo
+        return evidence.runs[0], None
     for run in evidence.runs:
         if run.recipe.seed == control.recipe.seed:
-            return run
-    return evidence.runs[0]
-
-
-def _before_grpo(control: RunEvidence, evidence: Evidence) -> EvaluationResult | None:
-    """Return what the model that a control's GRPO began with can do; None: not measured."""
-    start = control.recipe.grpo.start_from
-    if start is None:
-        return control.before_grpo
-    # It began with the SFT of one of the runs, which this one has measured.
-    for run in evidence.runs:
-        if Path(start).expanduser().resolve() == (run.path / "sft" / "final").resolve():
-            return run.before_grpo
-    return None
+            return run, control.before_grpo
+    return evidence.runs[0], control.before_grpo
 
 
 def judge_attacks(evidence: Evidence) -> Finding:
@@ -178,6 +197,10 @@ def judge_attacks(evidence: Evidence) -> Finding:
     recipe = evidence.runs[0].recipe
     if PHASES[-1] not in recipe.phases:
         return missing("Nothing was trained with rewards.")
+    code = code_fingerprints(reward.name for reward in recipe.rewards)
+    changed = that_differ(evidence.runs[0].info.code, code)
+    if changed:
+        return missing(f"The code of the rewards is not what it was: {', '.join(changed)}.")
     fmt = make_format(recipe.prompt)
     try:
         with Grader(fmt.contract, recipe.grading) as grader:

@@ -6,24 +6,22 @@ says what is no longer so; a certificate that was edited, or whose runs were, do
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from grouper.certificate.evidence import Evidence, RunEvidence, digests, gather
-from grouper.certificate.finding import Finding, Status, failed
+from grouper.certificate.finding import Finding, Status, failed, finite, missing, same_json
 from grouper.certificate.items import ITEMS, Item
 from grouper.certificate.record_items import judge_replay
 from grouper.certificate.replay import replay
-from grouper.errors import RunFolderError, plural
+from grouper.errors import GrouperError, RunFolderError, plural
 from grouper.evaluation.items import checked
 from grouper.files import read_errors_as, read_json, write_atomic
 from grouper.runs.progress import Progress
@@ -32,8 +30,6 @@ _DAMAGED = "the certificate is damaged"
 _FIX = "Make a new one with `grouper certify RUN...`."
 REPLAY = "replay"
 REPLAY_QUESTION = "Does the recipe give this model?"
-# Relative difference of two numbers that count as the same one.
-_SAME_NUMBER = 1e-9
 
 
 class CertifiedRun(BaseModel, strict=True, extra="forbid"):
@@ -47,6 +43,11 @@ class CertifiedRun(BaseModel, strict=True, extra="forbid"):
     commit: str
     files: dict[str, str]
     """Path in the run -> SHA-256."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What it is called, and what it was made of."""
+        return (self.name, f"seed {self.seed}", f"recipe {self.recipe_hash}", f"at {self.commit}")
 
 
 class CertifiedItem(BaseModel, strict=True, extra="forbid"):
@@ -66,7 +67,7 @@ class Certificate(BaseModel, strict=True, extra="forbid"):
     grouper: str
     made: str
     """Time: ISO 8601, UTC."""
-    runs: list[CertifiedRun]
+    runs: list[CertifiedRun] = Field(min_length=1)
     controls: list[CertifiedRun]
     items: list[CertifiedItem]
 
@@ -133,17 +134,17 @@ def _judge(item: Item, evidence: Evidence) -> Finding:
         return item.judge(evidence)
     except RunFolderError as error:
         return failed(f"{error.where}: {error.what}.")
+    except GrouperError as error:
+        return missing(f"This cannot be told here: {error.what}.")
 
 
 def _item(name: str, question: str, finding: Finding) -> CertifiedItem:
-    # As JSON has it: no NaN, lists for tuples.
-    numbers = json.loads(json.dumps(dict(finding.numbers)), parse_constant=lambda _: None)
     return CertifiedItem(
         name=name,
         question=question,
         status=finding.status,
         sentence=finding.sentence,
-        numbers=numbers,
+        numbers=finite(dict(finding.numbers)),
     )
 
 
@@ -223,6 +224,8 @@ def _file_differences(stated: Certificate, computed: Certificate) -> Iterator[st
     before = (*stated.runs, *stated.controls)
     after = (*computed.runs, *computed.controls)
     for old, new in zip(before, after, strict=True):
+        if old.identity != new.identity:
+            yield f"{old.name}: the run in {old.path} is {', '.join(new.identity)}."
         for name in sorted({*old.files, *new.files}):
             if name not in new.files:
                 yield f"{old.name}: {name} is gone."
@@ -230,36 +233,30 @@ def _file_differences(stated: Certificate, computed: Certificate) -> Iterator[st
                 yield f"{old.name}: {name} is new."
             elif old.files[name] != new.files[name]:
                 yield f"{old.name}: {name} has other content."
-        if (old.recipe_hash, old.seed) != (new.recipe_hash, new.seed):
-            yield f"{old.name}: it is a run of another recipe."
 
 
 def _item_differences(stated: Certificate, computed: Certificate) -> Iterator[str]:
     now = {item.name: item for item in computed.items}
-    listed = {item.name for item in stated.items}
-    for name in now:
-        if name not in listed:
-            yield f"{name}: the certificate leaves this item out."
+    listed = [item.name for item in stated.items]
+    left_out = [name for name in now if name not in listed]
+    for name in left_out:
+        yield f"{name}: the certificate leaves this item out."
+    if not left_out and listed != [*now]:
+        yield "The items are in another order, or one of them is listed twice."
     for item in stated.items:
-        again = now.get(item.name)
-        if again is None:
-            yield f"{item.name}: there is no such item."
-        elif item.status != again.status:
-            yield f"{item.name}: stated {item.status}, computed {again.status}. {again.sentence}"
-        elif not _same(item.numbers, again.numbers):
-            yield f"{item.name}: it states other numbers than those computed. {again.sentence}"
-        elif item.sentence != again.sentence and item.status != "missing":
-            yield f"{item.name}: it states {item.sentence!r}; computed: {again.sentence!r}"
+        difference = _difference(item, now[item.name]) if item.name in now else None
+        if difference is not None:
+            yield f"{item.name}: {difference}"
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Tell whether two values of JSON are equal, but for rounding."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        same_keys = one.keys() == other.keys()
-        return same_keys and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        same_length = len(one) == len(other)
-        return same_length and all(map(_same, one, other))
-    if isinstance(one, float) and isinstance(other, float | int):
-        return math.isclose(one, other, rel_tol=_SAME_NUMBER, abs_tol=_SAME_NUMBER)
-    return bool(one == other)
+def _difference(stated: CertifiedItem, computed: CertifiedItem) -> str | None:
+    """Describe what an item says otherwise; None: nothing."""
+    if stated.status != computed.status:
+        return f"stated {stated.status}, computed {computed.status}. {computed.sentence}"
+    if not same_json(stated.numbers, computed.numbers):
+        return f"it states other numbers than those computed. {computed.sentence}"
+    if stated.question != computed.question:
+        return f"the question is {computed.question!r}, not {stated.question!r}."
+    if stated.sentence != computed.sentence:
+        return f"it states {stated.sentence!r}; computed: {computed.sentence!r}"
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from grouper.certificate.evidence import SPLIT, Evidence, RunEvidence
+from grouper.certificate.evidence import Evidence, RunEvidence
 from grouper.certificate.finding import (
     Finding,
     accuracy_before,
@@ -20,7 +20,6 @@ from grouper.certificate.finding import (
 from grouper.errors import plural
 from grouper.evaluation.compare import Difference, compare, label
 from grouper.evaluation.result import EvaluationResult
-from grouper.runs.folder import PHASES
 
 # Seeds from which an interval over seeds says something.
 FEWEST_SEEDS = 3
@@ -101,8 +100,8 @@ def judge_seeds(evidence: Evidence) -> Finding:
     )
 
 
-# Entries of a card that both evaluations must have alike.
-_CONDITIONS = ("sampling", "k", "n", "seed", "prompt")
+# Entries of a card that two evaluations that are compared must have alike.
+_CONDITIONS = ("sampling", "k", "n", "prompt")
 
 
 def judge_conditions(evidence: Evidence) -> Finding:
@@ -112,13 +111,13 @@ def judge_conditions(evidence: Evidence) -> Finding:
     for run in evidence.runs:
         assert run.base is not None
         assert run.last is not None
-        difference = _other_condition(run.base, run.last)
+        difference = other_condition(run.base, run.last)
         if difference is not None:
             return failed(f"{run.path.name}: {difference}")
     base = evidence.runs[0].base
     assert base is not None
-    sampling = base.card.get("sampling", {})
-    tokens = sampling.get("max_new_tokens")
+    sampling = base.card.get("sampling") or {}
+    tokens = sampling.get("max_new_tokens", "any number of")
     return passed(
         f"The same {plural(len(base.problems), 'problem')}, prompts and sampling, "
         f"{plural(base.samples, 'sample')} of at most {tokens} tokens.",
@@ -128,7 +127,7 @@ def judge_conditions(evidence: Evidence) -> Finding:
     )
 
 
-def _other_condition(base: EvaluationResult, last: EvaluationResult) -> str | None:
+def other_condition(base: EvaluationResult, last: EvaluationResult) -> str | None:
     """Describe the first condition in which two evaluations differ; None: there is none."""
     for name in _CONDITIONS:
         before = base.card.get(name)
@@ -145,8 +144,8 @@ def _other_condition(base: EvaluationResult, last: EvaluationResult) -> str | No
             f"{base.name}, the first is {others[0]}."
         )
     for result in (base, last):
-        limit = result.card.get("sampling", {}).get("max_new_tokens", math.inf)
-        longest = max(item.tokens for item in result.slim)
+        limit = (result.card.get("sampling") or {}).get("max_new_tokens") or math.inf
+        longest = max((item.tokens for item in result.slim), default=0)
         if longest > limit:
             return f"a completion of {result.name} has {longest} tokens, above its limit {limit}."
     return None
@@ -161,56 +160,64 @@ def judge_base_prompt(evidence: Evidence) -> Finding:
     """Tell whether the trained model is also better than its base in a prompt that suits this."""
     if not evidence.measured:
         return not_measured(evidence)
-    findings = []
+    differences = []
     for run in evidence.runs:
         assert run.last is not None
-        others = [result for result in run.later_results if _is_base_otherwise(result, run)]
-        findings += [(run, result) for result in others]
-    if not findings:
-        run = evidence.runs[0]
+        for result in run.base_otherwise:
+            if _is_base_otherwise(result, run):
+                (difference,) = compare([result, run.last]).differences
+                differences.append((result.card.get("prompt"), difference.paired))
+    if not differences:
         return missing(
             "The model before training was measured in the prompt of training alone, which it has "
-            f"never seen. `grouper eval {run.path} --model {run.base_model} --prompt FORMAT` "
-            "measures it in another one, such as a few-shot prompt."
+            "never seen. `grouper eval RUN --model BASE --prompt FORMAT` measures it in another "
+            "one, such as a few-shot prompt."
         )
-    worst: tuple[float, Finding] | None = None
-    for run, result in findings:
-        assert run.last is not None
-        (difference,) = compare([result, run.last]).differences
-        paired = difference.paired
-        prompt = result.card.get("prompt")
-        finding = judged(
-            paired.verdict == "better",
-            f"Against its base in the prompt {prompt}, which solves "
-            f"{100 * accuracy_before(paired):.1f} %: {points(paired)}, {paired.verdict}.",
-            **paired_numbers(paired),
-            prompt=prompt,
-        )
-        if worst is None or paired.difference < worst[0]:
-            worst = (paired.difference, finding)
-    assert worst is not None
-    return worst[1]
+    prompt, paired = min(differences, key=lambda pair: pair[1].difference)
+    return judged(
+        paired.verdict == "better",
+        f"Against its base in the prompt {prompt}, which solves "
+        f"{100 * accuracy_before(paired):.1f} %: {points(paired)}, {paired.verdict}.",
+        **paired_numbers(paired),
+        prompt=prompt,
+    )
+
+
+# Entries of `sampling` that a fair prompt leaves as they are.
+_SAMPLED_ALIKE = ("temperature", "top_p", "top_k", "min_p")
 
 
 def _is_base_otherwise(result: EvaluationResult, run: RunEvidence) -> bool:
-    """Tell whether a later result is the run's base on its test problems in another prompt."""
-    assert run.last is not None
-    if result.phase != PHASES[0] or result.split != SPLIT:
+    """Tell whether a later result is the run's base on its test problems in another prompt.
+
+    It has the same sampling, and as many tokens and samples at least.
+    """
+    last = run.last
+    assert last is not None
+    if result.problems != last.problems:
         return False
-    if result.card.get("model_hash") != run.base_hash:
+    if run.base_hash is not None and result.card.get("model_hash") != run.base_hash:
         return False
-    is_other = result.card.get("prompt") != run.last.card.get("prompt")
-    return is_other and bool(result.problems & run.last.problems)
+    if run.base_hash is None and result.card.get("model") != run.base_model:
+        return False
+    ours = result.card.get("sampling") or {}
+    theirs = last.card.get("sampling") or {}
+    tokens = ours.get("max_new_tokens") or math.inf
+    is_as_long = tokens >= (theirs.get("max_new_tokens") or 0)
+    is_sampled_alike = all(ours.get(name) == theirs.get(name) for name in _SAMPLED_ALIKE)
+    is_other_prompt = result.card.get("prompt") != last.card.get("prompt")
+    is_as_often = result.samples >= last.samples
+    return is_other_prompt and is_sampled_alike and is_as_long and is_as_often
 
 
 def judge_checkpoint(evidence: Evidence) -> Finding:
     """Tell whether the measured model is the last one, and not chosen by its test result."""
     if not evidence.measured:
         return not_measured(evidence)
-    for run in evidence.runs:
-        chosen = _chosen_by_result(run)
-        if chosen is not None:
-            return failed(f"{run.path.name}: {chosen}")
+    for run in evidence.with_controls:
+        reason = _why_not_the_last(run)
+        if reason is not None:
+            return failed(f"{run.path.name}: {reason}")
     lasts = [run.last for run in evidence.runs if run.last is not None]
     steps = sorted({result.step for result in lasts})
     text = " and ".join(f"{step:,}" for step in steps)
@@ -220,17 +227,21 @@ def judge_checkpoint(evidence: Evidence) -> Finding:
     )
 
 
-def _chosen_by_result(run: RunEvidence) -> str | None:
+def _why_not_the_last(run: RunEvidence) -> str | None:
     """Describe why the measured model is not the last one; None: it is."""
     last = run.last
-    assert last is not None
-    phases = run.recipe.phases
-    if phases and last.phase != phases[-1]:
-        return f"it was measured after {label(last.phase)}, and {label(phases[-1])} has no result."
+    if last is None or not run.is_finished:
+        return "the model of its last phase was not measured."
+    phase = label(last.phase)
     taken = run.steps_taken(last.phase)
-    if taken is not None and last.step != taken:
+    if taken is None:
+        return f"no step of {phase} is recorded."
+    if last.step != taken:
         return (
-            f"it was measured at step {last.step} of {label(last.phase)}, which went on to step "
-            f"{taken}. A checkpoint that is chosen by its test result looks better than it is."
+            f"it was measured at step {last.step} of {phase}, which went on to step {taken}. A "
+            "checkpoint that is chosen by its test result looks better than it is."
         )
+    planned = run.model.total if run.model is not None else run.planned_steps(last.phase)
+    if planned is not None and last.step < planned:
+        return f"it was stopped at step {last.step} of the {planned} that {phase} was to have."
     return None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
-from grouper.errors import ConfigError, GrouperError, RunFolderError
+from grouper.errors import ConfigError, DataError, GrouperError, RunFolderError
 from grouper.evaluation.compare import Comparison, Difference, compare_arms
 from grouper.evaluation.result import EvaluationResult
 from grouper.models.folders import RECIPE_FILE, identity_of
@@ -24,13 +24,14 @@ from grouper.runs.lock import is_running
 from grouper.runs.probes import RecordedProbe, read_probes
 from grouper.runs.records import Changes, RunInfo, recipe_changes
 from grouper.runs.twin_results import RecordedTwins, read_twins
+from grouper.training.problem_sets import ProblemSets, load_problem_sets
 
 # The problems that a certificate is about.
 SPLIT = "test"
 # Settings that may differ between two seeds of one recipe.
 _OF_A_SEED = {"name", "seed"}
 # Settings that may differ between a run and its control.
-_OF_A_CONTROL = {*_OF_A_SEED, "skip_sft", "grpo.start_from", "grpo.shuffle_rewards"}
+_OF_A_CONTROL = {*_OF_A_SEED, "grpo.start_from", "grpo.shuffle_rewards"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,15 +68,34 @@ class RunEvidence:
         return trained[-1] if trained else None
 
     @property
+    def base_otherwise(self) -> tuple[EvaluationResult, ...]:
+        """The model before training, measured afterwards on the test problems."""
+        return tuple(
+            result
+            for result in self.later_results
+            if result.phase == PHASES[0] and result.split == SPLIT
+        )
+
+    @property
     def before_grpo(self) -> EvaluationResult | None:
         """The model that GRPO began with; None where it was not measured."""
         earlier = [result for result in self.results if result.phase != PHASES[-1]]
         return earlier[-1] if earlier else None
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the model of its last phase was measured."""
+        last = self.last
+        return last is not None and [last.phase] == [*self.recipe.phases][-1:]
+
     def steps_taken(self, phase: str) -> int | None:
         """Return the last step of a phase that the metrics record; None: they record none."""
         steps = [row.step for row in self.folder.read_metrics_rows() if row.phase == phase]
         return max(steps, default=None)
+
+    def planned_steps(self, phase: str) -> int | None:
+        """Return the steps that the recipe names for a phase; None: it names epochs."""
+        return (self.recipe.sft if phase == "sft" else self.recipe.grpo).steps
 
     @property
     def model(self) -> Saved | None:
@@ -95,13 +115,21 @@ class RunEvidence:
 
     @property
     def base_hash(self) -> str | None:
-        """The identity of its weights."""
-        return identity_of(self.base_model, self.recipe.model.revision)
+        """The identity of its weights; None where it is not on this machine."""
+        return _identity(self.base_model, self.recipe.model.revision)
 
     @property
     def model_hash(self) -> str | None:
-        """The identity of the weights of that model."""
-        return None if self.model is None else identity_of(str(self.model.folder))
+        """The identity of the weights of that model; None where it, or its base, is not here."""
+        return None if self.model is None else _identity(str(self.model.folder))
+
+
+def _identity(model: str, revision: str | None = None) -> str | None:
+    try:
+        return identity_of(model, revision)
+    except GrouperError:
+        # The base of an adapter is not on this machine.
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +141,8 @@ class Evidence:
     controls: tuple[RunEvidence, ...] = ()
     """Runs of the same recipe with shuffled rewards."""
     left_out: tuple[Path, ...] = field(default=())
-    """Finished runs of the same recipe that lie beside these and were not named."""
+    """Finished runs of the same recipe with other seeds that lie beside these, unnamed."""
+    _sets: dict[Path, ProblemSets | str] = field(default_factory=dict)
 
     @property
     def measured(self) -> bool:
@@ -121,11 +150,24 @@ class Evidence:
         return all(run.base is not None and run.last is not None for run in self.runs)
 
     @property
+    def with_controls(self) -> tuple[RunEvidence, ...]:
+        """The runs and their controls."""
+        return (*self.runs, *self.controls)
+
+    @property
     def planned_seeds(self) -> int | None:
         """Seeds that there might have been, where results decided after each about another."""
         planned = [run.info.host.get(PLANNED_SEEDS) for run in self.runs]
         numbers = [number for number in planned if isinstance(number, int)]
-        return max(numbers, default=None)
+        if not numbers:
+            return None
+        return max(*numbers, len(self.runs))
+
+    def problem_sets(self, run: RunEvidence) -> ProblemSets | str:
+        """Read the data of a run; return why not, where it is not here or has changed since."""
+        if run.path not in self._sets:
+            self._sets[run.path] = _problem_sets(run)
+        return self._sets[run.path]
 
     @cached_property
     def comparison(self) -> Comparison | None:
@@ -176,6 +218,13 @@ def gather(runs: Sequence[Path], controls: Sequence[Path] = ()) -> Evidence:
                 where=str(run.path),
                 fix=f"Name it with --control {run.path}.",
             )
+    seeds = [run.recipe.seed for run in read_runs]
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(
+            f"two of these runs have the same seed: {', '.join(map(str, seeds))}",
+            where=", ".join(map(str, runs)),
+            fix="Name one run of each seed: a copy is no second seed.",
+        )
     for control in read_controls:
         _require_same_recipe(first, control, _OF_A_CONTROL, "it is no control of this recipe")
         if not control.recipe.grpo.shuffle_rewards:
@@ -184,7 +233,7 @@ def gather(runs: Sequence[Path], controls: Sequence[Path] = ()) -> Evidence:
                 where=f"--control {control.path}",
                 fix="A control has grpo.shuffle_rewards=true, and is otherwise the same.",
             )
-    left_out = tuple(_other_seeds(first, [run.path for run in read_runs]))
+    left_out = tuple(_other_seeds(read_runs))
     return Evidence(runs=read_runs, controls=read_controls, left_out=left_out)
 
 
@@ -211,7 +260,7 @@ def _read(path: Path) -> RunEvidence:
         models = tuple(saved_models(path))
         probes = read_probes(path)
         twins = read_twins(path)
-    except RunFolderError as error:
+    except (DataError, RunFolderError) as error:
         if error.paragraph() not in damage:
             damage.append(error.paragraph())
     return RunEvidence(
@@ -231,6 +280,10 @@ def _require_same_recipe(
     first: RunEvidence, other: RunEvidence, allowed: Iterable[str], problem: str
 ) -> None:
     changes = _changes(first.recipe, other.recipe)
+    started_from_sft = other.recipe.grpo.start_from is not None
+    if first.recipe.phases != other.recipe.phases and not started_from_sft:
+        phases = [first.recipe.phases, other.recipe.phases]
+        changes["phases"] = [" and ".join(names) or "none" for names in phases]
     different = [key for key in changes if key not in allowed]
     if different:
         key = different[0]
@@ -247,21 +300,36 @@ def _changes(one: Recipe, other: Recipe) -> Changes:
     return recipe_changes(resolved_yaml(one), resolved_yaml(other))
 
 
-def _other_seeds(first: RunEvidence, named: Sequence[Path]) -> Iterator[Path]:
-    """Yield the finished runs of the same recipe in the same folder that were not named."""
-    known = {path.resolve() for path in named}
-    for recipe_file in sorted(first.path.resolve().parent.glob(f"*/{RECIPE_FILE}")):
-        path = recipe_file.parent
-        if path in known or not (path / "run.json").is_file():
-            continue
-        try:
-            changes = _changes(first.recipe, load_recipe(recipe_file))
-            results = [] if changes.keys() - _OF_A_SEED else RunFolder(path).read_evaluations()
-        except (GrouperError, OSError):
-            # What cannot be read is no seed of this recipe that anyone could choose.
-            continue
-        if any(result.split == SPLIT and result.phase != PHASES[0] for result in results):
-            yield path
+def _other_seeds(runs: Sequence[RunEvidence]) -> Iterator[Path]:
+    """Yield the finished runs of other seeds of the recipe that lie beside one of these."""
+    first = runs[0]
+    named_seeds = {run.recipe.seed for run in runs}
+    places = dict.fromkeys(run.path.resolve().parent for run in runs)
+    for place in places:
+        for info_file in sorted(place.glob("*/run.json")):
+            path = info_file.parent
+            try:
+                recipe = load_recipe(path / RECIPE_FILE)
+                if recipe.seed in named_seeds or recipe.phases != first.recipe.phases:
+                    continue
+                if _changes(first.recipe, recipe).keys() - _OF_A_SEED:
+                    continue
+                if _read(path).is_finished and not is_running(path):
+                    yield path
+            except (GrouperError, OSError):
+                # What cannot be read is no seed of this recipe that anyone could choose.
+                continue
+
+
+def _problem_sets(run: RunEvidence) -> ProblemSets | str:
+    try:
+        sets = load_problem_sets(run.recipe)
+    except GrouperError as error:
+        return f"the data of {run.path.name} cannot be read here ({error.what})"
+    for name, fingerprint in run.info.fingerprints.items():
+        if name in sets.fingerprints and sets.fingerprints[name] != fingerprint:
+            return f"data.{name} of {run.path.name} is no longer what the run has read"
+    return sets
 
 
 # --- digests -------------------------------------------------------------------------------------

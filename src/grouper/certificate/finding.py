@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -74,3 +76,30 @@ def paired_numbers(paired: PairedComparison) -> dict[str, Any]:
         "p": paired.p_value,
         "problems": paired.problems,
     }
+
+
+# Relative difference of two numbers that count as the same one.
+_ROUNDING = 1e-9
+
+
+def same_json(one: Any, other: Any) -> bool:
+    """Tell whether two values of JSON are equal, but for rounding.
+
+    >>> same_json({"a": [0.1 + 0.2]}, {"a": [0.3]}), same_json(0.3, 0.31), same_json(None, 0.0)
+    (True, False, False)
+    """
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        same_keys = one.keys() == other.keys()
+        return same_keys and all(same_json(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        same_length = len(one) == len(other)
+        return same_length and all(map(same_json, one, other))
+    are_numbers = isinstance(one, int | float) and isinstance(other, int | float)
+    if are_numbers and not isinstance(one, bool) and not isinstance(other, bool):
+        return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+    return bool(one == other)
+
+
+def finite(value: Any) -> Any:
+    """Return a value as a file of JSON has it: lists for tuples, None for what is not finite."""
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)

@@ -23,7 +23,12 @@ from grouper.certificate.comparison_items import (
     judge_gain,
     judge_seeds,
 )
-from grouper.certificate.contamination_items import judge_leaks, judge_probe, judge_twins
+from grouper.certificate.contamination_items import (
+    judge_leaks,
+    judge_probe,
+    judge_test_set,
+    judge_twins,
+)
 from grouper.certificate.evidence import Evidence
 from grouper.certificate.finding import Finding
 from grouper.certificate.record_items import judge_grades, judge_records
@@ -46,6 +51,7 @@ ITEMS: dict[str, Item] = {
     "checkpoint": Item(question="Was the model chosen by its result?", judge=judge_checkpoint),
     "records": Item(question="Is the record whole?", judge=judge_records),
     "grades": Item(question="Are the answers right?", judge=judge_grades),
+    "test set": Item(question="Is it the whole test set?", judge=judge_test_set),
     "leaks": Item(question="Was the test set trained on?", judge=judge_leaks),
     "probe": Item(question="Has the model read the test set?", judge=judge_probe),
     "twins": Item(question="Does it hold with other numbers?", judge=judge_twins),

@@ -10,101 +10,179 @@ from grouper.certificate.evidence import Evidence, RunEvidence
 from grouper.certificate.finding import (
     Finding,
     failed,
+    finite,
     judged,
     missing,
     not_measured,
     passed,
+    same_json,
 )
 from grouper.certificate.replay import Replay
 from grouper.errors import plural
+from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import read_json
-from grouper.grading import TEXT_ALONE, Grader
-from grouper.prompts import make_format
+from grouper.grading import Grader
+from grouper.grading.pool import by_text_alone
+from grouper.prompts import FORMATS, make_format
 from grouper.runs.folder import PHASES
-from grouper.types import Verdict
+from grouper.runs.records import are_harmless, describe_changes
+from grouper.types import AnswerContract, Grade, Verdict
 
+# Share of the completions whose first grading may have run out of time although they are right:
+# a machine may be busy, but a record may not hide right answers of the base in that way.
+MOST_LATE = 0.01
 # Differences between a recorded number and the one that follows from the items.
 _ROUNDING = 1e-9
 
 
 def judge_records(evidence: Evidence) -> Finding:
     """Tell whether every record is there, and agrees with the others."""
-    checked = 0
-    for run in evidence.runs:
-        problems = [*run.damage, *run.folder.losses(run.recipe)]
+    files = 0
+    for run in evidence.with_controls:
+        problems = [*run.damage, *_lost_records(run)]
         if not problems:
-            problems = [*_contradictions(run)]
+            problems = [*_contradictions(run), *_changes_on_the_way(run)]
         if problems:
             more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
             return failed(f"{run.path.name}: {problems[0]}{more}", problems=problems)
-        checked += len(run.folder.rollout_files()) + len(run.results)
+        files += len(run.folder.rollout_files()) + len(run.results)
     return passed(
         "Metrics and summaries agree with the rollouts and items that they were made of, in "
-        f"{plural(checked, 'file')}.",
-        files=checked,
+        f"{plural(files, 'file')}.",
+        files=files,
     )
+
+
+def _lost_records(run: RunEvidence) -> list[str]:
+    """List the records that are missing up to the model that was measured."""
+    lost = run.folder.losses(run.recipe)
+    last = run.last
+    if last is not None:
+        lost += run.folder.missing_records({last.phase: last.step})
+    return list(dict.fromkeys(f"{name}: lost" for name in lost))
+
+
+def _changes_on_the_way(run: RunEvidence) -> Iterator[str]:
+    """Yield the settings, data and code with which the run was continued, but for its length."""
+    for change in run.info.changes:
+        if not are_harmless(change.changes):
+            yield (
+                f"continued from {change.phase} step {change.step} with other settings: "
+                f"{describe_changes(change.changes)}"
+            )
 
 
 def _contradictions(run: RunEvidence) -> Iterator[str]:
     """Yield where two records of a run say different things."""
     for result in run.results:
-        summary = read_json(
-            run.path / "evaluations" / f"{result.name}.json", "the summary is damaged"
-        )
-        for name, value in result.overall.numbers.items():
-            if not _equal(summary.get(name), value):
-                yield (
-                    f"the summary of {result.name} says {name} {summary.get(name)}, and its items "
-                    f"{value}"
-                )
-    by_step: dict[int, list[float]] = {}
-    for row in run.folder.read_rollouts():
-        if row["phase"] == PHASES[-1] and row["reward"] is not None:
-            by_step.setdefault(row["step"], []).append(row["reward"])
+        file = run.path / "evaluations" / f"{result.name}.json"
+        summary = read_json(file, "the summary is damaged")
+        for name, value in finite(result.numbers).items():
+            # A summary of an older version has fewer numbers.
+            if name in summary and not same_json(summary[name], value):
+                yield f"the summary of {result.name} has another {name} than its items"
+    yield from _reward_contradictions(run)
+
+
+def _reward_contradictions(run: RunEvidence) -> Iterator[str]:
+    """Yield the steps whose mean reward is not that of their rollouts."""
+    rewards = _rewards_by_step(run)
     for step in run.folder.read_metrics_rows():
-        rewards = by_step.get(step.step, [])
         columns = step.__pydantic_extra__
         mean = columns.get("reward/total")
-        if step.phase != PHASES[-1] or mean is None or not rewards:
+        if step.phase != PHASES[-1] or mean is None:
             continue
-        if columns.get("reward/total/count") != len(rewards):
-            yield f"metrics of step {step.step} count other rollouts than its file holds"
-        elif not math.isclose(mean, math.fsum(rewards) / len(rewards), abs_tol=_ROUNDING):
+        recorded = rewards.get(step.step, [])
+        if columns.get("reward/total/count") != len(recorded):
+            yield f"the metrics of step {step.step} count other rollouts than its file holds"
+        elif not math.isclose(mean, math.fsum(recorded) / len(recorded), abs_tol=_ROUNDING):
             yield f"the mean reward of step {step.step} is not that of its rollouts"
 
 
-def _equal(stored: Any, value: float) -> bool:
-    if stored is None or math.isnan(value):
-        return stored is None and math.isnan(value)
-    return isinstance(stored, int | float) and abs(stored - value) <= _ROUNDING
+def _rewards_by_step(run: RunEvidence) -> dict[int, list[float]]:
+    """Return step of GRPO -> the rewards of the groups that were trained on.
+
+    Groups that dynamic sampling has replaced are recorded, too; none of their rollouts has an
+    advantage.
+    """
+    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in run.folder.read_rollouts(PHASES[-1]):
+        groups.setdefault((row["step"], row["group"]), []).append(row)
+    rewards: dict[int, list[float]] = {}
+    for (step, _), rows in groups.items():
+        if any(row["advantage"] is not None for row in rows):
+            scored = [row["reward"] for row in rows if row["reward"] is not None]
+            rewards.setdefault(step, []).extend(scored)
+    return rewards
 
 
 def judge_grades(evidence: Evidence) -> Finding:
-    """Grade every stored completion of the test problems again."""
+    """Grade every stored completion of the test problems again, in any format as well."""
     if not evidence.measured:
         return not_measured(evidence)
     graded = 0
+    late = 0
     changed: list[str] = []
-    for run in evidence.runs:
-        fmt = make_format(run.recipe.prompt)
-        with Grader(fmt.contract, run.recipe.grading) as grader:
-            for result in run.results:
-                items = [item for item in result.items if item.stage != TEXT_ALONE]
-                texts = [item.completion for item in items]
-                answers = [item.answer for item in items]
-                for item, grade in zip(items, grader.grade(texts, answers), strict=True):
+    for run in evidence.with_controls:
+        for result in (*run.results, *run.base_otherwise):
+            format_name = result.card.get("prompt", run.recipe.prompt.format)
+            with Grader(_contract(run, format_name), run.recipe.grading) as grader:
+                for item, grade, lenient in _regraded(result, grader):
                     graded += 1
-                    if _undecided(item.verdict) or _undecided(grade.verdict):
+                    if _is_undecided(grade.verdict):
                         continue
-                    if item.correct != grade.correct:
+                    if _is_undecided(item.verdict):
+                        late += grade.correct
+                    elif not _is_same(item, grade, lenient):
                         changed.append(f"{run.path.name}, {result.name}, {item.problem_id}")
     sentence = f"Of {graded:,} completions graded again, {len(changed)} have another verdict"
     if changed:
         sentence += f", the first: {changed[0]}"
-    return judged(not changed, f"{sentence}.", graded=graded, changed=len(changed))
+    if late:
+        sentence += f"; {late} that ran out of time are right"
+    is_late = late > MOST_LATE * graded
+    numbers = {"graded": graded, "changed": len(changed), "late": late}
+    return judged(not changed and not is_late, f"{sentence}.", **numbers)
 
 
-def _undecided(verdict: Verdict) -> bool:
+def _contract(run: RunEvidence, format_name: str) -> AnswerContract:
+    """Return how answers are found in a prompt format: the run's, or a shipped one."""
+    fmt = make_format(run.recipe.prompt)
+    if fmt.name == format_name or format_name not in FORMATS:
+        return fmt.contract
+    return FORMATS[format_name].contract
+
+
+def _regraded(
+    result: EvaluationResult, grader: Grader
+) -> Iterator[tuple[EvaluationItem, Grade, bool | None]]:
+    """Yield each item with its new grade, and whether it is right in any format.
+
+    The last is None where it need not be graded: the item has no such verdict, or is right anyway.
+    """
+    items = list(result.items)
+    futures = [grader.submit(item.completion, item.answer) for item in items]
+    for item, future in zip(items, futures, strict=True):
+        strict = future.result()
+        grade = by_text_alone(strict, item.answer)
+        lenient = None
+        if item.lenient is not None and not strict.correct:
+            lenient = grade.correct
+            if strict.verdict is not Verdict.NOT_SCORED:
+                lenient = grader.submit(item.completion, item.answer, lenient=True).result().correct
+        yield item, grade, lenient
+
+
+def _is_same(item: EvaluationItem, grade: Grade, lenient: bool | None) -> bool:
+    """Tell whether an item counts as it should: right, wrong or left out, in any format as well."""
+    was_scored = item.verdict is not Verdict.NOT_SCORED
+    is_scored = grade.verdict is not Verdict.NOT_SCORED
+    if (item.correct, was_scored) != (grade.correct, is_scored):
+        return False
+    return lenient is None or item.lenient == lenient
+
+
+def _is_undecided(verdict: Verdict) -> bool:
     """Tell whether a verdict depends on the speed of the machine."""
     return verdict in (Verdict.TIMEOUT, Verdict.CRASH)
 
@@ -113,8 +191,8 @@ def judge_replay(replays: Sequence[Replay]) -> Finding:
     """Tell whether the last steps, trained again, give the same weights."""
     if not replays:
         return missing(
-            "The last steps were not trained again. `grouper certify --replay` does that from the "
-            "last checkpoint before the end."
+            "The last steps were not trained again. `grouper certify RUN --replay` does that from "
+            "the last checkpoint before the end."
         )
     reasons = [replay.reason for replay in replays if replay.reason is not None]
     if reasons:

@@ -21,6 +21,7 @@ from grouper.certificate.evidence import RunEvidence
 from grouper.config.schema import Recipe
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import checksum, delete, remove_folder
+from grouper.models.device import describe_hardware, find_device
 from grouper.models.trained import Saved
 from grouper.runs.folder import RunFolder
 from grouper.runs.progress import Progress
@@ -74,6 +75,17 @@ def _obstacle(run: RunEvidence) -> str | None:
     """Return why a replay here could not give the same; None: it can."""
     if run.model is None:
         return f"{run.path} no longer has the model that was measured."
+    if run.recipe.sampling.engine != "native":
+        return "The samples are another engine's, which does not draw them again."
+    if not [*run.model.folder.glob(f"*{_LINKED}")]:
+        return f"The weights are in no file that ends in {_LINKED}."
+    here = describe_hardware(find_device(run.recipe.device))
+    machines = that_differ(run.info.host, {"hardware": here, "processes": 1})
+    if machines:
+        return (
+            "The last steps can be trained again only on such a machine as then: "
+            f"{describe_changes(machines)}."
+        )
     versions = that_differ(run.info.versions, describe_versions(run.recipe))
     if versions:
         return (
@@ -131,6 +143,7 @@ def _recipe_in(run: RunEvidence, place: str) -> Recipe:
             "output_dir": place,
             "save_path": None,
             "push_to": None,
+            "hooks": (),
             # With other threads, sums are taken in another order.
             "threads": threads if isinstance(threads, int) else recipe.threads,
             "tracking": recipe.tracking.model_copy(update={"trackers": ()}),

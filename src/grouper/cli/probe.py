@@ -88,10 +88,14 @@ def probe(
     probes = api.probe(recipe, subject, [*sets, control], display=progress(quiet=quiet))
     *probes_of_sets, probe_of_control = probes
     identity = identity_of(subject, recipe.model.revision)
-    recorded = [
-        RecordedProbe(model=subject, model_hash=identity, probe=found, control=probe_of_control)
-        for found in probes_of_sets
-    ]
+    recorded = []
+    for found in probes_of_sets:
+        if not found.completed:
+            warn(f"{found.name}: every question is too short to be completed from its first 60 %.")
+            continue
+        recorded.append(
+            RecordedProbe(model=subject, model_hash=identity, probe=found, control=probe_of_control)
+        )
     if output is not None:
         write_rows([row for found in probes for row in found.rows], output)
     if run is not None:

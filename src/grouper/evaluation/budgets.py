@@ -80,7 +80,7 @@ def budget_of(result: EvaluationResult) -> int:
     longest = max(item.tokens for item in result.slim)
     sampling = result.card.get("sampling")
     if isinstance(sampling, dict):
-        return max(longest, int(sampling.get("max_new_tokens", longest)))
+        return max(longest, int(sampling.get("max_new_tokens") or longest))
     return longest
 
 

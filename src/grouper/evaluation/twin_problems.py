@@ -83,8 +83,17 @@ def compare_twins(
         model: its name in the sentence.
         originals: on all problems.
         twins: on the twins, which have the ids of their originals.
+
+    Raises:
+        DataError: no problem was scored in both.
     """
     shared = [problem for problem in twins.scores if problem in originals.scores]
+    if not shared:
+        raise DataError(
+            "no problem was scored both as it is and with other numbers",
+            where=originals.split,
+            fix="Measure both again: `grouper eval --twins`.",
+        )
     before = [originals.scores[problem] for problem in shared]
     after = [twins.scores[problem] for problem in shared]
     samples = min(originals.samples, twins.samples)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from grouper.errors import RunFolderError
+from grouper.errors import DataError, RunFolderError
 from grouper.evaluation.compare import label
 from grouper.evaluation.result import EvaluationResult
 from grouper.evaluation.result_tables import (
@@ -74,7 +74,7 @@ def _contamination(name: str, run: RunView) -> Iterator[Section]:
     """Yield what probes and twins say of a run, if there are any."""
     try:
         blocks = contamination_blocks(run.folder.path)
-    except RunFolderError as error:
+    except (DataError, RunFolderError) as error:
         blocks = [Line(f"Left out: {error.paragraph()}")]
     if blocks:
         title = "Has the model read these problems before?"

@@ -29,25 +29,25 @@ def read_twins(run: Path) -> list[RecordedTwins]:
     """Read what `grouper eval --twins` has left in a run folder, by model and problems.
 
     Raises:
+        DataError: no problem was scored both as it is and with other numbers.
         RunFolderError: an evaluation is damaged.
     """
-    found = []
+    comparisons = []
     for folder in sorted((run / "eval_runs").glob("*")):
         results = RunFolder(folder).read_evaluations()
         for twins in results:
             originals = _originals_of(twins, results)
-            if originals is None:
-                continue
-            found.append(
-                RecordedTwins(
-                    phase=twins.phase,
-                    step=twins.step,
-                    model_hash=twins.card.get("model_hash"),
-                    split=originals.split,
-                    comparison=compare_twins(folder.name, originals, twins),
+            if originals is not None:
+                comparisons.append(
+                    RecordedTwins(
+                        phase=twins.phase,
+                        step=twins.step,
+                        model_hash=twins.card.get("model_hash"),
+                        split=originals.split,
+                        comparison=compare_twins(folder.name, originals, twins),
+                    )
                 )
-            )
-    return found
+    return comparisons
 
 
 def _originals_of(
