@@ -21,7 +21,7 @@ from grouper.grading import Grader
 from grouper.prompts import FORMATS, make_format
 from grouper.rewards import Completed, RewardStack, build_rewards, probe, reward
 from grouper.rewards.attacks import ProbeResult, attacks
-from grouper.types import AnswerContract, AnswerFormat, Verdict
+from grouper.types import AnswerContract, AnswerFormat, AnswerKind, Verdict
 
 NAMES = {
     *("empty", "only_format", "repeated_tags", "answer_list", "all_options", "prompt_copy"),
@@ -57,7 +57,19 @@ def test_every_text_of_the_table_is_tried(fmt: AnswerFormat) -> None:
         parts = (row, row.get("with_tags" if fmt.tags else "without_tags", {}))
         keys = ("texts", "answers", "orders", "orders", "reasonings", "unanswered")
         singles = sum(len(part.get(key, [])) for part in parts for key in keys)
+        if fmt.contract.kind is AnswerKind.PROGRAM:
+            # Of several lines that a program prints, the last is its one answer.
+            orders = [order for part in parts for order in part.get("orders", [])]
+            singles -= 2 * sum("\n" in order for order in orders)
         assert len(one.texts) == singles + sum(len(p.get("fillings", [])) ** 2 for p in parts)
+
+
+@pytest.mark.parametrize("name", ["program", "python-tool"])
+def test_no_attack_on_an_answer_of_a_program_is_paid(name: str) -> None:
+    fmt = FORMATS[name]
+    with Grader(fmt.contract, GradingConfig()) as grader:
+        results = probe(build_rewards([RewardConfig(name="correctness")], fmt), fmt, grader)
+    assert [result.name for result in results if not result.passed] == []
 
 
 def test_the_honest_answer_is_of_median_length(shared_data: Path) -> None:

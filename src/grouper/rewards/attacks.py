@@ -18,7 +18,7 @@ from grouper.errors import RewardError
 from grouper.files import load_table
 from grouper.grading import Grader
 from grouper.rewards.core import Group, RewardStack, completed
-from grouper.types import AnswerFormat, Grade, Message, Problem, Prompt, Reward, Verdict
+from grouper.types import AnswerFormat, AnswerKind, Grade, Message, Problem, Prompt, Reward, Verdict
 
 # A name in braces, with the number of times it is repeated: `{honest*20}`.
 _NAME = re.compile(r"\{(\w+)(?:\*(\d+))?\}")
@@ -96,6 +96,9 @@ def _attack_texts(fmt: AnswerFormat, row: Mapping[str, Any], words: Mapping[str,
 
     answers = _fill(row.get("answers", []), words)
     orders = row.get("orders", [])
+    if fmt.contract.kind is AnswerKind.PROGRAM:
+        # By its contract the last line that a program prints is its one answer.
+        orders = [order for order in orders if "\n" not in order]
     answers += _fill(orders, {**words, "a": right, "b": wrong})
     answers += _fill(orders, {**words, "a": wrong, "b": right})
 
