@@ -173,7 +173,8 @@ def grouper(*words: str) -> Any:
 def measured(model: str, files: list[Path], place: Path) -> Record:
     """Measure a model on files of problems and on their twins."""
     found = grouper(
-        *("eval", model, "--on", ",".join(map(str, files)), "--twins", "--prompt", "boxed"),
+        *("eval", model, "model.compute_dtype=fastest"),
+        *("--on", ",".join(map(str, files)), "--twins", "--prompt", "boxed"),
         *("--max-new-tokens", str(TOKENS), "--no-base", "--output-dir", str(place)),
     )
     return {row["problems"]: row for row in found["twins"]}
@@ -217,8 +218,8 @@ def parity(name: str, models: Path, gsm8k: Path) -> Record:
     published = PUBLISHED[name]
     with tempfile.TemporaryDirectory() as place:
         found = grouper(
-            *("eval", str(models / published.model), "--on", f"gsm8k={gsm8k / 'test.jsonl'}"),
-            *published.words,
+            *("eval", str(models / published.model), "model.compute_dtype=fastest"),
+            *("--on", f"gsm8k={gsm8k / 'test.jsonl'}", *published.words),
             *("--no-base", "--output-dir", place),
         )
     (result,) = found["evaluations"][0]["results"]
