@@ -224,12 +224,14 @@ def judge_payment(evidence: Evidence) -> Finding:
     for run in evidence.runs:
         for rows in _groups(run):
             right = [row["reward"] for row in rows if row["verdict"] == Verdict.CORRECT.value]
-            others = [row["reward"] for row in rows if row["verdict"] != Verdict.CORRECT.value]
+            wrong_rewards = [
+                row["reward"] for row in rows if row["verdict"] != Verdict.CORRECT.value
+            ]
             if not right:
                 continue
             usual = math.fsum(right) / len(right)
-            wrong += len(others)
-            overpaid += sum(reward >= usual for reward in others)
+            wrong += len(wrong_rewards)
+            overpaid += sum(reward >= usual for reward in wrong_rewards)
     if not wrong:
         return missing("No group of rollouts holds right and wrong completions.")
     share = overpaid / wrong

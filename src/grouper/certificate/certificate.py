@@ -221,9 +221,9 @@ def check(file: Path, display: Progress | None = None) -> Check:
 
 
 def _file_differences(stated: Certificate, computed: Certificate) -> Iterator[str]:
-    before = (*stated.runs, *stated.controls)
-    after = (*computed.runs, *computed.controls)
-    for old, new in zip(before, after, strict=True):
+    stated_runs = (*stated.runs, *stated.controls)
+    computed_runs = (*computed.runs, *computed.controls)
+    for old, new in zip(stated_runs, computed_runs, strict=True):
         if old.identity != new.identity:
             yield f"{old.name}: the run in {old.path} is {', '.join(new.identity)}."
         for name in sorted({*old.files, *new.files}):
@@ -236,15 +236,17 @@ def _file_differences(stated: Certificate, computed: Certificate) -> Iterator[st
 
 
 def _item_differences(stated: Certificate, computed: Certificate) -> Iterator[str]:
-    now = {item.name: item for item in computed.items}
+    computed_items = {item.name: item for item in computed.items}
     listed = [item.name for item in stated.items]
-    left_out = [name for name in now if name not in listed]
+    left_out = [name for name in computed_items if name not in listed]
     for name in left_out:
         yield f"{name}: the certificate leaves this item out."
-    if not left_out and listed != [*now]:
+    if not left_out and listed != [*computed_items]:
         yield "The items are in another order, or one of them is listed twice."
     for item in stated.items:
-        difference = _difference(item, now[item.name]) if item.name in now else None
+        difference = (
+            _difference(item, computed_items[item.name]) if item.name in computed_items else None
+        )
         if difference is not None:
             yield f"{item.name}: {difference}"
 

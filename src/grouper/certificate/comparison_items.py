@@ -37,11 +37,11 @@ def judge_gain(evidence: Evidence) -> Finding:
 
 def _gain_sentence(gain: Difference) -> str:
     paired = gain.paired
-    before = f"{100 * accuracy_before(paired):.1f} %"
-    after = f"{100 * paired.after:.1f} %"
+    base_text = f"{100 * accuracy_before(paired):.1f} %"
+    last_text = f"{100 * paired.after:.1f} %"
     return (
-        f"{label(gain.after)} solves {after} of {plural(paired.problems, 'problem')}, "
-        f"{label(gain.before)} {before}: {points(paired)}, {gain.verdict}."
+        f"{label(gain.after)} solves {last_text} of {plural(paired.problems, 'problem')}, "
+        f"{label(gain.before)} {base_text}: {points(paired)}, {gain.verdict}."
     )
 
 
@@ -130,18 +130,20 @@ def judge_conditions(evidence: Evidence) -> Finding:
 def other_condition(base: EvaluationResult, last: EvaluationResult) -> str | None:
     """Describe the first condition in which two evaluations differ; None: there is none."""
     for name in _CONDITIONS:
-        before = base.card.get(name)
-        after = last.card.get(name)
-        if before != after:
-            return f"{name} was {before} for {base.name} and {after} for {last.name}."
+        base_setting = base.card.get(name)
+        last_setting = last.card.get(name)
+        if base_setting != last_setting:
+            return f"{name} was {base_setting} for {base.name} and {last_setting} for {last.name}."
     if base.problems != last.problems:
         return f"{base.name} and {last.name} were measured on different problems."
     prompts = prompts_of(base)
-    others = [problem for problem, prompt in prompts_of(last).items() if prompts[problem] != prompt]
-    if others:
+    changed_prompts = [
+        problem for problem, prompt in prompts_of(last).items() if prompts[problem] != prompt
+    ]
+    if changed_prompts:
         return (
-            f"{plural(len(others), 'problem')} had another prompt for {last.name} than for "
-            f"{base.name}, the first is {others[0]}."
+            f"{plural(len(changed_prompts), 'problem')} had another prompt for {last.name} than "
+            f"for {base.name}, the first is {changed_prompts[0]}."
         )
     for result in (base, last):
         limit = (result.card.get("sampling") or {}).get("max_new_tokens") or math.inf

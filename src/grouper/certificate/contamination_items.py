@@ -45,12 +45,12 @@ def judge_test_set(evidence: Evidence) -> Finding:
         if sets.test is None:
             return missing("The recipe has no test problems (`data.test`).")
         problems = {(problem.id, problem.answer) for problem in sets.test.problems}
-        others = [name for name, answer in run.last.problems if (name, answer) not in problems]
-        if others:
+        unknown_ids = [name for name, answer in run.last.problems if (name, answer) not in problems]
+        if unknown_ids:
             return failed(
-                f"{run.path.name}: {plural(len(others), 'problem')} with an id or an answer that "
-                f"data.test does not have, the first: {others[0]}.",
-                others=len(others),
+                f"{run.path.name}: {plural(len(unknown_ids), 'problem')} with an id or an answer "
+                f"that data.test does not have, the first: {unknown_ids[0]}.",
+                unknown_ids=len(unknown_ids),
             )
         unmeasured = len(problems) - len(run.last.problems)
         if unmeasured > MOST_UNMEASURED * len(problems):
@@ -82,12 +82,12 @@ def judge_leaks(evidence: Evidence) -> Finding:
 def _overlap(run: RunEvidence, evidence: Evidence) -> Finding:
     """Tell how many test problems of a run are in its training data."""
     assert run.last is not None
-    seen = _trained_prompts_in_test(run)
-    if len(seen) > MOST_LEAKED * len(run.last.problems):
+    leaked_ids = _trained_prompts_in_test(run)
+    if len(leaked_ids) > MOST_LEAKED * len(run.last.problems):
         return failed(
-            f"{run.path.name}: the prompts of {plural(len(seen), 'test problem')} were trained "
-            f"on, the first: {seen[0]}.",
-            same_prompt=len(seen),
+            f"{run.path.name}: the prompts of {plural(len(leaked_ids), 'test problem')} were "
+            f"trained on, the first: {leaked_ids[0]}.",
+            same_prompt=len(leaked_ids),
         )
     sets = evidence.problem_sets(run)
     if isinstance(sets, str):

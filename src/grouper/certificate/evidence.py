@@ -249,7 +249,7 @@ def _read(path: Path) -> RunEvidence:
             damage.append(error.paragraph())
             return []
 
-    own = [result for result in results_in(folder) if result.split == SPLIT]
+    test_results = [result for result in results_in(folder) if result.split == SPLIT]
     later: list[EvaluationResult] = []
     for later_folder in sorted((path / "eval_runs").glob("*")):
         later += results_in(RunFolder(later_folder))
@@ -267,7 +267,7 @@ def _read(path: Path) -> RunEvidence:
         path=path,
         recipe=load_recipe(path / RECIPE_FILE),
         info=info,
-        results=tuple(own),
+        results=tuple(test_results),
         later_results=tuple(later),
         models=models,
         probes=tuple(probes),
@@ -295,9 +295,9 @@ def _require_same_recipe(
         )
 
 
-def _changes(one: Recipe, other: Recipe) -> Changes:
+def _changes(first: Recipe, other: Recipe) -> Changes:
     """Return the settings that differ; one that an older file does not have is as by default."""
-    return recipe_changes(resolved_yaml(one), resolved_yaml(other))
+    return recipe_changes(resolved_yaml(first), resolved_yaml(other))
 
 
 def _other_seeds(runs: Sequence[RunEvidence]) -> Iterator[Path]:
@@ -352,11 +352,11 @@ def digests(run: RunEvidence) -> dict[str, str]:
         files += sorted(root.glob(pattern))
     if run.model is not None:
         files += sorted(path for path in run.model.folder.rglob("*") if path.is_file())
-    found = {}
+    digest_of = {}
     for file in files:
         if file.is_file():
-            found[file.relative_to(root).as_posix()] = _sha256(file)
-    return found
+            digest_of[file.relative_to(root).as_posix()] = _sha256(file)
+    return digest_of
 
 
 def _sha256(file: Path) -> str:

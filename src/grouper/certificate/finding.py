@@ -82,22 +82,22 @@ def paired_numbers(paired: PairedComparison) -> dict[str, Any]:
 _ROUNDING = 1e-9
 
 
-def same_json(one: Any, other: Any) -> bool:
+def same_json(left: Any, right: Any) -> bool:
     """Tell whether two values of JSON are equal, but for rounding.
 
     >>> same_json({"a": [0.1 + 0.2]}, {"a": [0.3]}), same_json(0.3, 0.31), same_json(None, 0.0)
     (True, False, False)
     """
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        same_keys = one.keys() == other.keys()
-        return same_keys and all(same_json(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        same_length = len(one) == len(other)
-        return same_length and all(map(same_json, one, other))
-    are_numbers = isinstance(one, int | float) and isinstance(other, int | float)
-    if are_numbers and not isinstance(one, bool) and not isinstance(other, bool):
-        return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
-    return bool(one == other)
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        same_keys = left.keys() == right.keys()
+        return same_keys and all(same_json(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        same_length = len(left) == len(right)
+        return same_length and all(map(same_json, left, right))
+    are_numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    if are_numbers and not isinstance(left, bool) and not isinstance(right, bool):
+        return math.isclose(left, right, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+    return bool(left == right)
 
 
 def finite(value: Any) -> Any:

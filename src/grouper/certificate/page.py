@@ -92,6 +92,6 @@ def _curve_table(certificate: Certificate) -> Table | None:
     rows = []
     for point in curve:
         precision = point["precision"]
-        shown = "-" if precision is None else f"{100 * precision:.1f}"
-        rows.append((str(point["tokens"]), f"{100 * point['accuracy']:.1f}", shown))
+        precision_cell = "-" if precision is None else f"{100 * precision:.1f}"
+        rows.append((str(point["tokens"]), f"{100 * point['accuracy']:.1f}", precision_cell))
     return table(("tokens a completion, at most", "accuracy %", "of those answered %"), rows)

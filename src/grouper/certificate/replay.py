@@ -79,8 +79,8 @@ def _obstacle(run: RunEvidence) -> str | None:
         return "The samples are another engine's, which does not draw them again."
     if not [*run.model.folder.glob(f"*{_LINKED}")]:
         return f"The weights are in no file that ends in {_LINKED}."
-    here = describe_hardware(find_device(run.recipe.device))
-    machines = that_differ(run.info.host, {"hardware": here, "processes": 1})
+    hardware = describe_hardware(find_device(run.recipe.device))
+    machines = that_differ(run.info.host, {"hardware": hardware, "processes": 1})
     if machines:
         return (
             "The last steps can be trained again only on such a machine as then: "

@@ -99,8 +99,8 @@ def probe(
     if output is not None:
         write_rows([row for found in probes for row in found.rows], output)
     if run is not None:
-        for one in recorded:
-            write_probe(run, one)
+        for recorded_probe in recorded:
+            write_probe(run, recorded_probe)
     if as_json:
         show_json({"probes": [found.numbers for found in probes]})
         return
@@ -131,8 +131,8 @@ def _names(on: str | None, recipe: Recipe, run: Path | None) -> list[str]:
     """
     if on is not None:
         return [name.strip() for name in on.split(",")]
-    parts = ["test", "train"] if run is not None else []
-    names = [name for name in parts if getattr(recipe.data, name) is not None]
+    default_names = ["test", "train"] if run is not None else []
+    names = [name for name in default_names if getattr(recipe.data, name) is not None]
     if not names:
         raise click.UsageError("name the problems with --on: a suite (gsm8k, math500) or a file.")
     return names
