@@ -456,6 +456,17 @@ def test_too_little_is_no_evidence(tmp_path: Path) -> None:
     assert statuses["control"] == statuses["base prompt"] == "missing"
 
 
+def test_a_control_that_was_not_measured(tmp_path: Path) -> None:
+    run = HONEST.write(tmp_path / "run")
+    control = replace(HONEST, settings=CONTROL).write(tmp_path / "control")
+    for file in (control / "evaluations").iterdir():
+        file.unlink()
+    certificate = certificate_of([run], [control])
+    statuses = {item.name: item.status for item in certificate.items}
+    assert statuses["control"] == "missing"
+    assert statuses["checkpoint"] == statuses["records"] == "fail"
+
+
 def test_more_seeds_than_were_planned(own) -> None:
     for run in own[0]:
         RunFolder(run).record_planned_seeds(2)
