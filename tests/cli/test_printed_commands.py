@@ -157,7 +157,11 @@ def put(command: str, *, texts: dict[str, str], finished_run: Path) -> None:
 
 
 def put_certified(command: str, finished_run: Path) -> None:
-    """Make the control of a certificate one, or the certificate that is checked."""
+    """Make copies of a run seeds, the control of a certificate one, or the certificate itself."""
+    for run, seed in re.findall(r"(outputs/\w+-seed(\d+))", command):
+        recipe = Path(run, "recipe.yaml")
+        text = recipe.read_text("utf-8")
+        recipe.write_text(re.sub(r"^seed: \d+$", f"seed: {seed}", text, flags=re.MULTILINE))
     if control := re.search(r"--control (\S+)", command):
         recipe = Path(control[1], "recipe.yaml")
         text = recipe.read_text("utf-8")
