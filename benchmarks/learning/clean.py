@@ -90,6 +90,15 @@ PUBLISHED = {
         differences="512 tokens instead of 30,000, another order in the search for an answer, "
         "weights of 4 bits",
     ),
+    "merged model": Published(
+        model="smollm2",
+        accuracy=0.0038,
+        source="the baseline in the card of lldois/SmolLM2-135M-Reasoning-SLERP-Champion",
+        protocol="no examples, lm-evaluation-harness, the last number; its template is not named",
+        words=("--prompt", "gsm8k-0-shot", "--max-new-tokens", "256"),
+        lenient=True,
+        differences="weights of 4 bits; an answer in other places counts as well",
+    ),
     "MobileLLM-R1, Gemma 3": Published(
         model="gemma270",
         accuracy=0.011,

@@ -38,6 +38,7 @@ PROBLEM = Problem(
         ("tags", "2+2=4.<end_working_out><SOLUTION>4</SOLUTION>"),
         ("boxed", "2+2=4.\n\nThe final answer is \\boxed{4}."),
         ("question-only", "\n2+2=4.\n\nThe final answer is \\boxed{4}."),
+        ("gsm8k-0-shot", " 2+2=4.\n#### 4"),
         ("gsm8k-5-shot", " 2+2=4.\n#### 4"),
         (
             "minerva-4-shot",
@@ -55,7 +56,8 @@ def test_completion_text(name, text):
 def test_every_format_is_tested_above():
     assert set(FORMATS) == {
         *("xml", "compact", "think", "r1-zero", "tags", "boxed", "question-only"),
-        *("gsm8k-5-shot", "minerva-4-shot", "program", "program-3-shot", "python-tool"),
+        *("gsm8k-0-shot", "gsm8k-5-shot", "minerva-4-shot"),
+        *("program", "program-3-shot", "python-tool"),
     }
 
 

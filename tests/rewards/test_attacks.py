@@ -37,7 +37,7 @@ def test_attacks_are_neither_honest_nor_right(fmt: AnswerFormat) -> None:
     with Grader(fmt.contract, GradingConfig(symbolic=False)) as grader:
         for one in found:
             right = fmt.completion("So it is.", one.problem.answer)
-            if fmt.name == "gsm8k-5-shot" and not one.problem.answer.isdecimal():
+            if fmt.name.startswith("gsm8k-") and not one.problem.answer.isdecimal():
                 continue  # that protocol reads numbers alone
             grades = grader.grade([one.honest, right], [one.problem.answer] * 2)
             assert [g.verdict for g in grades] == [Verdict.INCORRECT, Verdict.CORRECT]
