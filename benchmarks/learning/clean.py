@@ -59,7 +59,7 @@ class Published:
     source: str
     protocol: str
     """As far as the source says."""
-    words: tuple[str, ...]
+    words: str
     """Of `grouper eval`."""
     lenient: bool
     """Whether the published number reads answers in any format."""
@@ -73,7 +73,7 @@ PUBLISHED = {
         accuracy=0.014,
         source="SmolLM2-135M-Instruct, model card (lighteval)",
         protocol="5 examples, greedy, the first `#### N`",
-        words=("--prompt", "gsm8k-5-shot", "--max-new-tokens", "256"),
+        words="--prompt gsm8k-5-shot --max-new-tokens 256",
         lenient=False,
         differences="other examples, plain text instead of turns of a chat, weights of 4 bits",
     ),
@@ -82,10 +82,7 @@ PUBLISHED = {
         accuracy=0.024,
         source="arXiv 2509.24945, table 7",
         protocol="no examples, chat, temperature 0.6, top-p 0.95, any answer in the text",
-        words=(
-            *("--prompt", "compact", "--temperature", "0.6", "--top-p", "0.95"),
-            *("--max-new-tokens", "512"),
-        ),
+        words="--prompt compact --temperature 0.6 --top-p 0.95 --max-new-tokens 512",
         lenient=True,
         differences="512 tokens instead of 30,000, another order in the search for an answer, "
         "weights of 4 bits",
@@ -95,7 +92,7 @@ PUBLISHED = {
         accuracy=0.0038,
         source="the baseline in the card of lldois/SmolLM2-135M-Reasoning-SLERP-Champion",
         protocol="no examples, lm-evaluation-harness, the last number; its template is not named",
-        words=("--prompt", "gsm8k-0-shot", "--max-new-tokens", "256"),
+        words="--prompt gsm8k-0-shot --max-new-tokens 256",
         lenient=True,
         differences="weights of 4 bits; an answer in other places counts as well",
     ),
@@ -104,7 +101,7 @@ PUBLISHED = {
         accuracy=0.011,
         source="arXiv 2509.24945, table 6",
         protocol="8 examples, exact match; the prompt is not published",
-        words=("--prompt", "gsm8k-5-shot", "--max-new-tokens", "256"),
+        words="--prompt gsm8k-5-shot --max-new-tokens 256",
         lenient=False,
         differences="5 other examples, weights of 4 bits",
     ),
@@ -154,7 +151,9 @@ def learn_by_heart(path: str, rows: list[dict[str, str]], target: Path) -> Recor
     loss = float("inf")
     while loss > KNOWN and epochs < MOST_EPOCHS:
         losses = []
-        for part in torch.randperm(len(texts)).split(BATCH):
+        order = torch.randperm(len(texts)).tolist()
+        for start in range(0, len(texts), BATCH):
+            part = order[start : start + BATCH]
             batch = pad_sequence([torch.tensor(texts[index]) for index in part], batch_first=True)
             is_text = pad_sequence([torch.ones(len(texts[index])) for index in part], True).bool()
             labels = batch.masked_fill(~is_text, -100)
@@ -172,7 +171,7 @@ def learn_by_heart(path: str, rows: list[dict[str, str]], target: Path) -> Recor
     return {"epochs": epochs, "loss": round(loss, 4)}
 
 
-def grouper(*words: str) -> Any:
+def grouper(words: list[str]) -> Any:
     """Run `grouper ... --json`, and return what it printed."""
     command = [sys.executable, "-m", "grouper", *words, "--json", "--quiet"]
     called = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -181,12 +180,10 @@ def grouper(*words: str) -> Any:
 
 def measured(model: str, files: list[Path], place: Path) -> Record:
     """Measure a model on files of problems and on their twins."""
-    found = grouper(
-        *("eval", model, "model.compute_dtype=fastest"),
-        *("--on", ",".join(map(str, files)), "--twins", "--prompt", "boxed"),
-        *("--max-new-tokens", str(TOKENS), "--no-base", "--output-dir", str(place)),
-    )
-    return {row["problems"]: row for row in found["twins"]}
+    words = ["eval", model, "model.compute_dtype=fastest", "--no-base", "--twins"]
+    words += ["--on", ",".join(map(str, files)), "--prompt", "boxed"]
+    words += ["--max-new-tokens", str(TOKENS), "--output-dir", str(place)]
+    return {row["problems"]: row for row in grouper(words)["twins"]}
 
 
 def by_heart(model: str, gsm8k: Path) -> Record:
@@ -201,7 +198,7 @@ def by_heart(model: str, gsm8k: Path) -> Record:
         on = ",".join(map(str, files))
         probes = {}
         for name, path in (("before", model), ("after", str(folder / "model"))):
-            probes[name] = grouper("probe", path, "--on", on)["probes"]
+            probes[name] = grouper(["probe", path, "--on", on])["probes"]
         twins = measured(str(folder / "model"), files, folder / "evaluations")
     return {
         "machine": where(),
@@ -225,12 +222,10 @@ def twins_of_all(model: str, gsm8k: Path) -> Record:
 def parity(name: str, models: Path, gsm8k: Path) -> Record:
     """Measure a model in the protocol of a published number."""
     published = PUBLISHED[name]
+    words = ["eval", str(models / published.model), "model.compute_dtype=fastest", "--no-base"]
+    words += ["--on", f"gsm8k={gsm8k / 'test.jsonl'}", *published.words.split()]
     with tempfile.TemporaryDirectory() as place:
-        found = grouper(
-            *("eval", str(models / published.model), "model.compute_dtype=fastest"),
-            *("--on", f"gsm8k={gsm8k / 'test.jsonl'}", *published.words),
-            *("--no-base", "--output-dir", place),
-        )
+        found = grouper([*words, "--output-dir", place])
     (result,) = found["evaluations"][0]["results"]
     return {
         "machine": where(),
