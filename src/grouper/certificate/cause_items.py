@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,13 @@ from typing import Any
 from grouper.certificate.comparison_items import other_condition
 from grouper.certificate.evidence import Evidence, RunEvidence
 from grouper.certificate.finding import (
+    ROUNDING,
     Finding,
-    accuracy_before,
     failed,
     judged,
     missing,
     not_measured,
     paired_numbers,
-    points,
 )
 from grouper.errors import GrouperError
 from grouper.evaluation.budgets import budget_curve
@@ -37,8 +36,6 @@ from grouper.types import Verdict
 # Share of the wrong completions that may earn as much as right ones to the same problem: penalties
 # for length or format may do that to a few, a reward that is cheated does it to many.
 MOST_PAID = 0.05
-# Tokens that are rounding and no difference.
-_ROUNDING = 1e-9
 
 
 def judge_reasoning(evidence: Evidence) -> Finding:
@@ -47,10 +44,10 @@ def judge_reasoning(evidence: Evidence) -> Finding:
     if gain is None or evidence.comparison is None:
         return not_measured(evidence)
     before, after = evidence.comparison.results
-    if before.lenient is None or after.lenient is None:
+    first = before.lenient_scores
+    second = after.lenient_scores
+    if first is None or second is None:
         return missing("Answers in other formats were not graded.")
-    first = _lenient_scores(before)
-    second = _lenient_scores(after)
     shared = [problem for problem in first if problem in second]
     paired = paired_comparison(
         [first[problem] for problem in shared],
@@ -59,19 +56,11 @@ def judge_reasoning(evidence: Evidence) -> Finding:
     )
     return judged(
         paired.verdict == "better",
-        f"With answers read from any format: {100 * accuracy_before(paired):.1f} -> "
-        f"{100 * paired.after:.1f} %, {points(paired)}, {paired.verdict}.",
+        f"With answers read from any format: {100 * paired.before:.1f} -> "
+        f"{100 * paired.after:.1f} %, {paired.points}, {paired.verdict}.",
         **paired_numbers(paired),
         causes=dict(gain.causes),
     )
-
-
-def _lenient_scores(result: EvaluationResult) -> dict[str, float]:
-    """Return problem -> share of its samples that are right in any format."""
-    scores: dict[str, list[float]] = {}
-    for item in result.scored_items:
-        scores.setdefault(item.problem_id, []).append(float(bool(item.lenient)))
-    return {problem: math.fsum(values) / len(values) for problem, values in scores.items()}
 
 
 def judge_tokens(evidence: Evidence) -> Finding:
@@ -97,7 +86,7 @@ def judge_tokens(evidence: Evidence) -> Finding:
     return judged(
         paired.verdict == "better",
         f"With at most {limit} tokens a completion, {_tokens_within(after, limit):.0f} on average "
-        f"where the base used {allowed:.0f}: {points(paired)}, {paired.verdict}.",
+        f"where the base used {allowed:.0f}: {paired.points}, {paired.verdict}.",
         **paired_numbers(paired),
         base_tokens=allowed,
         limit=limit,
@@ -113,7 +102,7 @@ def _affordable_limit(result: EvaluationResult, allowed: float) -> int | None:
     lengths = sorted({item.tokens for item in result.slim})
     affordable = None
     for length in lengths:
-        if _tokens_within(result, length) > allowed + _ROUNDING:
+        if _tokens_within(result, length) > allowed + ROUNDING:
             break
         affordable = length
     return affordable
@@ -164,8 +153,8 @@ def judge_control(evidence: Evidence) -> Finding:
     helped, taught, _ = compare_arms(arms).differences
     return judged(
         helped.verdict != "better" and taught.verdict == "better",
-        f"GRPO with shuffled rewards: {points(helped.paired)}, {helped.verdict}. With the true "
-        f"ones against it: {points(taught.paired)}, {taught.verdict}.",
+        f"GRPO with shuffled rewards: {helped.paired.points}, {helped.verdict}. With the true "
+        f"ones against it: {taught.paired.points}, {taught.verdict}.",
         control=paired_numbers(helped.paired),
         against_control=paired_numbers(taught.paired),
     )
@@ -222,16 +211,12 @@ def judge_payment(evidence: Evidence) -> Finding:
     wrong = 0
     overpaid = 0
     for run in evidence.runs:
-        for rows in _groups(run):
-            right = [row["reward"] for row in rows if row["verdict"] == Verdict.CORRECT.value]
-            wrong_rewards = [
-                row["reward"] for row in rows if row["verdict"] != Verdict.CORRECT.value
-            ]
-            if not right:
-                continue
-            usual = math.fsum(right) / len(right)
-            wrong += len(wrong_rewards)
-            overpaid += sum(reward >= usual for reward in wrong_rewards)
+        for rows in run.rollout_groups():
+            right_rewards, wrong_rewards = _rewards_by_verdict(rows)
+            if right_rewards:
+                usual = math.fsum(right_rewards) / len(right_rewards)
+                wrong += len(wrong_rewards)
+                overpaid += sum(reward >= usual for reward in wrong_rewards)
     if not wrong:
         return missing("No group of rollouts holds right and wrong completions.")
     share = overpaid / wrong
@@ -244,10 +229,15 @@ def judge_payment(evidence: Evidence) -> Finding:
     )
 
 
-def _groups(run: RunEvidence) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rewarded rollouts of each group."""
-    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for row in run.folder.read_rollouts():
-        if row["reward"] is not None:
-            groups.setdefault((row["step"], row["group"]), []).append(row)
-    yield from groups.values()
+def _rewards_by_verdict(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    """Return the rewards of the right rollouts of a group, and those of the others."""
+    right_rewards = []
+    wrong_rewards = []
+    for row in rows:
+        if row["reward"] is None:
+            continue
+        if row["verdict"] == Verdict.CORRECT.value:
+            right_rewards.append(row["reward"])
+        else:
+            wrong_rewards.append(row["reward"])
+    return right_rewards, wrong_rewards

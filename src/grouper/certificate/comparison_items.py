@@ -8,14 +8,12 @@ from typing import Any
 from grouper.certificate.evidence import Evidence, RunEvidence
 from grouper.certificate.finding import (
     Finding,
-    accuracy_before,
     failed,
     judged,
     missing,
     not_measured,
     paired_numbers,
     passed,
-    points,
 )
 from grouper.errors import plural
 from grouper.evaluation.compare import Difference, compare, label
@@ -37,11 +35,11 @@ def judge_gain(evidence: Evidence) -> Finding:
 
 def _gain_sentence(gain: Difference) -> str:
     paired = gain.paired
-    base_text = f"{100 * accuracy_before(paired):.1f} %"
+    base_text = f"{100 * paired.before:.1f} %"
     last_text = f"{100 * paired.after:.1f} %"
     return (
         f"{label(gain.after)} solves {last_text} of {plural(paired.problems, 'problem')}, "
-        f"{label(gain.before)} {base_text}: {points(paired)}, {gain.verdict}."
+        f"{label(gain.before)} {base_text}: {paired.points}, {gain.verdict}."
     )
 
 
@@ -179,7 +177,7 @@ def judge_base_prompt(evidence: Evidence) -> Finding:
     return judged(
         paired.verdict == "better",
         f"Against its base in the prompt {prompt}, which solves "
-        f"{100 * accuracy_before(paired):.1f} %: {points(paired)}, {paired.verdict}.",
+        f"{100 * paired.before:.1f} %: {paired.points}, {paired.verdict}.",
         **paired_numbers(paired),
         prompt=prompt,
     )

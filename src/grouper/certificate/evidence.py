@@ -7,10 +7,14 @@ kept as `damage`, and the item `records` names it.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from grouper.config.loading import load_recipe, resolved_yaml
 from grouper.config.schema import Recipe
@@ -23,7 +27,7 @@ from grouper.runs.folder import PHASES, PLANNED_SEEDS, RunFolder
 from grouper.runs.lock import is_running
 from grouper.runs.probes import RecordedProbe, read_probes
 from grouper.runs.records import Changes, RunInfo, recipe_changes
-from grouper.runs.twin_results import RecordedTwins, read_twins
+from grouper.runs.twin_results import RecordedTwins, pair_twins
 from grouper.training.problem_sets import ProblemSets, load_problem_sets
 
 # The problems that a certificate is about.
@@ -43,8 +47,8 @@ class RunEvidence:
     info: RunInfo
     results: tuple[EvaluationResult, ...]
     """Its evaluations on test problems, by phase and step."""
-    later_results: tuple[EvaluationResult, ...]
-    """What `grouper eval` has measured afterwards, on any problems."""
+    base_otherwise: tuple[EvaluationResult, ...]
+    """The model before training on test problems, as `grouper eval` has measured it afterwards."""
     models: tuple[Saved, ...]
     """The models that it has saved."""
     probes: tuple[RecordedProbe, ...]
@@ -68,15 +72,6 @@ class RunEvidence:
         return trained[-1] if trained else None
 
     @property
-    def base_otherwise(self) -> tuple[EvaluationResult, ...]:
-        """The model before training, measured afterwards on the test problems."""
-        return tuple(
-            result
-            for result in self.later_results
-            if result.phase == PHASES[0] and result.split == SPLIT
-        )
-
-    @property
     def before_grpo(self) -> EvaluationResult | None:
         """The model that GRPO began with; None where it was not measured."""
         earlier = [result for result in self.results if result.phase != PHASES[-1]]
@@ -85,13 +80,18 @@ class RunEvidence:
     @property
     def is_finished(self) -> bool:
         """Whether the model of its last phase was measured."""
-        last = self.last
-        return last is not None and [last.phase] == [*self.recipe.phases][-1:]
+        return self.last is not None and self.recipe.phases[-1:] == (self.last.phase,)
 
     def steps_taken(self, phase: str) -> int | None:
         """Return the last step of a phase that the metrics record; None: they record none."""
         steps = [row.step for row in self.folder.read_metrics_rows() if row.phase == phase]
         return max(steps, default=None)
+
+    def rollout_groups(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield the rollouts of each group of GRPO, in the order of steps and groups."""
+        rows = self.folder.read_rollouts(PHASES[-1])
+        for _, group in itertools.groupby(rows, key=itemgetter("step", "group")):
+            yield list(group)
 
     def planned_steps(self, phase: str) -> int | None:
         """Return the steps that the recipe names for a phase; None: it names epochs."""
@@ -140,7 +140,7 @@ class Evidence:
     """Seeds of one recipe."""
     controls: tuple[RunEvidence, ...] = ()
     """Runs of the same recipe with shuffled rewards."""
-    left_out: tuple[Path, ...] = field(default=())
+    left_out: tuple[Path, ...] = ()
     """Finished runs of the same recipe with other seeds that lie beside these, unnamed."""
     _sets: dict[Path, ProblemSets | str] = field(default_factory=dict)
 
@@ -240,40 +240,51 @@ def gather(runs: Sequence[Path], controls: Sequence[Path] = ()) -> Evidence:
 def _read(path: Path) -> RunEvidence:
     folder = RunFolder(path)
     info = folder.read_info()
+    recipe = load_recipe(path / RECIPE_FILE)
     damage: list[str] = []
-
-    def results_in(record: RunFolder) -> list[EvaluationResult]:
-        try:
-            return record.read_evaluations()
-        except RunFolderError as error:
-            damage.append(error.paragraph())
-            return []
-
-    test_results = [result for result in results_in(folder) if result.split == SPLIT]
-    later: list[EvaluationResult] = []
-    for later_folder in sorted((path / "eval_runs").glob("*")):
-        later += results_in(RunFolder(later_folder))
-    probes: list[RecordedProbe] = []
+    results: list[EvaluationResult] = []
+    base_otherwise: list[EvaluationResult] = []
     twins: list[RecordedTwins] = []
-    models: tuple[Saved, ...] = ()
-    try:
-        models = tuple(saved_models(path))
-        probes = read_probes(path)
-        twins = read_twins(path)
-    except (DataError, RunFolderError) as error:
-        if error.paragraph() not in damage:
-            damage.append(error.paragraph())
+    models: list[Saved] = []
+    probes: list[RecordedProbe] = []
+    with _noted(damage):
+        results += _on_test(folder)
+    with _noted(damage):
+        models += saved_models(path)
+    with _noted(damage):
+        probes += read_probes(path)
+    for later_folder in sorted((path / "eval_runs").glob("*")):
+        with _noted(damage):
+            later = RunFolder(later_folder).read_evaluations()
+            base_otherwise += [
+                result for result in later if result.phase == PHASES[0] and result.split == SPLIT
+            ]
+            twins += pair_twins(later_folder.name, later)
     return RunEvidence(
         path=path,
-        recipe=load_recipe(path / RECIPE_FILE),
+        recipe=recipe,
         info=info,
-        results=tuple(test_results),
-        later_results=tuple(later),
-        models=models,
+        results=tuple(results),
+        base_otherwise=tuple(base_otherwise),
+        models=tuple(models),
         probes=tuple(probes),
         twins=tuple(twins),
         damage=tuple(damage),
     )
+
+
+@contextmanager
+def _noted(damage: list[str]) -> Iterator[None]:
+    """Add what cannot be read to the damage of a run, and go on."""
+    try:
+        yield
+    except (DataError, RunFolderError) as error:
+        damage.append(error.paragraph())
+
+
+def _on_test(folder: RunFolder) -> list[EvaluationResult]:
+    """Read a run's own evaluations on test problems, by phase and step."""
+    return [result for result in folder.read_evaluations() if result.split == SPLIT]
 
 
 def _require_same_recipe(
@@ -314,7 +325,8 @@ def _other_seeds(runs: Sequence[RunEvidence]) -> Iterator[Path]:
                     continue
                 if _changes(first.recipe, recipe).keys() - _OF_A_SEED:
                     continue
-                if _read(path).is_finished and not is_running(path):
+                phases = [result.phase for result in _on_test(RunFolder(path))]
+                if set(recipe.phases[-1:]) <= set(phases) and not is_running(path):
                     yield path
             except (GrouperError, OSError):
                 # What cannot be read is no seed of this recipe that anyone could choose.

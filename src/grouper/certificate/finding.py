@@ -13,6 +13,9 @@ from grouper.evaluation.statistics import PairedComparison
 
 Status = Literal["pass", "fail", "missing"]
 
+# Relative difference of two numbers that count as the same one.
+ROUNDING = 1e-9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -53,22 +56,10 @@ def not_measured(evidence: Evidence) -> Finding:
     )
 
 
-def accuracy_before(paired: PairedComparison) -> float:
-    """Return the accuracy before: the difference is from that one."""
-    return paired.after - paired.difference
-
-
-def points(paired: PairedComparison) -> str:
-    """Write a difference with its interval, in points."""
-    low = 100 * paired.interval.low
-    high = 100 * paired.interval.high
-    return f"{100 * paired.difference:+.1f} points [{low:+.1f}, {high:+.1f}]"
-
-
 def paired_numbers(paired: PairedComparison) -> dict[str, Any]:
     """Return a comparison's numbers by name."""
     return {
-        "before": accuracy_before(paired),
+        "before": paired.before,
         "after": paired.after,
         "difference": paired.difference,
         "low": paired.interval.low,
@@ -76,10 +67,6 @@ def paired_numbers(paired: PairedComparison) -> dict[str, Any]:
         "p": paired.p_value,
         "problems": paired.problems,
     }
-
-
-# Relative difference of two numbers that count as the same one.
-_ROUNDING = 1e-9
 
 
 def same_json(left: Any, right: Any) -> bool:
@@ -96,7 +83,7 @@ def same_json(left: Any, right: Any) -> bool:
         return same_length and all(map(same_json, left, right))
     are_numbers = isinstance(left, int | float) and isinstance(right, int | float)
     if are_numbers and not isinstance(left, bool) and not isinstance(right, bool):
-        return math.isclose(left, right, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+        return math.isclose(left, right, rel_tol=ROUNDING, abs_tol=ROUNDING)
     return bool(left == right)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from grouper.certificate.evidence import Evidence, RunEvidence
 from grouper.certificate.finding import (
+    ROUNDING,
     Finding,
     failed,
     finite,
@@ -31,8 +31,6 @@ from grouper.types import AnswerContract, Grade, Verdict
 # Share of the completions whose first grading may have run out of time although they are right:
 # a machine may be busy, but a record may not hide right answers of the base in that way.
 MOST_LATE = 0.01
-# Differences between a recorded number and the one that follows from the items.
-_ROUNDING = 1e-9
 
 
 def judge_records(evidence: Evidence) -> Finding:
@@ -95,7 +93,7 @@ def _reward_contradictions(run: RunEvidence) -> Iterator[str]:
         recorded = rewards.get(step.step, [])
         if columns.get("reward/total/count") != len(recorded):
             yield f"the metrics of step {step.step} count other rollouts than its file holds"
-        elif not math.isclose(mean, math.fsum(recorded) / len(recorded), abs_tol=_ROUNDING):
+        elif not math.isclose(mean, math.fsum(recorded) / len(recorded), abs_tol=ROUNDING):
             yield f"the mean reward of step {step.step} is not that of its rollouts"
 
 
@@ -105,14 +103,11 @@ def _rewards_by_step(run: RunEvidence) -> dict[int, list[float]]:
     Groups that dynamic sampling has replaced are recorded, too; none of their rollouts has an
     advantage.
     """
-    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for row in run.folder.read_rollouts(PHASES[-1]):
-        groups.setdefault((row["step"], row["group"]), []).append(row)
     rewards: dict[int, list[float]] = {}
-    for (step, _), rows in groups.items():
+    for rows in run.rollout_groups():
         if any(row["advantage"] is not None for row in rows):
             scored = [row["reward"] for row in rows if row["reward"] is not None]
-            rewards.setdefault(step, []).extend(scored)
+            rewards.setdefault(rows[0]["step"], []).extend(scored)
     return rewards
 
 

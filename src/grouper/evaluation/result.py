@@ -222,12 +222,26 @@ class EvaluationResult:
     @cached_property
     def lenient(self) -> Accuracy | None:
         """Accuracy in any format; the gap to `overall` is due to format. None: not measured."""
+        if self._lenient_scored is None:
+            return None
+        return Accuracy.of(list(self._lenient_scored.values()))
+
+    @property
+    def lenient_scores(self) -> dict[str, float] | None:
+        """Problem id -> share of its samples that are right in any format. None: not measured."""
+        if self._lenient_scored is None:
+            return None
+        return {name: mean_of(samples) for name, samples in self._lenient_scored.items()}
+
+    @cached_property
+    def _lenient_scored(self) -> dict[str, list[float]] | None:
+        """Problem id -> score of each sample in any format."""
         scores: dict[str, list[float]] = {}
         for item in self.scored_items:
             if item.lenient is None:
                 return None
             scores.setdefault(item.problem_id, []).append(float(item.lenient))
-        return Accuracy.of(list(scores.values()))
+        return scores
 
     @cached_property
     def scores(self) -> dict[str, float]:

@@ -63,6 +63,18 @@ class PairedComparison:
     verdict: Verdict
     """`better` or `worse` only where the interval leaves out 0 and the test agrees."""
 
+    @property
+    def before(self) -> float:
+        """Mean score before."""
+        return self.after - self.difference
+
+    @property
+    def points(self) -> str:
+        """The difference with its interval, for sentences."""
+        low = 100 * self.interval.low
+        high = 100 * self.interval.high
+        return f"{100 * self.difference:+.1f} points [{low:+.1f}, {high:+.1f}]"
+
 
 def _z(confidence: float) -> float:
     """Return the quantile of the normal distribution for a two-sided interval."""

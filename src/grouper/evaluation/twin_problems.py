@@ -60,8 +60,6 @@ class TwinComparison:
     def sentence(self) -> str:
         """The comparison in words."""
         paired = self.paired
-        low = 100 * paired.interval.low
-        high = 100 * paired.interval.high
         judgment = {
             "worse": "it knows these problems better than others of their kind",
             "better": "it does better with the other numbers",
@@ -70,7 +68,7 @@ class TwinComparison:
         return (
             f"{self.model}: of {paired.problems} problems with a twin, {100 * self.original:.1f} % "
             f"right as they are and {100 * paired.after:.1f} % with other numbers: "
-            f"{100 * paired.difference:+.1f} points [{low:+.1f}, {high:+.1f}], {judgment}."
+            f"{paired.points}, {judgment}."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,26 +33,40 @@ def read_twins(run: Path) -> list[RecordedTwins]:
         DataError: no problem was scored both as it is and with other numbers.
         RunFolderError: an evaluation is damaged.
     """
-    comparisons = []
+    twins = []
     for folder in sorted((run / "eval_runs").glob("*")):
-        results = RunFolder(folder).read_evaluations()
-        for twins in results:
-            originals = _originals_of(twins, results)
-            if originals is not None:
-                comparisons.append(
-                    RecordedTwins(
-                        phase=twins.phase,
-                        step=twins.step,
-                        model_hash=twins.card.get("model_hash"),
-                        split=originals.split,
-                        comparison=compare_twins(folder.name, originals, twins),
-                    )
+        twins += pair_twins(folder.name, RunFolder(folder).read_evaluations())
+    return twins
+
+
+def pair_twins(model: str, results: Sequence[EvaluationResult]) -> list[RecordedTwins]:
+    """Pair a model's results on twins with those on their originals.
+
+    Args:
+        model: its name in sentences.
+        results: all that was measured of it.
+
+    Raises:
+        DataError: no problem was scored both as it is and with other numbers.
+    """
+    pairs = []
+    for twins in results:
+        originals = _originals_of(twins, results)
+        if originals is not None:
+            pairs.append(
+                RecordedTwins(
+                    phase=twins.phase,
+                    step=twins.step,
+                    model_hash=twins.card.get("model_hash"),
+                    split=originals.split,
+                    comparison=compare_twins(model, originals, twins),
                 )
-    return comparisons
+            )
+    return pairs
 
 
 def _originals_of(
-    twins: EvaluationResult, results: list[EvaluationResult]
+    twins: EvaluationResult, results: Sequence[EvaluationResult]
 ) -> EvaluationResult | None:
     """Return the result on the originals in the same settings; None: there is none."""
     split = twins.card.get("twins_of")
