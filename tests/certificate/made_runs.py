@@ -299,7 +299,6 @@ def write_later(
     card: Mapping[str, Any],
     name: str,
     split: str = "test",
-    keep: Callable[[int], bool] = lambda _: True,
 ) -> None:
     """Record what `grouper eval` would have measured afterwards."""
     phase = ("base", "grpo")[which]
@@ -307,10 +306,9 @@ def write_later(
     folder.path.mkdir(parents=True, exist_ok=True)
     changed = replace(made, **{("base", "last")[which]: share})
     result = changed._result(which, phase, (0, STEPS)[which], {})
-    items = tuple(item for number, item in enumerate(result.items) if keep(number))
     model = (run / "base", run / "grpo" / "final")[which]
     cards = {**result.card, "model_hash": identity_of(str(model)), **card}
-    folder.write_evaluation(replace(result, name=name, split=split, items=items, card=cards))
+    folder.write_evaluation(replace(result, name=name, split=split, card=cards))
 
 
 def edit_items(

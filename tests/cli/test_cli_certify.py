@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from grouper.errors import DataError
+from grouper.runs.folder import RunFolder
+
 pytestmark = pytest.mark.slow
 
 
@@ -66,6 +69,27 @@ def test_a_certificate_is_checked(grouper, run):
     changed = grouper("certify", "--check", file, "--quiet")
     assert changed.code == 1
     assert "metrics.jsonl has other content" in changed.out
+
+
+def test_a_replay_that_fails_leaves_the_other_items(grouper, run, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise DataError("the data is gone", where="data.train", fix="Put it back.")
+
+    monkeypatch.setattr("grouper.api.train", fail)
+    grouper("certify", run, "--replay", "--quiet")
+    content = json.loads((run / "certificate.json").read_text())
+    (replay,) = [item for item in content["items"] if item["name"] == "replay"]
+    assert replay["status"] == "missing"
+    assert "cannot be trained here: the data is gone" in replay["sentence"]
+    assert [path.name for path in run.parent.iterdir()] == ["demo"]
+
+
+def test_a_certificate_goes_with_its_run(grouper, run):
+    """A new run in the folder has none, and its folder is nobody else's."""
+    grouper("certify", run, "--quiet")
+    grouper("probe", run, "--limit", 2, "--quiet")
+    RunFolder(run).discard()
+    assert not run.exists()
 
 
 def test_mistakes_are_named(grouper, run, tmp_path):

@@ -108,7 +108,7 @@ def certify(
         display: where to show progress; nowhere by default.
 
     Raises:
-        GrouperError: a folder is no run, the runs do not belong together, or a replay fails.
+        GrouperError: a folder is no run, or the runs do not belong together.
     """
     display = display or Progress(quiet=True)
     evidence = gather(runs, controls)

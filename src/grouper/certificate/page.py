@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader
-
 from grouper.certificate.certificate import Certificate
 from grouper.evaluation.compare import label
 from grouper.files import write_atomic
-from grouper.printable import printable
+from grouper.report.templating import templates
 from grouper.tables import Cell, Table, Tone, table
 
 TONES: Mapping[str, Tone] = {"pass": "good", "fail": "bad", "missing": "unsure"}
@@ -23,30 +21,21 @@ def write_page(certificate: Certificate, target: Path) -> Path:
     Returns:
         The path written.
     """
-    # The style is that of the report.
-    loader = ChoiceLoader([PackageLoader("grouper.certificate"), PackageLoader("grouper.report")])
-    environment = Environment(
-        loader=loader,
-        autoescape=True,
-        finalize=_printable,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    html = environment.get_template("certificate.html").render(
-        certificate=certificate,
-        runs=[*certificate.runs, *certificate.controls],
-        tone=_tone(certificate),
-        items=items_table(certificate),
-        stages=_stages_table(certificate),
-        curve=_curve_table(certificate),
-        file=target.with_suffix(".json").name,
+    html = (
+        templates("grouper.certificate")
+        .get_template("certificate.html")
+        .render(
+            certificate=certificate,
+            runs=[*certificate.runs, *certificate.controls],
+            tone=_tone(certificate),
+            items=items_table(certificate),
+            stages=_stages_table(certificate),
+            curve=_curve_table(certificate),
+            file=target.with_suffix(".json").name,
+        )
     )
     write_atomic(target, html.encode("utf-8", "backslashreplace"))
     return target
-
-
-def _printable(value: Any) -> Any:
-    return printable(value) if type(value) is str else value
 
 
 def _tone(certificate: Certificate) -> Tone:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 
 from grouper.certificate.evidence import Evidence, RunEvidence
 from grouper.certificate.finding import (
@@ -19,13 +20,14 @@ from grouper.certificate.finding import (
 )
 from grouper.certificate.replay import Replay
 from grouper.errors import plural
+from grouper.evaluation.evaluate import Counted, count_grades
 from grouper.evaluation.result import EvaluationItem, EvaluationResult
 from grouper.files import read_json
 from grouper.grading import Grader
-from grouper.grading.pool import by_text_alone
 from grouper.prompts import FORMATS, make_format
 from grouper.runs.folder import PHASES
 from grouper.runs.records import are_harmless, describe_changes
+from grouper.sampling.sample_and_grade import needs_lenient_grade
 from grouper.types import AnswerContract, Grade, Verdict
 
 # Share of the completions whose first grading may have run out of time although they are right:
@@ -122,13 +124,13 @@ def judge_grades(evidence: Evidence) -> Finding:
         for result in (*run.results, *run.base_otherwise):
             format_name = result.card.get("prompt", run.recipe.prompt.format)
             with Grader(_contract(run, format_name), run.recipe.grading) as grader:
-                for item, grade, lenient in _regraded(result, grader):
+                for item, counted in zip(result.items, _counted_again(result, grader), strict=True):
                     graded += 1
-                    if _is_undecided(grade.verdict):
+                    if _is_undecided(counted.grade.verdict):
                         continue
                     if _is_undecided(item.verdict):
-                        late += grade.correct
-                    elif not _is_same(item, grade, lenient):
+                        late += counted.grade.correct
+                    elif not _is_same(item, counted):
                         changed.append(f"{run.path.name}, {result.name}, {item.problem_id}")
     sentence = f"Of {graded:,} completions graded again, {len(changed)} have another verdict"
     if changed:
@@ -148,33 +150,30 @@ def _contract(run: RunEvidence, format_name: str) -> AnswerContract:
     return FORMATS[format_name].contract
 
 
-def _regraded(
-    result: EvaluationResult, grader: Grader
-) -> Iterator[tuple[EvaluationItem, Grade, bool | None]]:
-    """Yield each item with its new grade, and whether it is right in any format.
-
-    The last is None where it need not be graded: the item has no such verdict, or is right anyway.
-    """
+def _counted_again(result: EvaluationResult, grader: Grader) -> Iterator[Counted]:
+    """Yield how each item counts by a new grading, in order."""
     items = list(result.items)
-    futures = [grader.submit(item.completion, item.answer) for item in items]
-    for item, future in zip(items, futures, strict=True):
-        strict = future.result()
-        grade = by_text_alone(strict, item.answer)
-        lenient = None
-        if item.lenient is not None and not strict.correct:
-            lenient = grade.correct
-            if strict.verdict is not Verdict.NOT_SCORED:
-                lenient = grader.submit(item.completion, item.answer, lenient=True).result().correct
-        yield item, grade, lenient
+    strict_grades = grader.grade(
+        [item.completion for item in items], [item.answer for item in items]
+    )
+    lenient_grades: dict[int, Future[Grade]] = {}
+    for number, (item, grade) in enumerate(zip(items, strict_grades, strict=True)):
+        if needs_lenient_grade(grade):
+            lenient_grades[number] = grader.submit(item.completion, item.answer, lenient=True)
+    for number, (item, grade) in enumerate(zip(items, strict_grades, strict=True)):
+        lenient = lenient_grades[number].result() if number in lenient_grades else grade
+        yield count_grades(grade, lenient.verdict, item.answer)
 
 
-def _is_same(item: EvaluationItem, grade: Grade, lenient: bool | None) -> bool:
+def _is_same(item: EvaluationItem, counted: Counted) -> bool:
     """Tell whether an item counts as it should: right, wrong or left out, in any format as well."""
     was_scored = item.verdict is not Verdict.NOT_SCORED
-    is_scored = grade.verdict is not Verdict.NOT_SCORED
-    if (item.correct, was_scored) != (grade.correct, is_scored):
+    is_scored = counted.grade.verdict is not Verdict.NOT_SCORED
+    if (item.correct, was_scored) != (counted.grade.correct, is_scored):
         return False
-    return lenient is None or item.lenient == lenient
+    # An evaluation of an older version has not measured the other formats.
+    is_lenient_known = item.lenient is not None and not _is_undecided(counted.lenient_verdict)
+    return not is_lenient_known or item.lenient == counted.lenient
 
 
 def _is_undecided(verdict: Verdict) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 from grouper import api
 from grouper.certificate.evidence import RunEvidence
 from grouper.config.schema import Recipe
+from grouper.errors import GrouperError, Interrupted
 from grouper.evaluation.result import EvaluationResult
 from grouper.files import checksum, delete, remove_folder
 from grouper.models.device import describe_hardware, find_device
@@ -53,9 +54,6 @@ def replay(run: RunEvidence, display: Progress) -> Replay:
     Args:
         run: a finished one.
         display: shows the progress.
-
-    Raises:
-        GrouperError: the training fails.
     """
     model = run.model
     reason = _obstacle(run)
@@ -66,7 +64,15 @@ def replay(run: RunEvidence, display: Progress) -> Replay:
         copy = Path(place) / run.recipe.name
         _copy(run.path, copy)
         _forget_after(copy, model.phase, start)
-        api.train(_recipe_in(run, place), resume=True, display=display)
+        try:
+            api.train(_recipe_in(run, place), resume=True, display=display)
+        except Interrupted:
+            raise
+        except GrouperError as error:
+            # Other items are not lost with this one.
+            return Replay(
+                first=0, last=0, reason=f"The last steps cannot be trained: {error.what}."
+            )
         different = tuple(_differences(run, copy, model, start))
     return Replay(first=start + 1, last=model.step, different=different)
 

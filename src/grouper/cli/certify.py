@@ -35,7 +35,8 @@ grouper certify --check certificate.json
 @click.option(
     "--replay",
     is_flag=True,
-    help="Also train the steps after the last checkpoint again and compare every byte.",
+    help="Also train the steps after the last checkpoint again, and compare weights, rollouts and "
+    "evaluation.",
 )
 @click.option(
     "--check",
@@ -81,11 +82,12 @@ def certify(
     from grouper.certificate import certificate as certificates
     from grouper.certificate.page import write_page
     from grouper.cli.run_args import open_run
+    from grouper.runs.folder import CERTIFICATE_FILE
 
     folders = [open_run(run).path for run in runs]
     control_folders = [open_run(run).path for run in controls]
     default = folders[0] if len(folders) == 1 else Path()
-    target = (output or default / "certificate.json").expanduser()
+    target = (output or default / CERTIFICATE_FILE).expanduser()
     if target.suffix != ".json":
         raise click.UsageError(f"--output {target}: a certificate is a .json file.")
     require_writable(target.absolute(), "Name another file with --output.")

@@ -254,13 +254,13 @@ def _twin_plans(plans: Sequence[_Plan]) -> list[_Plan]:
     Raises:
         DataError: the problems of a plan have no twins.
     """
+    from grouper.evaluation.twin_problems import twins_of
+
     twin_plans = []
     for plan in plans:
         name = f"{plan.name} with other numbers"
-        twin_plan = dataclasses.replace(plan, name=name, twins_of=plan.name)
-        # They are made here, and kept, so that this fails before anything is measured.
-        twin_plan.problems  # noqa: B018 - computed for the sake of its error
-        twin_plans.append(twin_plan)
+        twins = twins_of(plan.problems, plan.recipe.seed)
+        twin_plans.append(dataclasses.replace(plan, name=name, twins_of=plan, twins=twins))
     return twin_plans
 
 
@@ -272,7 +272,7 @@ def _twin_comparisons(
 
     twin_comparisons = []
     # Plans in several prompts have one name, and one comparison.
-    names = {plan.name: plan.twins_of for plan in plans if plan.twins_of is not None}
+    names = {plan.name: plan.twins_of.name for plan in plans if plan.twins_of is not None}
     for name, name_of_originals in names.items():
         originals = {result.name: result for result in comparisons[name_of_originals].results}
         for result in comparisons[name].results:
@@ -363,26 +363,26 @@ class _Plan:
     prompt: str | None
     """The format, where there are several; None: the recipe's own, or the only one."""
     only_base: bool = False
-    twins_of: str | None = None
-    """The name of another plan, of whose problems these are the twins."""
+    twins_of: _Plan | None = None
+    """Another plan, of whose problems these are the twins."""
+    twins: ProblemSet | None = None
+    """The twins."""
 
     @property
     def part(self) -> str:
         """The part of the recipe's data that the problems are."""
         if self.suite is not None:
             return "test"
-        return self.twins_of or self.name
+        return self.name if self.twins_of is None else self.twins_of.part
 
     @functools.cached_property
     def problems(self) -> ProblemSet:
         """The problems, loaded once for all models."""
-        from grouper.evaluation.twin_problems import twins_of
         from grouper.training.problem_sets import require_part
 
-        problems = require_part(self.recipe, self.part)
-        if self.twins_of is not None:
-            return twins_of(problems, self.recipe.seed)
-        return problems
+        if self.twins is not None:
+            return self.twins
+        return require_part(self.recipe, self.part)
 
 
 def _open_first_argument(

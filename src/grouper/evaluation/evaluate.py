@@ -38,6 +38,7 @@ from grouper.sampling.turns import innermost
 from grouper.types import (
     AnswerFormat,
     AnswerKind,
+    Grade,
     Problem,
     Prompt,
     Reward,
@@ -374,6 +375,35 @@ def _write_items(
     return slim, reward_log.events
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """How a completion counts in an evaluation."""
+
+    grade: Grade
+    """By the text alone where the reference cannot be read."""
+    lenient_verdict: Verdict
+    """On the answer found in any format."""
+    lenient: bool
+    """Whether it is right in any format."""
+
+
+def count_grades(strict: Grade, lenient_verdict: Verdict, reference: str) -> Counted:
+    """Return how a completion counts that was graded in its format and in any.
+
+    Args:
+        strict: the grade in its format.
+        lenient_verdict: the verdict in any format.
+        reference: the reference answer.
+    """
+    grade = by_text_alone(strict, reference)
+    if strict.verdict is Verdict.NOT_SCORED:
+        lenient_verdict = grade.verdict
+    lenient = lenient_verdict is Verdict.CORRECT
+    if lenient_verdict is Verdict.NOT_SCORED:
+        lenient = grade.correct
+    return Counted(grade=grade, lenient_verdict=lenient_verdict, lenient=lenient)
+
+
 def _item(
     problem: Problem,
     prompt: Prompt,
@@ -385,13 +415,8 @@ def _item(
 ) -> EvaluationItem:
     """Make the item of one completion."""
     completion = drawn.completion
-    grade = by_text_alone(drawn.grade, problem.answer)
-    lenient_verdict = drawn.lenient
-    if drawn.grade.verdict is Verdict.NOT_SCORED:
-        lenient_verdict = grade.verdict
-    lenient = lenient_verdict is Verdict.CORRECT
-    if lenient_verdict is Verdict.NOT_SCORED:
-        lenient = grade.correct
+    counted = count_grades(drawn.grade, drawn.lenient, problem.answer)
+    grade = counted.grade
     observed: dict[str, Any] = {}
     if reward is not None and fmt is not None:
         observed = {
@@ -410,8 +435,8 @@ def _item(
         answer=problem.answer,
         extracted=grade.extracted,
         verdict=grade.verdict,
-        lenient=lenient,
-        lenient_verdict=lenient_verdict,
+        lenient=counted.lenient,
+        lenient_verdict=counted.lenient_verdict,
         reason=grade.reason,
         stage=grade.stage,
         finish_reason=completion.finish_reason,

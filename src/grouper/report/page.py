@@ -15,12 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from grouper.evaluation.result import OUTCOME_NAMES
 from grouper.files import write_atomic
-from grouper.printable import printable
 from grouper.report.charts import Charts
 from grouper.report.completions import Completions
 from grouper.report.curves import are_current, draw_curves
@@ -37,6 +35,7 @@ from grouper.report.facts import (
 from grouper.report.formulas import FORMULA
 from grouper.report.panels import COLORS, RunView, overlaid, overview, panels_of
 from grouper.report.sections import Views, last_results_of, table_sections
+from grouper.report.templating import templates
 from grouper.runs.folder import PHASES, RunFolder
 from grouper.tables import Line, Tone
 
@@ -108,7 +107,7 @@ def _page(runs: Sequence[RunView]) -> str:
         "formula": FORMULA,
         "formulas": completions.formulas.trees,
     }
-    template = _templates().get_template("report.html")
+    template = templates().get_template("report.html")
     return template.render(
         title=" against ".join(names) if len(runs) <= MOST_NAMED else f"{len(runs)} runs",
         written=datetime.now().astimezone().isoformat(" ", "minutes"),
@@ -166,23 +165,6 @@ def _changes(views: Views) -> list[Change]:
     (run,) = views.values()
     tests = headline(run)
     return changes_between(tests[1]) if tests is not None else []
-
-
-def _templates() -> Environment:
-    return Environment(
-        loader=PackageLoader("grouper.report"),
-        autoescape=True,
-        finalize=_escaped,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
-def _escaped(value: Any) -> Any:
-    """Escape control characters of a text that is not HTML already."""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return printable(value)
-    return value
 
 
 def _json(value: Any) -> Markup:

@@ -13,6 +13,7 @@
                    nan_dump/<phase>-<step>/        evidence of why a run stopped by itself
                    eval_runs/<model>/              later results of `grouper eval`
                    probes/<set>.json               later results of `grouper probe`
+                   certificate.json  .html         what `grouper certify` has found
                    trackers/                       files of TensorBoard or W&B, if they are used
 
 Two equal runs leave equal bytes in everything but `training.log`, the pictures, `trackers/`, the
@@ -88,7 +89,18 @@ PICTURES = ("report.html", "curves.png")
 END_FILE = "ended.json"
 # Entry of a run's `host`: the seeds that there might have been (`run --until`).
 PLANNED_SEEDS = "planned seeds"
-_FILES = ("recipe.yaml", "metrics.jsonl", "training.log", *PICTURES, ANSWERS_FILE, END_FILE)
+# What `grouper certify` says of a run.
+CERTIFICATE_FILE = "certificate.json"
+_FILES = (
+    "recipe.yaml",
+    "metrics.jsonl",
+    "training.log",
+    *PICTURES,
+    ANSWERS_FILE,
+    END_FILE,
+    CERTIFICATE_FILE,
+    "certificate.html",
+)
 OUR_FOLDERS = (
     *PHASES,
     "rollouts",

@@ -93,6 +93,14 @@ def _is_due(queue: deque[_Pending], limit: int) -> bool:
     return len(queue) > limit or queue[0].future.done()
 
 
+def needs_lenient_grade(grade: Grade) -> bool:
+    """Tell whether a completion is graded in other formats as well, after this strict grade.
+
+    If it is right, it is right in any; and a reference that cannot be read settles nothing.
+    """
+    return not grade.correct and grade.verdict is not Verdict.NOT_SCORED
+
+
 def grade_as_drawn(
     requests: Sequence[SampleRequest],
     references: Sequence[str],
@@ -121,7 +129,7 @@ def grade_as_drawn(
         while _is_due(waiting, limit):
             index, completion, future, _ = waiting.popleft()
             grade = future.result()
-            if not grade.correct and grade.verdict is not Verdict.NOT_SCORED:
+            if needs_lenient_grade(grade):
                 reference = references[index]
                 future = grader.submit(completion.text, reference, lenient=True)
             waiting_lenient.append(_Pending(index, completion, future, grade))
