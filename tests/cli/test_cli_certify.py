@@ -80,7 +80,7 @@ def test_a_replay_that_fails_leaves_the_other_items(grouper, run, monkeypatch):
     content = json.loads((run / "certificate.json").read_text())
     (replay,) = [item for item in content["items"] if item["name"] == "replay"]
     assert replay["status"] == "missing"
-    assert "cannot be trained here: the data is gone" in replay["sentence"]
+    assert "cannot be trained: the data is gone" in replay["sentence"]
     assert [path.name for path in run.parent.iterdir()] == ["demo"]
 
 
