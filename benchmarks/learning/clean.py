@@ -38,6 +38,12 @@ from grouper.evaluation.statistics import wilson_interval
 RESULT = RESULTS / "clean.json"
 PAGE = ROOT / "docs" / "results" / "clean.md"
 
+# Folder of a model in real-models/ -> its name.
+NAMES = {
+    "smollm2": "SmolLM2-135M-Instruct",
+    "gemma270": "Gemma 3 270M",
+    "coder05": "Qwen2.5-Coder-0.5B-Instruct",
+}
 # Problems that are learned by heart, and as many that are not.
 LEARNED = 40
 MOST_EPOCHS = 40
@@ -71,7 +77,7 @@ PUBLISHED = {
     "model card": Published(
         model="smollm2",
         accuracy=0.014,
-        source="SmolLM2-135M-Instruct, model card (lighteval)",
+        source="its model card (lighteval)",
         protocol="5 examples, greedy, the first `#### N`",
         words="--prompt gsm8k-5-shot --max-new-tokens 256",
         lenient=False,
@@ -267,8 +273,8 @@ def by_heart_lines(record: Record) -> list[str]:
     return [
         "## A model that knows problems by heart",
         "",
-        f"{record['model']} was trained on the questions and solutions of {record['problems']}",
-        f"GSM8K test problems until the loss was {training['loss']:.3f} nats a token",
+        f"{NAMES[record['model']]} was trained on the questions and solutions of",
+        f"{record['problems']} GSM8K test problems until the loss was {training['loss']:.3f} nats a token",
         f"({training['epochs']} epochs). Completed word for word from 60 % of the question:",
         "",
         "| training | problems | questions | completed % | ROUGE-L % |",
@@ -287,7 +293,7 @@ def by_heart_lines(record: Record) -> list[str]:
 
 def twin_lines(records: dict[str, Record]) -> list[str]:
     rows = [
-        line_of([record["model"], *twin_cells(record["twins"])])
+        line_of([NAMES[record["model"]], *twin_cells(record["twins"])])
         for name, record in records.items()
         if name.startswith("twins ")
     ]
@@ -321,7 +327,7 @@ def parity_lines(records: dict[str, Record]) -> list[str]:
         rows.append(
             line_of(
                 [
-                    f"{published.model}: {published.source}",
+                    f"{NAMES[published.model]}: {published.source}",
                     published.protocol,
                     share(published.accuracy, theirs.low, theirs.high),
                     share(ours["accuracy"], ours["low"], ours["high"]),

@@ -38,9 +38,7 @@ def test_a_run_is_certified_and_its_last_steps_are_trained_again(grouper, run):
     assert found["replay"] == found["records"] == found["grades"] == found["leaks"] == "pass"
     page = (run / "certificate.html").read_text()
     assert "Certificate of demo" in page
-    assert (
-        "Steps 1 to 2 of the last phase, trained again, give the same weights, to the bit" in page
-    )
+    assert "Trained again, steps 1 to 2 of the last phase: the same weights, to the bit" in page
     assert "grouper certify --check certificate.json" in page
     assert [path.name for path in run.parent.iterdir()] == ["demo"], "nothing else is left"
 

@@ -21,6 +21,7 @@ import torch
 from gates import shared
 
 from grouper.algorithms.batching import Rows, unweighted_rows
+from grouper.certificate.certificate import certify
 from grouper.cli import main
 from grouper.config.schema import GRPOConfig, LoraConfig, ModelConfig
 from grouper.errors import ModelError
@@ -282,6 +283,17 @@ def test_eval_generate_and_chat_take_the_run(finished: Path) -> None:
     assert "%" in table
     conversation = call("chat", finished, "--max-new-tokens", 8, stdin="What is 2 + 3?\n")
     assert conversation.strip()
+
+
+def test_the_run_is_certified_and_its_last_step_trained_again(finished: Path) -> None:
+    """The resumed one: its last step follows a checkpoint of the first start."""
+    call("probe", finished, "--on", "test", "--quiet")
+    certificate = certify([finished], folder=finished, with_replay=True)
+    statuses = {item.name: item.status for item in certificate.items}
+    passed = ("conditions", "checkpoint", "records", "grades", "test set", "leaks", "replay")
+    assert {name: statuses[name] for name in passed} == dict.fromkeys(passed, "pass")
+    (replay,) = [item for item in certificate.items if item.name == "replay"]
+    assert replay.sentence.startswith("Trained again, step 2 of the last phase: the same weights")
 
 
 # --- GGUF files ----------------------------------------------------------------------------------

@@ -192,10 +192,16 @@ def judge_replay(replays: Sequence[Replay]) -> Finding:
     if reasons:
         return missing(reasons[0])
     different = [name for replay in replays for name in replay.different]
-    steps = ", ".join(f"{replay.first} to {replay.last}" for replay in replays)
-    sentence = f"Steps {steps} of the last phase, trained again, give "
+    steps = ", ".join(_steps_of(replay) for replay in replays)
+    sentence = f"Trained again, {steps} of the last phase: "
     if different:
         sentence += f"other content in {plural(len(different), 'file')}, the first: {different[0]}."
     else:
         sentence += "the same weights, to the bit, rollouts and evaluation."
     return judged(not different, sentence, different=different)
+
+
+def _steps_of(replay: Replay) -> str:
+    if replay.first == replay.last:
+        return f"step {replay.last}"
+    return f"steps {replay.first} to {replay.last}"

@@ -31,46 +31,45 @@ def join_products(model: nn.Module, shared: Collection[nn.Parameter]) -> None:
         shared: parameters that another model reads as well. They stay where they are: joined, they
             would exist twice.
     """
-    elsewhere = {id(parameter) for parameter in shared}
+    shared_ids = {id(parameter) for parameter in shared}
     for module in model.modules():
         for names in TOGETHER:
-            parts: list[Any] = [getattr(module, name, None) for name in names]
-            if not all(_is_plain(part) for part in parts) or not _is_joinable(parts):
+            layers: list[Any] = [getattr(module, name, None) for name in names]
+            if not all(_is_plain(layer) for layer in layers):
                 continue
-            if all(id(part.weight) not in elsewhere for part in parts):
-                _Product(parts).attach()
+            is_shared = any(id(layer.weight) in shared_ids for layer in layers)
+            if not is_shared and _are_alike(layers):
+                _Product(layers).attach()
 
 
-def _is_plain(part: Any) -> bool:
+def _is_plain(layer: Any) -> bool:
     # A subclass may compute something else, and an instance may have a forward of its own.
-    return type(part) is nn.Linear and "forward" not in vars(part)
+    return type(layer) is nn.Linear and "forward" not in vars(layer)
 
 
-def _is_joinable(parts: Sequence[nn.Linear]) -> bool:
+def _are_alike(layers: Sequence[nn.Linear]) -> bool:
     """Tell whether the layers have inputs, dtypes and biases alike."""
-    first = parts[0]
-    return all(
-        part.in_features == first.in_features
-        and part.weight.dtype == first.weight.dtype
-        and (part.bias is None) == (first.bias is None)
-        for part in parts
-    )
+    kinds = set()
+    for layer in layers:
+        has_bias = layer.bias is not None
+        kinds.add((layer.in_features, layer.weight.dtype, has_bias))
+    return len(kinds) == 1
 
 
 class _Product:
     """The product of several layers with one input.
 
     Args:
-        parts: the layers, whose weights move into one tensor.
+        layers: their weights move into one tensor.
     """
 
-    def __init__(self, parts: Sequence[nn.Linear]) -> None:
-        self._parts = parts
-        self._sizes = [part.out_features for part in parts]
-        self._weight = torch.cat([part.weight.detach() for part in parts])
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self._layers = layers
+        self._sizes = [layer.out_features for layer in layers]
+        self._weight = torch.cat([layer.weight.detach() for layer in layers])
         self._bias = None
-        if parts[0].bias is not None:
-            self._bias = torch.cat([part.bias.detach() for part in parts])
+        if layers[0].bias is not None:
+            self._bias = torch.cat([layer.bias.detach() for layer in layers])
         self._input: Tensor | None = None
         """What the columns that have not been returned yet are of."""
         self._columns: dict[int, Tensor] = {}
@@ -78,21 +77,21 @@ class _Product:
     def attach(self) -> None:
         """Let the layers read their parts of the weights, and return their columns."""
         start = 0
-        for number, (part, size) in enumerate(zip(self._parts, self._sizes, strict=True)):
-            rows = slice(start, start + size)
-            part.weight = nn.Parameter(self._weight[rows], requires_grad=False)
+        for number, layer in enumerate(self._layers):
+            end = start + self._sizes[number]
+            layer.weight = nn.Parameter(self._weight[start:end], requires_grad=False)
             if self._bias is not None:
-                part.bias = nn.Parameter(self._bias[rows], requires_grad=False)
+                layer.bias = nn.Parameter(self._bias[start:end], requires_grad=False)
             forward: Any = partial(_forward, product=self, number=number)
-            vars(part)["forward"] = MethodType(forward, part)
-            start += size
+            vars(layer)["forward"] = MethodType(forward, layer)
+            start = end
 
     def columns(self, x: Tensor, number: int) -> Tensor:
         """Return the columns of one layer, [..., its outputs]."""
         if self._input is not x or number not in self._columns:
-            whole = linear(x, self._weight, self._bias)
+            product = linear(x, self._weight, self._bias)
             self._input = x
-            self._columns = dict(enumerate(torch.split(whole, self._sizes, -1)))
+            self._columns = dict(enumerate(torch.split(product, self._sizes, -1)))
         columns = self._columns.pop(number)
         if not self._columns:
             self._input = None  # its memory is needed
