@@ -76,14 +76,16 @@ def same_json(left: Any, right: Any) -> bool:
     (True, False, False)
     """
     if isinstance(left, Mapping) and isinstance(right, Mapping):
-        same_keys = left.keys() == right.keys()
-        return same_keys and all(same_json(left[key], right[key]) for key in left)
+        if left.keys() != right.keys():
+            return False
+        return all(same_json(left[key], right[key]) for key in left)
     if isinstance(left, list) and isinstance(right, list):
-        same_length = len(left) == len(right)
-        return same_length and all(map(same_json, left, right))
-    are_numbers = isinstance(left, int | float) and isinstance(right, int | float)
-    if are_numbers and not isinstance(left, bool) and not isinstance(right, bool):
-        return math.isclose(left, right, rel_tol=ROUNDING, abs_tol=ROUNDING)
+        if len(left) != len(right):
+            return False
+        return all(map(same_json, left, right))
+    if isinstance(left, float) or isinstance(right, float):
+        are_numbers = isinstance(left, int | float) and isinstance(right, int | float)
+        return are_numbers and math.isclose(left, right, rel_tol=ROUNDING, abs_tol=ROUNDING)
     return bool(left == right)
 
 
