@@ -226,6 +226,22 @@ def test_a_plan_for_cuda_says_what_auto_means_and_counts_the_copy() -> None:
     assert not any("auto" in note or "cpu:" in note for note in here.notes)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "products"), [("qwen3", "float16"), ("gemma3", "float32")])
+def test_a_plan_for_a_gpu_without_bfloat16_knows_the_family(
+    family: str, products: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a run on a T4: the hidden states of Gemma grow beyond the numbers of float16."""
+    for module in ("models.device", "sampling.weights"):
+        monkeypatch.setattr(f"grouper.{module}.has_bfloat16", lambda: False)
+    tiny_model(family).save_pretrained(tmp_path)
+    recipe = load_recipe("demo", [*SMALL, f"model={{path: {tmp_path}}}", "skip_sft=true"])
+    found = plan_run(recipe, device="cuda", with_cards=False)
+    assert found.notes[0].startswith(f"On CUDA: float32 weights, products in {products}, ")
+    copies = {part.sampling_copy for part in found.memory if part.name == "grpo sample"}
+    assert copies == {2 * found.parameters if products == "float16" else 0}
+
+
 def test_without_cards_only_the_recipes_own_slices_are_traced(
     demo: RunPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:

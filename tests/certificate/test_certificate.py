@@ -20,6 +20,8 @@ from grouper.certificate.certificate import (
     write_certificate,
 )
 from grouper.certificate.items import ITEMS
+from grouper.certificate.record_items import judge_replay
+from grouper.certificate.replay import Replay
 from grouper.errors import ConfigError, RunFolderError
 from grouper.evaluation.result import EvaluationItem
 from grouper.evaluation.sequential import sequential_interval
@@ -531,3 +533,27 @@ def test_a_file_that_is_no_certificate_is_refused(own, tmp_path: Path) -> None:
     shutil.rmtree(own[0][1])
     with pytest.raises(RunFolderError, match="is not in run-seed1"):
         check(file)
+
+
+SAME = Replay(first=3, last=3)
+OTHER = Replay(first=2, last=3, different=("model.safetensors",))
+LOST = Replay(first=0, last=0, reason="It has no checkpoint.")
+
+
+@pytest.mark.parametrize(
+    ("replays", "status", "words"),
+    [
+        ([SAME], "pass", "Trained again, step 3 of the last phase: the same weights"),
+        ([SAME] * 3, "pass", "step 3 of the last phase in each of 3 runs: the same weights"),
+        ([SAME, OTHER], "fail", "step 3, steps 2 to 3 of the last phase in each of 2 runs: other"),
+        ([LOST, OTHER], "fail", "steps 2 to 3 of the last phase: other content in 1 file"),
+        ([SAME, LOST], "missing", "It has no checkpoint."),
+    ],
+)
+def test_replays_of_several_runs_are_one_finding(
+    replays: Sequence[Replay], status: str, words: str
+) -> None:
+    """A difference in one of them is never hidden by another that could not be trained again."""
+    finding = judge_replay(replays)
+    assert finding.status == status
+    assert words in finding.sentence

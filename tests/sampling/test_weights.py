@@ -14,9 +14,10 @@ from grouper.config.loading import load_recipe
 from grouper.config.schema import LoraConfig, ModelConfig, SamplingConfig
 from grouper.models import device
 from grouper.models.device import PRODUCT_DTYPES, on_device
-from grouper.models.loading import _as_policy, _safe_products, load_policy
+from grouper.models.loading import _as_policy, computed_on, load_policy
 from grouper.models.merging import whole_weights
 from grouper.models.policy import Policy
+from grouper.sampling import weights
 from grouper.sampling.factory import Samplers
 from grouper.sampling.native import NativeSampler
 from grouper.sampling.weights import (
@@ -297,11 +298,12 @@ def test_a_gpu_without_bfloat16_samples_as_it_trains(
 ) -> None:
     """In float16, but for a family whose hidden states it cannot hold."""
     monkeypatch.setattr(device, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(weights, "has_bfloat16", lambda: False)
     recipe = load_recipe("demo", ["model={path: x}"])
     products = on_device(recipe.model, "cuda").compute_dtype
     assert products == "float16"
     model = tiny_model(family)
-    config = _safe_products(on_device(recipe.model, "cuda"), model.config, "auto")
+    config = computed_on(recipe.model, model.config, "cuda")
     policy = _as_policy(model, None, config)
     monkeypatch.setattr(Policy, "device", torch.device("cuda"))
     samplers = Samplers(recipe=recipe, tokenizer=LetterTokenizer(), stop_token_ids=[2], longest=8)
@@ -309,3 +311,6 @@ def test_a_gpu_without_bfloat16_samples_as_it_trains(
     assert isinstance(sampler, NativeSampler)
     assert sampler._weights._dtype is copied
     assert PRODUCT_DTYPES[samplers.dtype("float16")] is torch.float16
+    banner = describe_dtypes(SamplingConfig(), config)
+    assert ("products in float16" in banner) == (copied is torch.float16)
+    assert ("This GPU has no bfloat16." in banner) == (copied is None)

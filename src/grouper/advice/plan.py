@@ -34,7 +34,7 @@ from grouper.kernels.cpu.graph import packable
 from grouper.kernels.cpu.library import library
 from grouper.models.device import DTYPES
 from grouper.models.divergences import HEAD_TENSORS, KL_DIVERGENCES, TENSORS
-from grouper.models.loading import context_length, shape_of, weightless_policy
+from grouper.models.loading import computed_on, context_length, shape_of, weightless_policy
 from grouper.models.merging import own_shard
 from grouper.models.new_model import make_new_model, new_model_config
 from grouper.models.policy import Policy
@@ -435,7 +435,7 @@ def _plan(planner: _Planner, tokens_per_second: float | None, *, with_cards: boo
     cards = _card_plans(planner, [*loading, *updates.values()]) if with_cards else []
     notes = []
     if device == "cuda":  # other devices compute in model.dtype
-        notes.append(describe_dtypes(recipe.sampling, recipe.model))
+        notes.append(describe_dtypes(recipe.sampling, planner.computed))
     notes += planner.share_of_processes()
     notes += planner.share_of_vllm()
     notes += planner.notes
@@ -491,6 +491,8 @@ class _Planner:
         self.prepared: Prepared | None = None
         self.notes: list[str] = []
         shape = self._prepare(recipe)
+        self.computed = computed_on(recipe.model, shape, device)
+        """The settings of the model with the dtype of its products on the device."""
         self.sampled: list[str] = []
         """Names of the parts of the run that sample."""
         if not recipe.skip_grpo:
@@ -500,7 +502,7 @@ class _Planner:
             self.sampled.append("evaluation")
         copy = None
         if self.sampled:
-            copy = copy_dtype(recipe.sampling, recipe.model, device)
+            copy = copy_dtype(recipe.sampling, self.computed, device)
         self.policy = weightless_policy(recipe.model, shape, device)
         self.model = ModelMemory(
             recipe.model,

@@ -188,12 +188,16 @@ def judge_replay(replays: Sequence[Replay]) -> Finding:
             "The last steps were not trained again. `grouper certify RUN --replay` does that from "
             "the last checkpoint before the end."
         )
+    trained = [replay for replay in replays if replay.reason is None]
+    different = [name for replay in trained for name in replay.different]
     reasons = [replay.reason for replay in replays if replay.reason is not None]
-    if reasons:
+    # One run that differs is enough, whatever could not be trained again of the others.
+    if reasons and not different:
         return missing(reasons[0])
-    different = [name for replay in replays for name in replay.different]
-    steps = ", ".join(_steps_of(replay) for replay in replays)
-    sentence = f"Trained again, {steps} of the last phase: "
+    # Seeds of one recipe usually have the same steps.
+    steps = ", ".join(dict.fromkeys(_steps_of(replay) for replay in trained))
+    runs = f" in each of {len(trained)} runs" if len(trained) > 1 else ""
+    sentence = f"Trained again, {steps} of the last phase{runs}: "
     if different:
         sentence += f"other content in {plural(len(different), 'file')}, the first: {different[0]}."
     else:

@@ -301,7 +301,10 @@ def load_policy(
     saved = read_adapter(path)
     adapter = None
     model = _load_model(base, config, device)
-    config = _safe_products(config, model.config, recipe_dtype)
+    chosen, config = config, _safe_products(config, model.config, recipe_dtype)
+    if config.compute_dtype != chosen.compute_dtype:
+        family = model.config.model_type
+        log.info("Products of %s are in float32: it cannot be computed in float16.", family)
     if saved is not None:
         adapter = _attach(model, path, "model.path", keep=config.lora is not None)
         if config.lora is None:
@@ -381,8 +384,7 @@ def weightless_policy(
     Raises:
         ModelError: as in `load_policy`.
     """
-    recipe_dtype = config.compute_dtype
-    config = _safe_products(on_device(config, device), shape, recipe_dtype)
+    config = computed_on(config, shape, device)
     model = _weightless_model(config, shape)
     adapter = None
     if path and read_adapter(path):
@@ -396,6 +398,20 @@ def weightless_policy(
         if adapter is None and config.lora is not None:
             adapter = _new_adapter(model, config.lora, "", seed=0)
         return _as_policy(model, adapter, config)
+
+
+def computed_on(config: ModelConfig, shape: PretrainedConfig, device: str) -> ModelConfig:
+    """Return the settings with the dtype in which a device multiplies a model of this shape.
+
+    Args:
+        config: as in the recipe.
+        shape: of the model.
+        device: `cpu`, `cuda` or `mps`.
+
+    Raises:
+        ModelError: the recipe asks for float16, which cannot hold a model of this family.
+    """
+    return _safe_products(on_device(config, device), shape, config.compute_dtype)
 
 
 def _safe_products(config: ModelConfig, shape: PretrainedConfig, recipe_dtype: str) -> ModelConfig:
@@ -421,7 +437,6 @@ def _safe_products(config: ModelConfig, shape: PretrainedConfig, recipe_dtype: s
             where="model.compute_dtype",
             fix="Use float32, bfloat16 on a device that has it, or another model.",
         )
-    log.info("Products of %s are in float32: it cannot be computed in float16.", family)
     return config.model_copy(update={"compute_dtype": "float32"})
 
 

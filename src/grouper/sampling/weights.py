@@ -48,7 +48,12 @@ def copy_dtype(sampling: SamplingConfig, model: ModelConfig, device: str) -> tor
 
 
 def describe_dtypes(sampling: SamplingConfig, model: ModelConfig) -> str:
-    """Describe in a sentence or two the dtypes of weights, matrix products and samples on CUDA."""
+    """Describe in a sentence or two the dtypes of weights, matrix products and samples on CUDA.
+
+    Args:
+        sampling: names the dtype of the samples.
+        model: with the dtype of the products on CUDA.
+    """
     compute = on_device(model, "cuda").compute_dtype
     weights = "NF4" if model.quantization else model.dtype
     dtype = copy_dtype(sampling, model, "cuda")
@@ -68,6 +73,8 @@ def describe_dtypes(sampling: SamplingConfig, model: ModelConfig) -> str:
         return text
     if compute == "bfloat16":
         return f"{text} This GPU has no bfloat16 and emulates it: set model.dtype=float32."
+    if compute == "float32":
+        return f"{text} This GPU has no bfloat16."
     return f"{text} This GPU has no bfloat16, so products are in float16, and the loss is scaled."
 
 

@@ -36,7 +36,13 @@ from grouper.models.folders import (
     read_adapter,
     require_model_folder,
 )
-from grouper.models.loading import check_adapter, check_lora_targets, load_tokenizer, shape_of
+from grouper.models.loading import (
+    check_adapter,
+    check_lora_targets,
+    computed_on,
+    load_tokenizer,
+    shape_of,
+)
 from grouper.models.new_model import new_model_config
 from grouper.printable import printable
 from grouper.prompts.formats import make_format
@@ -178,7 +184,9 @@ class Run:
             log.info(text)
         self.base_path = self._base(recipe, sets)
         if find_device(recipe.device).type == "cuda":  # other devices compute in model.dtype
-            self.display.say(describe_dtypes(recipe.sampling, recipe.model))
+            shape = shape_of(self.base_path, self._revision_of_base())
+            computed = computed_on(recipe.model, shape, "cuda")
+            self.display.say(describe_dtypes(recipe.sampling, computed))
         with self.display.within("preparing the problems"):  # takes a minute for a large set
             _warn_of_data(recipe, sets)
             if _needs_start(recipe, self.path):
@@ -228,12 +236,14 @@ class Run:
             self.display.say(description)
         return str(folder)
 
+    def _revision_of_base(self) -> str | None:
+        """Return the revision of the base model, if it comes from the Hub by the recipe's name."""
+        is_named = self.base_path == self.recipe.model.path
+        return self.recipe.model.revision if is_named else None
+
     def _check_start(self, path: str) -> None:
         """Check that the model GRPO starts from has this run's tokenizer. Raises `ModelError`."""
-        revision = None
-        if self.base_path == self.recipe.model.path:
-            revision = self.recipe.model.revision
-        tokenizer = load_tokenizer(self.base_path, revision=revision)
+        tokenizer = load_tokenizer(self.base_path, revision=self._revision_of_base())
         if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
             raise ModelError(
                 f"the tokenizer of {path} is not that of {self.base_path}: the model would read "
