@@ -31,6 +31,7 @@ __all__ = [
     "record_run",
     "run_grouper",
     "source_lines",
+    "step_columns",
 ]
 
 Record = dict[str, Any]
