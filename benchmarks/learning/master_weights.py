@@ -4,18 +4,20 @@
     python -m benchmarks.learning.master_weights outputs/laptop-seeds/seed-0
     python -m benchmarks.learning.master_weights --table
 
-The folder is a finished run of the laptop recipe: all begin with its model after SFT, on its
-problems. Weights are compared with that model's, rounded to bfloat16: a run with float32 weights
-computes with those, too. Records are kept in benchmarks/results/master_weights.json.
+The folder is a finished run of the laptop recipe: all begin with its model after SFT, rounded to
+bfloat16 as published models are, on its problems. Weights are compared after rounding: a run with
+float32 weights computes with rounded ones, too. Records are kept in
+benchmarks/results/master_weights.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from benchmarks.checkout import RESULTS
 from benchmarks.learning.result_records import (
@@ -41,6 +43,16 @@ WAYS = {
 }
 
 
+def rounded_model(source: Path, target: Path) -> Path:
+    """Copy a model folder with its weights rounded to bfloat16; return the copy."""
+    if not target.exists():
+        shutil.copytree(source, target)
+        weights = load_file(source / WEIGHTS)
+        weights = {name: weight.to(torch.bfloat16) for name, weight in weights.items()}
+        save_file(weights, target / WEIGHTS, metadata={"format": "pt"})
+    return target
+
+
 def weight_changes(before: Path, after: Path) -> Record:
     """Compare the weights of two model folders, both rounded to bfloat16.
 
@@ -62,7 +74,7 @@ def run_once(way: str, start: Path, options: argparse.Namespace) -> None:
     """Run what has no record yet, and keep its record."""
     if way in read_records(RESULT):
         return
-    student = start / "sft" / "final"
+    student = rounded_model(start / "sft" / "final", options.folder / "start")
     name = way.replace(", ", "-").replace(" ", "-")
     command = [
         "run",
@@ -87,7 +99,8 @@ def table(records: dict[str, Record], start: Record) -> str:
         "| weights | changed % | change (norm) | after, % [95 %] | change, points [95 %] | GiB |",
         "|---|---|---|---|---|---|",
     ]
-    for way, record in records.items():
+    # Not in the order in which they were recorded.
+    for way, record in ((way, records[way]) for way in WAYS if way in records):
         found = record["evaluations"]["grpo"]
         memory = record.get("peak_bytes")
         cells = [
