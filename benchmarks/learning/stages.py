@@ -1,6 +1,7 @@
 """The four stages on the demonstration, whole and with one of them left out, over several seeds.
 
     python -m benchmarks.learning.stages --seeds 0 1 2 3 4
+    python -m benchmarks.learning.stages --seeds 0 --large-teacher --variants "all four"
     python -m benchmarks.learning.stages --pretrained outputs/four-stages-laptop
     python -m benchmarks.learning.stages --page
 
@@ -42,17 +43,31 @@ RESULT = RESULTS / "stages.json"
 PRETRAINED = RESULTS / "stages_pretrained.json"
 PAGE = ROOT / "docs" / "results" / "stages.md"
 
+# 27 million parameters beside the 1.4 million of FILE and the 0.5 million of the student.
+LARGE_TEACHER = {"hidden_size": 512, "layers": 8, "intermediate_size": 1536}
+LARGE = ", teacher of 27M"
+
+WHOLE = "all four"
+
 # What the last stage of the student is, and after which of its phases.
 STEPS = ("warm-up", "distillation", "GRPO")
 
 
-def variants(seed: int, folder: Path) -> dict[str, StagesConfig]:
+def variants(seed: int, folder: Path, *, large: bool = False) -> dict[str, StagesConfig]:
     """Return the chain of a seed, whole and with one stage left out.
 
     They share a folder, so that a stage that two of them have in common is run once.
+
+    Args:
+        seed: of all stages.
+        folder: the runs of all seeds are there.
+        large: with the large teacher.
     """
     whole = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    whole |= {"name": f"seed-{seed}", "output_dir": str(folder), "tables": {}}
+    name = f"seed-{seed}-27M" if large else f"seed-{seed}"
+    whole |= {"name": name, "output_dir": str(folder), "tables": {}}
+    if large:
+        whole["stages"][0]["settings"]["model.new"] = LARGE_TEACHER
     for stage in whole["stages"]:
         stage["settings"]["seed"] = seed
 
@@ -75,7 +90,7 @@ def variants(seed: int, folder: Path) -> dict[str, StagesConfig]:
         stages["distilled"]["settings"]["skip_grpo"] = True
 
     return {
-        "all four": changed("whole", lambda _: None),
+        WHOLE: changed("whole", lambda _: None),
         "no RL of the teacher": changed("plain-teacher", no_teacher_rl),
         "no warm-up": changed("cold", no_warm_up),
         "no distillation": changed("undistilled", no_distillation),
@@ -186,15 +201,21 @@ def page(records: dict[str, Record]) -> str:
     by_variant: dict[str, list[Record]] = {}
     for one in records.values():
         by_variant.setdefault(one["variant"], []).append(one)
-    whole = {one["seed"]: one["student"]["GRPO"] for one in by_variant["all four"]}
+    wholes = {
+        (variant, one["seed"]): one["student"]["GRPO"]
+        for variant, runs in by_variant.items()
+        for one in runs
+        if variant.startswith(WHOLE)
+    }
     rows = []
     for variant, runs in by_variant.items():
         for one in runs:
             reached = one["student"]
             cells = [accuracy_cell(reached[step]) if step in reached else "-" for step in STEPS]
             change = ""
-            if variant != "all four" and one["seed"] in whole:
-                change = change_cell(compare_records(whole[one["seed"]], reached["GRPO"]))
+            whole = wholes.get((WHOLE + LARGE * variant.endswith(LARGE), one["seed"]))
+            if not variant.startswith(WHOLE) and whole is not None:
+                change = change_cell(compare_records(whole, reached["GRPO"]))
             row = [variant, str(one["seed"]), accuracy_cell(one["teacher"]), *cells, change]
             rows.append(f"| {' | '.join(row)} |")
     means = []
@@ -226,6 +247,8 @@ def page(records: dict[str, Record]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--variants", nargs="+", help="only these, by their names on the page")
+    parser.add_argument("--large-teacher", action="store_true", help="27M instead of 1.4M")
     parser.add_argument("--folder", type=Path, default=Path("outputs/stages"))
     parser.add_argument("--page", action="store_true", help="run nothing, write the page")
     parser.add_argument("--pretrained", type=Path, help="a finished chain with a pretrained model")
@@ -234,10 +257,14 @@ def main() -> None:
         keep_record(PRETRAINED, options.pretrained.name, pretrained_record(options.pretrained))
     only_page = options.page or options.pretrained is not None
     for seed in () if only_page else options.seeds:
-        for variant, config in variants(seed, options.folder).items():
-            name = f"{variant}-{seed}"
+        chains = variants(seed, options.folder, large=options.large_teacher)
+        for variant, config in chains.items():
+            if options.variants is not None and variant not in options.variants:
+                continue
+            kind = variant + LARGE * options.large_teacher
+            name = f"{kind}-{seed}"
             if name not in read_records(RESULT):
-                keep_record(RESULT, name, {"variant": variant, "seed": seed, **record(config)})
+                keep_record(RESULT, name, {"variant": kind, "seed": seed, **record(config)})
     PAGE.write_text(page(read_records(RESULT)))
 
 
