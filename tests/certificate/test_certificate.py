@@ -486,6 +486,7 @@ def test_a_copy_beside_a_run_is_no_seed_that_was_left_out(own) -> None:
 # --- checking ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_certificate_is_computed_again(own, tmp_path: Path) -> None:
     runs, control = own
     file = tmp_path / "own" / "certificate.json"
@@ -499,6 +500,7 @@ def test_a_certificate_is_computed_again(own, tmp_path: Path) -> None:
     assert check(moved / file.name).differences == ()
 
 
+@pytest.mark.slow
 def test_what_was_changed_afterwards_is_found(own, tmp_path: Path) -> None:
     runs, control = own
     file = tmp_path / "own" / "certificate.json"

@@ -33,7 +33,7 @@ def folder(exported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "demo-model"))
 
 
-@pytest.mark.parametrize("outtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("outtype", ["f32", pytest.param("f16", marks=pytest.mark.slow), "q8_0"])
 def test_a_file_is_read_back_and_agrees(folder: Path, outtype: str) -> None:
     converted = write_gguf(folder, outtype, CONVERTER)
     assert converted.file == folder / f"demo-model-{outtype}.gguf"

@@ -241,6 +241,7 @@ def with_masters(name: Any = "adamw", rate: float = 3e-3) -> OptimizerConfig:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_small_steps_add_up_in_masters(name: Any) -> None:
     """Steps of 1e-6 are lost in bfloat16 weights, and sum up beside them."""
