@@ -48,21 +48,17 @@ grouper grpo demo grpo.start_from=./my-model name=from-mine
 """
 
 
-class _Until(click.ParamType[float]):
-    """`verdict`, or a number of points: 0 or a share."""
-
-    name = "verdict or points"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        if value == "verdict":
-            return 0.0
-        try:
-            points = float(value)
-        except ValueError:
-            points = math.nan
-        if not 0 < points < 100:
-            self.fail(f"{value!r} is neither `verdict` nor a number of points.", param, ctx)
-        return points / 100
+def _verdict_or_points(text: str) -> float:
+    """Read `verdict`, which is 0, or a number of points as a share."""
+    if text == "verdict":
+        return 0.0
+    try:
+        points = float(text)
+    except ValueError:
+        points = math.nan
+    if not 0 < points < 100:
+        raise click.BadParameter(f"{text!r} is neither `verdict` nor a number of points.")
+    return points / 100
 
 
 def _training_options(function: options.Function) -> options.Function:
@@ -130,7 +126,7 @@ def _training_options(function: options.Function) -> options.Function:
 @click.option(
     "--until",
     metavar="VERDICT|POINTS",
-    type=_Until(),
+    type=_verdict_or_points,
     help="With --seeds, stop before N seeds once the last phase's gain has a verdict other than "
     "`no evidence`, or its interval over seeds is this many points wide on either side. The "
     "interval allows for the looks after every seed.",
