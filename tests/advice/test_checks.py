@@ -478,5 +478,8 @@ def test_a_model_that_does_not_stop_is_found_after_sft(late: int, names: list[st
 def test_what_is_rarely_meant_in_a_recipe_is_warned_of(
     overrides: list[str], names: list[str]
 ) -> None:
-    found = warnings(load_recipe("demo", overrides))
-    assert [finding.name for finding in found] == names
+    recipe = load_recipe("demo", overrides)
+    assert [finding.name for finding in warnings(recipe)] == names
+    # A command that only measures is silent about training.
+    said = [finding.name for finding in warnings(recipe, trains=False)]
+    assert said == [name for name in names if name == "system"]

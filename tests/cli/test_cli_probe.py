@@ -47,6 +47,19 @@ def test_a_run_is_probed_beside_a_control(grouper, run, questions, tmp_path):
     assert len(rows) - len(mine) >= 4, "and the control's"
 
 
+def test_settings_of_training_are_no_matter(grouper, run, questions):
+    recipe = run / "recipe.yaml"
+    text = recipe.read_text(encoding="utf-8")
+    assert text.count("learning_rate: 0.003") == 1
+    recipe.write_text(text.replace("learning_rate: 0.003", "learning_rate: 0.5"), encoding="utf-8")
+    dry = grouper("run", run, "--dry-run")
+    assert "destroys a model within a step" in dry.err
+    for command in (("probe", run, "--on", questions), ("grade", run)):
+        called = grouper(*command)
+        assert called.code == 0, called.err
+        assert "destroys" not in called.err
+
+
 def test_as_json(grouper, run, questions):
     called = grouper("probe", run, "--on", questions, "--limit", 2, "--json", "--quiet")
     assert called.code == 0, called.err

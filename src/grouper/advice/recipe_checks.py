@@ -47,7 +47,9 @@ def collected(problems: list[GrouperError]) -> Iterator[None]:
         problems.append(error)
 
 
-def check_recipe(recipe: Recipe, *, runs_here: bool = True, packages: bool = True) -> list[str]:
+def check_recipe(
+    recipe: Recipe, *, runs_here: bool = True, packages: bool = True, trains: bool = True
+) -> list[str]:
     """Check everything about a recipe that needs no data and no model.
 
     Args:
@@ -56,6 +58,7 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True, packages: bool = Tru
             warnings.
         packages: refuse missing libraries even if nothing else is wrong; otherwise the caller calls
             `missing_packages` together with its own checks.
+        trains: warn of the settings of training, too.
 
     Returns:
         Warnings: settings that work but rarely do what was meant.
@@ -88,7 +91,7 @@ def check_recipe(recipe: Recipe, *, runs_here: bool = True, packages: bool = Tru
         problems += missing
     raise_all(problems)
     absent = [f"not on this machine: {error.paragraph()}" for error in missing]
-    return [*absent, *map(str, warnings(recipe))]
+    return [*absent, *map(str, warnings(recipe, trains=trains))]
 
 
 def _unusable_paths(recipe: Recipe) -> list[GrouperError]:
@@ -126,12 +129,19 @@ def _check_push_to(recipe: Recipe) -> None:
         ) from error
 
 
-def warnings(recipe: Recipe) -> Iterator[Finding]:
-    """Find settings that work but are rarely meant; the sources of the recipe must exist."""
+def warnings(recipe: Recipe, *, trains: bool = True) -> Iterator[Finding]:
+    """Find settings that work but are rarely meant; the sources of the recipe must exist.
+
+    Args:
+        recipe: of a run, or of models that are measured.
+        trains: look at the settings of training, too.
+    """
     # With SFT an empty instruction is fine: the model learns from SFT how to answer.
     if recipe.prompt.system != "" or recipe.skip_sft:
         for warning in warn_about_system(recipe.prompt):
             yield found("system", warning=warning.removesuffix("."))
+    if not trains:
+        return
     if recipe.data.test is None and not recipe.data.test_share:
         yield found("no-test")
     has_adapter = recipe.model.lora is not None

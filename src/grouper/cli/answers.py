@@ -44,7 +44,7 @@ def open_model(
     from grouper.models.trained import model_in
 
     model = model_in(model, checkpoint=checkpoint, say=warn)
-    named_recipe = None if recipe is None else open_recipe(recipe)
+    named_recipe = None if recipe is None else open_recipe(recipe, trains=False)
     model_recipe = recipe_for(model, named_recipe, format_name).override(*sampled_by(engine))
     changed_recipe = with_sampling(
         model_recipe,

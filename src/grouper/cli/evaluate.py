@@ -404,10 +404,10 @@ def _open_first_argument(
             f"--model {name}",
         )
     if not (may_be_model and bare):
-        opened = open_recipe(name, overrides)
+        opened = open_recipe(name, overrides, trains=False)
         return opened, run_of(name, opened), None
     if run := run_of_model(name):
-        return open_recipe(str(run), overrides), run, name
+        return open_recipe(str(run), overrides, trains=False), run, name
     opened = recipe_for(name, None, "boxed").override(*overrides)
     return opened, Path(opened.output_dir).expanduser() / next(iter(_labeled([name]))), name
 

@@ -105,12 +105,12 @@ def grade(
     if path is not None and path.is_dir():
         run = path.absolute()
         warn_of_losses(RunFolder(run))
-        opened = open_recipe(recipe or str(run), overrides)
+        opened = open_recipe(recipe or str(run), overrides, trains=False)
         differing = _grade_run(run, opened, only, show)
     else:
         grading = GradingConfig()
         if recipe or overrides:
-            opened = open_recipe(recipe or "demo", overrides)
+            opened = open_recipe(recipe or "demo", overrides, trains=False)
             grading = opened.grading
             if recipe:
                 format_name = format_name or opened.prompt.format
@@ -327,7 +327,7 @@ def _grade_run(run: Path, chosen: Recipe, only: str | None, show: int) -> list[R
     from grouper.grading import Grader
     from grouper.prompts.formats import make_format
 
-    run_recipe = open_recipe(str(run))
+    run_recipe = open_recipe(str(run), trains=False)
     folders = ("evaluations", "rollouts") if only is None else (only,)
     differing: list[Row] = []
     with Grader(make_format(run_recipe.prompt).contract, chosen.grading) as grader:

@@ -117,7 +117,7 @@ def _model_of(name: str) -> tuple[Recipe, Path | None, str]:
 
     folder = Path(name).expanduser()
     if (folder / RECIPE_FILE).is_file() and not is_model(folder):
-        recipe = open_recipe(name, ())
+        recipe = open_recipe(name, trains=False)
         return recipe, folder, trained_model(recipe, folder, say=warn)
     require_model_folder(name, where="MODEL")
     return recipe_for(name, None, "boxed"), None, name

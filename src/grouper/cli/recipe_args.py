@@ -31,7 +31,12 @@ SUMMARY = 25
 
 
 def open_recipe(
-    name: str, overrides: Sequence[str] = (), *, runs_here: bool = True, packages: bool = True
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    runs_here: bool = True,
+    packages: bool = True,
+    trains: bool = True,
 ) -> Recipe:
     """Load a recipe with overrides, check it against all tables, and show its warnings.
 
@@ -41,6 +46,7 @@ def open_recipe(
         runs_here: refuse settings that need a file or library missing on this machine; defaults
             that do are replaced, with a warning.
         packages: as in `check_recipe`.
+        trains: as in `check_recipe`; false for a command that only measures.
 
     Raises:
         ConfigError: every problem at once.
@@ -65,7 +71,7 @@ def open_recipe(
             )
     if changes:
         recipe = read_recipe(name, (*overrides, *changes))
-    warnings = check_recipe(recipe, runs_here=runs_here, packages=packages)
+    warnings = check_recipe(recipe, runs_here=runs_here, packages=packages, trains=trains)
     for text in (*notes, *warnings):
         warn(text)
     return recipe
