@@ -42,6 +42,16 @@ WAYS = {
     "bfloat16": ["model.dtype=bfloat16"],
 }
 
+COLUMNS = (
+    "weights",
+    "changed %",
+    "norm of the change",
+    "accuracy % [95 %]",
+    "change, points",
+    "against float32",
+    "peak memory, GiB",
+)
+
 
 def rounded_model(source: Path, target: Path) -> Path:
     """Copy a model folder with its weights rounded to bfloat16; return the copy."""
@@ -95,13 +105,11 @@ def run_once(way: str, start: Path, options: argparse.Namespace) -> None:
 
 def table(records: dict[str, Record], start: Record) -> str:
     """Write a row for each way, with its change against the model that all begin with."""
-    lines = [
-        "| weights | changed % | change (norm) | after, % [95 %] | change, points [95 %] | GiB |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     # Not in the order in which they were recorded.
     for way, record in ((way, records[way]) for way in WAYS if way in records):
         found = record["evaluations"]["grpo"]
+        exact = records["float32"]["evaluations"]["grpo"]
         memory = record.get("peak_bytes")
         cells = [
             way,
@@ -109,6 +117,7 @@ def table(records: dict[str, Record], start: Record) -> str:
             f"{record['weights']['norm']:.3f}",
             accuracy_cell(found),
             change_cell(compare_records(start, found)),
+            "" if found is exact else change_cell(compare_records(exact, found)),
             "-" if memory is None else f"{memory / 2**30:.1f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")

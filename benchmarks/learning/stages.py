@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import statistics
 from pathlib import Path
@@ -51,6 +52,8 @@ WHOLE = "all four"
 
 # What the last stage of the student is, and after which of its phases.
 STEPS = ("warm-up", "distillation", "GRPO")
+# The teacher's phases, as the page names them.
+STAGES = {"sft": "SFT", "grpo": "GRPO"}
 
 
 def variants(seed: int, folder: Path, *, large: bool = False) -> dict[str, StagesConfig]:
@@ -157,7 +160,9 @@ def pretrained_record(folder: Path) -> Record:
         },
         "recipes": recipes,
         "steps": [len(step_columns(run)["grpo"]["loss"]) for run in runs],
-        "teacher": {n: evaluation_record(result) for n, result in found.items() if result},
+        "teacher": {
+            name: evaluation_record(result) for name, result in found.items() if result is not None
+        },
         "student": student_record(*runs[1:]),
     }
 
@@ -165,16 +170,13 @@ def pretrained_record(folder: Path) -> Record:
 def pretrained_lines(found: Record) -> list[str]:
     """Write what a chain with a pretrained model reached, each stage with the one before it."""
     teacher, student = found["teacher"], found["student"]
-    chain = [("base", teacher["base"]), *student.items()]
-    pairs = [
-        ("teacher: SFT", teacher["base"], teacher["sft"]),
-        ("teacher: GRPO", teacher["sft"], teacher["grpo"]),
-        *((f"student: {name}", chain[i][1], after) for i, (name, after) in enumerate(chain[1:])),
-    ]
-    rows = [
-        f"| {name} | {accuracy_cell(after)} | {change_cell(compare_records(before, after))} |"
-        for name, before, after in pairs
-    ]
+    rows = []
+    for who, reached in (("teacher", teacher), ("student", {"base": teacher["base"], **student})):
+        for (_, before), (stage, after) in itertools.pairwise(reached.items()):
+            change = change_cell(compare_records(before, after))
+            rows.append(
+                f"| {who}: {STAGES.get(stage, stage)} | {accuracy_cell(after)} | {change} |"
+            )
     last = compare_records(teacher["grpo"], student["GRPO"])
     steps = found["steps"]
     return [
@@ -196,6 +198,11 @@ def pretrained_lines(found: Record) -> list[str]:
     ]
 
 
+def whole_of(variant: str) -> str:
+    """Return the variant without anything left out, with the same teacher."""
+    return WHOLE + LARGE if variant.endswith(LARGE) else WHOLE
+
+
 def page(records: dict[str, Record]) -> str:
     """Write docs/results/stages.md."""
     by_variant: dict[str, list[Record]] = {}
@@ -213,7 +220,7 @@ def page(records: dict[str, Record]) -> str:
             reached = one["student"]
             cells = [accuracy_cell(reached[step]) if step in reached else "-" for step in STEPS]
             change = ""
-            whole = wholes.get((WHOLE + LARGE * variant.endswith(LARGE), one["seed"]))
+            whole = wholes.get((whole_of(variant), one["seed"]))
             if not variant.startswith(WHOLE) and whole is not None:
                 change = change_cell(compare_records(whole, reached["GRPO"]))
             row = [variant, str(one["seed"]), accuracy_cell(one["teacher"]), *cells, change]
@@ -262,7 +269,7 @@ def main() -> None:
         for variant, config in chains.items():
             if options.variants is not None and variant not in options.variants:
                 continue
-            kind = variant + LARGE * options.large_teacher
+            kind = variant + LARGE if options.large_teacher else variant
             name = f"{kind}-{seed}"
             if name not in read_records(RESULT):
                 keep_record(RESULT, name, {"variant": kind, "seed": seed, **record(config)})

@@ -480,6 +480,6 @@ def test_what_is_rarely_meant_in_a_recipe_is_warned_of(
 ) -> None:
     recipe = load_recipe("demo", overrides)
     assert [finding.name for finding in warnings(recipe)] == names
-    # A command that only measures is silent about training.
+    # A command that trains nothing is silent about training.
     said = [finding.name for finding in warnings(recipe, trains=False)]
     assert said == [name for name in names if name == "system"]

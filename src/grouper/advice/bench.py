@@ -155,7 +155,7 @@ def bench(
     progress = progress or Progress(quiet=True)
     changes = dict(AS_MEASURED)
     if model is not None:
-        revision = recipe.model.revision if model == recipe.model.path else None
+        revision = recipe.model.revision_of(model)
         changes["model"] = {"path": model, "new": None, "revision": revision}
     if completion_tokens is not None:
         changes["sampling"] = {

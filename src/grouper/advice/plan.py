@@ -555,7 +555,7 @@ class _Planner:
         new = recipe.model.new
         shape = None
         if path is not None:
-            revision = recipe.model.revision if path == recipe.model.path else None
+            revision = recipe.model.revision_of(path)
             # Before the data: this refuses a model that is not on this machine.
             shape = shape_of(path, revision, cached=True)
         # The plan may be meant for another machine.

@@ -335,7 +335,7 @@ def difficulty(
     from grouper.models.folders import require_model_folder
     from grouper.models.trained import trained_model
 
-    opened = open_recipe(recipe, overrides)
+    opened = open_recipe(recipe, overrides, trains=False)
     run = run_of(recipe, opened)
     subject = model or trained_model(opened, run, say=warn)
     require_model_folder(subject, where="--model")

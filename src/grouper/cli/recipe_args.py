@@ -46,7 +46,7 @@ def open_recipe(
         runs_here: refuse settings that need a file or library missing on this machine; defaults
             that do are replaced, with a warning.
         packages: as in `check_recipe`.
-        trains: as in `check_recipe`; false for a command that only measures.
+        trains: as in `check_recipe`; false for a command that trains nothing.
 
     Raises:
         ConfigError: every problem at once.
@@ -218,7 +218,7 @@ def models_not_here(recipe: Recipe, *models: str) -> list[str]:
 
     missing = []
     for model in models:
-        revision = recipe.model.revision if model == recipe.model.path else None
+        revision = recipe.model.revision_of(model)
         if not on_this_machine(model, revision):
             missing.append(f"the model {model!r}, which is not on this machine")
     return missing

@@ -212,7 +212,7 @@ def _open(
     from grouper.prompts import make_format
 
     if not name.startswith(PREFIX):
-        recipe = open_recipe(name, overrides)
+        recipe = open_recipe(name, overrides, trains=False)
         return make_format(recipe.prompt), recipe.rewards, recipe.grading
     key = name.removeprefix(PREFIX)
     entries = stack(key)

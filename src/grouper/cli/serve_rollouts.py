@@ -62,8 +62,8 @@ def serve_rollouts(
 
     opened = open_recipe(recipe, (*overrides, "sampling.engine=vllm", "sampling.vllm.mode=server"))
 
-    from grouper.models.device import find_device, on_device
-    from grouper.models.loading import shape_of, weightless_policy
+    from grouper.models.device import find_device
+    from grouper.models.loading import computed_on, shape_of, weightless_policy
     from grouper.sampling.vllm.server import server_command, shared_secret
     from grouper.training.prepare import Prepared
     from grouper.training.problem_sets import ProblemSets, load_problem_sets
@@ -76,10 +76,11 @@ def serve_rollouts(
     device = find_device(opened.device).type
     folder.mkdir(parents=True, exist_ok=True)
     with Prepared(opened, sets, model=subject, quiet=True) as prepared:
-        computed = on_device(opened.model, device).compute_dtype
         # LoRA may part the tied ends of a model.
         path = prepared.model_path
-        policy = weightless_policy(opened.model, shape_of(path), path=path)
+        shape = shape_of(path)
+        computed = computed_on(opened.model, shape, device).compute_dtype
+        policy = weightless_policy(opened.model, shape, path=path)
         name, arguments = prepared.samplers.served(
             policy, folder, computed=computed, device=device, own_card=True
         )

@@ -49,7 +49,7 @@ def synthesize(
     from grouper.models.folders import require_model_folder
     from grouper.models.trained import trained_model
 
-    opened = open_recipe(recipe, overrides)
+    opened = open_recipe(recipe, overrides, trains=False)
     subject = model or trained_model(opened, run_of(recipe, opened), say=warn)
     require_model_folder(subject, where="--model")
     require_new(output, f"--output {output}")

@@ -110,6 +110,10 @@ class ModelConfig(Section):
     """4bit: frozen base weights in NF4 (QLoRA); needs lora and bitsandbytes"""
     lora: LoraConfig | None = None
 
+    def revision_of(self, path: str) -> str | None:
+        """Return the revision in which a model is read: `revision` is that of `path` alone."""
+        return self.revision if path == self.path else None
+
     def contradictions(self) -> Iterator[str]:
         if (self.path is None) == (self.new is None):
             yield "give exactly one of model.path and model.new"

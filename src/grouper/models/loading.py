@@ -301,10 +301,11 @@ def load_policy(
     saved = read_adapter(path)
     adapter = None
     model = _load_model(base, config, device)
-    chosen, config = config, _safe_products(config, model.config, recipe_dtype)
-    if config.compute_dtype != chosen.compute_dtype:
+    computed = _safe_products(config, model.config, recipe_dtype)
+    if computed.compute_dtype != config.compute_dtype:
         family = model.config.model_type
         log.info("Products of %s are in float32: it cannot be computed in float16.", family)
+    config = computed
     if saved is not None:
         adapter = _attach(model, path, "model.path", keep=config.lora is not None)
         if config.lora is None:

@@ -127,7 +127,7 @@ class Prepared(AbstractContextManager["Prepared"]):
         """Set the attributes that follow from the recipe and the model alone."""
         recipe = self.recipe
         self.format = make_format(recipe.prompt)
-        revision = recipe.model.revision if path == recipe.model.path else None
+        revision = recipe.model.revision_of(path)
         self.tokenizer = load_tokenizer(path, revision=revision)
         install_template(self.format, self.tokenizer)
         if self.format.chat == "auto" and not self.tokenizer.chat_template and not self._quiet:

@@ -184,7 +184,7 @@ class Run:
             log.info(text)
         self.base_path = self._base(recipe, sets)
         if find_device(recipe.device).type == "cuda":  # other devices compute in model.dtype
-            shape = shape_of(self.base_path, self._revision_of_base())
+            shape = shape_of(self.base_path, recipe.model.revision_of(self.base_path))
             computed = computed_on(recipe.model, shape, "cuda")
             self.display.say(describe_dtypes(recipe.sampling, computed))
         with self.display.within("preparing the problems"):  # takes a minute for a large set
@@ -236,14 +236,10 @@ class Run:
             self.display.say(description)
         return str(folder)
 
-    def _revision_of_base(self) -> str | None:
-        """Return the revision of the base model, if it comes from the Hub by the recipe's name."""
-        is_named = self.base_path == self.recipe.model.path
-        return self.recipe.model.revision if is_named else None
-
     def _check_start(self, path: str) -> None:
         """Check that the model GRPO starts from has this run's tokenizer. Raises `ModelError`."""
-        tokenizer = load_tokenizer(self.base_path, revision=self._revision_of_base())
+        revision = self.recipe.model.revision_of(self.base_path)
+        tokenizer = load_tokenizer(self.base_path, revision=revision)
         if load_tokenizer(path).get_vocab() != tokenizer.get_vocab():
             raise ModelError(
                 f"the tokenizer of {path} is not that of {self.base_path}: the model would read "
@@ -383,7 +379,7 @@ def check_models(recipe: Recipe, run: Path, *, resume: bool) -> list[str]:
             missing.append(path)
     for where, path in paths.items():
         require_model_folder(path, where=where)
-        revision = recipe.model.revision if path == recipe.model.path else None
+        revision = recipe.model.revision_of(path)
         if not on_this_machine(path, revision):
             missing.append(path)
             continue

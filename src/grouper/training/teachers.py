@@ -74,7 +74,7 @@ def check_teachers(recipe: Recipe, base_path: str) -> None:
     settings = list(teacher_settings(recipe))
     if not settings:
         return
-    revision = recipe.model.revision if base_path == recipe.model.path else None
+    revision = recipe.model.revision_of(base_path)
     vocabulary = load_tokenizer(base_path, revision=revision).get_vocab()
     for where, path, config in settings:
         _refuse_itself(recipe, base_path, where, path, config)
