@@ -546,8 +546,8 @@ LOST = Replay(first=0, last=0, reason="It has no checkpoint.")
     ("replays", "status", "words"),
     [
         ([SAME], "pass", "Trained again, step 3 of the last phase: the same weights"),
-        ([SAME] * 3, "pass", "step 3 of the last phase in each of 3 runs: the same weights"),
-        ([SAME, OTHER], "fail", "step 3, steps 2 to 3 of the last phase in each of 2 runs: other"),
+        ([SAME] * 3, "pass", "step 3 of the last phase in 3 runs: the same weights"),
+        ([SAME, OTHER], "fail", "step 3, steps 2 to 3 of the last phase in 2 runs: other"),
         ([LOST, OTHER], "fail", "steps 2 to 3 of the last phase: other content in 1 file"),
         ([SAME, LOST], "missing", "It has no checkpoint."),
     ],

@@ -196,7 +196,7 @@ def judge_replay(replays: Sequence[Replay]) -> Finding:
         return missing(reasons[0])
     # Seeds of one recipe usually have the same steps.
     steps = ", ".join(dict.fromkeys(_steps_of(replay) for replay in trained))
-    runs = f" in each of {len(trained)} runs" if len(trained) > 1 else ""
+    runs = f" in {len(trained)} runs" if len(trained) > 1 else ""
     sentence = f"Trained again, {steps} of the last phase{runs}: "
     if different:
         sentence += f"other content in {plural(len(different), 'file')}, the first: {different[0]}."
